@@ -68,7 +68,7 @@ def test_all_reasons_are_listed_by_their_fields(config, fields):
 
 
 def test_a_part_is_stored_of_images_alone():
-    text, numbers = text_feature().encoding, array_feature("x", (3,), "float32").encoding
+    text, numbers = text_feature().encoding, array_feature("numbers", (3,), "float32").encoding
     assert find_fraction_problems(0.3, image_feature().encoding) == []
     assert find_fraction_problems(1.0, text) == find_fraction_problems(1.0, numbers) == []
     for encoding in (text, numbers):

@@ -33,6 +33,7 @@ def read_losses(folder):
     return [line.split(",")[:5] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_project_trains_the_same_whatever_its_snapshot_stores(project, capsys):
     stages = (*PREPARED, "build@naive", "build@optimized", "train@optimized", "profile@optimized")
     run_stages(project, *[stage.replace("profile@", "profiling@") for stage in stages], "verify")

@@ -170,7 +170,9 @@ class PipelineConfig(Settings):
             " through an index of offsets · snapshot: mapped columns of preprocessed examples"
         ),
     )
-    snapshot: SnapshotPart = SnapshotPart()
+    snapshot: SnapshotPart = Field(
+        default=SnapshotPart(), description="how much of it is read; absent: all"
+    )
     interleave: InterleaveSettings | None = Field(
         default=None, description="interleave several shards; absent: one after another"
     )

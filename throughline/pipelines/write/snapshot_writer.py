@@ -124,23 +124,26 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     chunks, parts, shapes, count = [], [], [], 0
     try:
         stored = context.stored[shard.split] - start
-        for values in _split_at(_preprocessed(path, shard, context), stored):
-            inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
-            chunk = write_rows(
-                context.folder,
-                shard.split,
-                context.fixed_size_columns if is_stored else context.columns_of_all_rows,
-                start=start + count,
-                values=values,
-            )
-            if is_stored and isinstance(inputs, list):
-                chunk = _write_part(context, shard, chunk, inputs)
-                shapes += [value.shape for value in inputs]
-            chunks.append(chunk)
+        for group in _preprocessed(path, shard, context):
             if shard.split == STATISTICS_OF and not context.schema.is_text:
+                # Of what comes together, whatever of it is stored: the same sums, to the last bit.
+                inputs = group[context.value.name]
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
-            count += chunk.count
+            for values in _split_at(group, stored - count):
+                inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
+                chunk = write_rows(
+                    context.folder,
+                    shard.split,
+                    context.fixed_size_columns if is_stored else context.columns_of_all_rows,
+                    start=start + count,
+                    values=values,
+                )
+                if is_stored and isinstance(inputs, list):
+                    chunk = _write_part(context, shard, chunk, inputs)
+                    shapes += [value.shape for value in inputs]
+                chunks.append(chunk)
+                count += chunk.count
     except tf.errors.OpError as error:
         raise NotDecoded(
             f"{path}: cannot be read or decoded after record {count}: {error.message}",
@@ -248,19 +251,14 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
             )
 
 
-def _split_at(groups: Iterator[dict[str, Any]], row: int) -> Iterator[dict[str, Any]]:
-    """Groups of rows, that which `row` is in the middle of as two, so that each lies on one side of
-    it.
-    """
-    passed = 0
-    for group in groups:
-        count, before = len(group["key"]), row - passed
-        if 0 < before < count:
-            yield {name: values[:before] for name, values in group.items()}
-            yield {name: values[before:] for name, values in group.items()}
-        else:
-            yield group
-        passed += count
+def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
+    """A group of rows, as two where `row` is in the middle of it."""
+    if not 0 < row < len(group["key"]):
+        return [group]
+    return [
+        {name: values[part] for name, values in group.items()}
+        for part in (slice(row), slice(row, None))
+    ]
 
 
 def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """How long an example takes of a snapshot that is read in part, against the straight line between
 none of it and all.
 
-    python -m benchmarks.fractions --photos DIR --json FILE
+    python -m benchmarks.snapshot_parts --photos DIR --json FILE
 
 Configurations differ in `snapshot: {fraction: F}` alone. Each has a process of its own, and all of
 them take turns (`input_pipelines.py`); the ratio to the line is taken within each round, so that
@@ -95,7 +95,7 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     """Measure, print the tables, and write them as JSON."""
-    parser = data.arguments("fractions", __doc__)
+    parser = data.arguments("snapshot_parts", __doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()
     written: dict[str, Any] = {}
