@@ -6,16 +6,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PRELUDE = """
+# Epochs as they are and from memory, in alternation: the same process is faster in some seconds.
+ALTERNATE = """
+TRUTH, IN_MEMORY, PAIRS, FEWEST, LONG_S = os.environ.get("TRUTH"), False, 11, 5, 60
+
+def alternate(as_it_is, from_memory):
+    global IN_MEMORY
+    started = time.perf_counter()
+    for number in range(PAIRS + 1):
+        if number > FEWEST and time.perf_counter() - started > LONG_S:
+            break
+        took = {}
+        for IN_MEMORY in (True, False) if number % 2 else (False, True):
+            began = time.perf_counter()
+            steps = (from_memory if IN_MEMORY else as_it_is)()
+            took[IN_MEMORY] = 1e3 * (time.perf_counter() - began) / steps
+        if number:
+            print("PAIR", took[False], took[True], flush=True)
+"""
+PRELUDE = f"""
 import os, sys, time
-IN_MEMORY = os.environ.get("FROM_MEMORY")
+{ALTERNATE}
 if BACKEND:
     os.environ["KERAS_BACKEND"] = BACKEND
 import numpy as np
 import keras
 import tensorflow as tf
 
-EPOCHS, BATCH, COUNT, AUTO = 6, 32, 640, tf.data.AUTOTUNE
+EPOCHS, BATCH, COUNT, AUTO = 6, 32, 960, tf.data.AUTOTUNE
 rng = np.random.default_rng(0)
 images = rng.integers(0, 255, (COUNT, 96, 96, 3), dtype=np.uint8)
 labels = np.arange(COUNT) % 2
@@ -39,29 +57,22 @@ def crop(image, label):
     image = tf.image.random_crop(tf.image.random_flip_left_right(image), (64, 64, 3))
     return tf.image.random_contrast(image, 0.8, 1.2) / 255, label
 
-class Clock(keras.callbacks.Callback):
-    steps = 0
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            self.steps, self.began = 0, time.perf_counter()
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps += 1
-    def on_train_end(self, logs=None):
-        print("STEP", 1e3 * (time.perf_counter() - self.began) / self.steps, flush=True)
-
-def feed(data):
-    if not IN_MEMORY:
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return data.take(64).cache()
-    return data
+def keep(data):
+    return data.take(64).cache() if isinstance(data, tf.data.Dataset) else data
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def train(model, data, *args, **more):
-    options = {key: more.pop(key) for key in list(more) if key in ("steps_per_execution",)}
+    options = {{key: more.pop(key) for key in list(more) if key in ("steps_per_execution",)}}
     model.compile("sgd", LOSS, **options)
-    model.fit(feed(data), *args, epochs=EPOCHS, verbose=0, callbacks=[Clock()], **more)
+    if not TRUTH:
+        model.fit(data, *args, epochs=EPOCHS, verbose=0, **more)
+        return
+    def epoch(given):
+        model.fit(given, *args, epochs=1, verbose=0, **more)
+        return COUNT // BATCH
+    kept = keep(data)
+    alternate(lambda: epoch(data), lambda: epoch(kept))
 """
 ROWS = "rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)\n"
 FILES = "files = tf.data.Dataset.from_tensor_slices((jpegs(), labels))\n"
@@ -71,28 +82,33 @@ kept = tf.data.Dataset.from_tensor_slices((small, labels)).batch(BATCH).cache().
 """
 TAPE = """
 def loop(model, data):
-    optimizer, data = keras.optimizers.SGD(), feed(data)
+    optimizer = keras.optimizers.SGD()
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             value = LOSS(y, model(x, training=True))
         gradients = tape.gradient(value, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    steps = 0
-    for epoch in range(EPOCHS):
-        if epoch == 1:
-            began, steps = time.perf_counter(), 0
-        for x, y in data:
+    def epoch(given):
+        steps = 0
+        for x, y in given:
             step(x, y)
             steps += 1
-    print("STEP", 1e3 * (time.perf_counter() - began) / steps, flush=True)
+        return steps
+    if TRUTH:
+        kept = keep(data)
+        return alternate(lambda: epoch(data), lambda: epoch(kept))
+    for number in range(EPOCHS):
+        for x, y in data:
+            step(x, y)
 """
-TORCH = """
+TORCH = f"""
 import os, time, itertools, sys
+{ALTERNATE}
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-EPOCHS, COUNT, IN_MEMORY = 6, 640, os.environ.get("FROM_MEMORY")
+EPOCHS, COUNT = 6, 960
 
 class Rows(Dataset):
     def __init__(self, seconds, side=64):
@@ -114,18 +130,22 @@ def network(width, side=64):
 
 def train(loader, model):
     optimizer, loss = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
-    if IN_MEMORY:
-        loader = list(itertools.islice(loader, 20))
-    steps = 0
-    for epoch in range(EPOCHS):
-        if epoch == 1:
-            began, steps = time.perf_counter(), 0
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss(model(x), y).backward()
-            optimizer.step()
+    def step(x, y):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    def epoch(given):
+        steps = 0
+        for x, y in given:
+            step(x, y)
             steps += 1
-    print("STEP", 1e3 * (time.perf_counter() - began) / steps, flush=True)
+        return steps
+    if TRUTH:
+        kept = list(itertools.islice(loader, 64))
+        return alternate(lambda: epoch(loader), lambda: epoch(kept))
+    for number in range(EPOCHS):
+        for x, y in loader:
+            step(x, y)
 """
 
 
@@ -243,7 +263,7 @@ train(network(), rows.batch(BATCH).map(change, AUTO).prefetch(AUTO))
     "arrays": Case("train(network(64, 96), (images / 255).astype('float32'), labels, BATCH)"),
     "arrays, a small model": Case(
         """
-x, y = rng.random((COUNT * 9, 784)).astype("float32"), np.arange(COUNT * 9) % 2
+x, y = rng.random((COUNT * 4, 784)).astype("float32"), np.arange(COUNT * 4) % 2
 layers = [keras.Input((784,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(2)]
 train(keras.Sequential(layers), x, y, 128)
 """
@@ -266,7 +286,8 @@ train(model, rows.map(crop, AUTO).batch(BATCH).prefetch(AUTO))
     "padded batches, by length": Case(
         """
 def lines():
-    for length in range(20, 20 + COUNT):
+    for number in range(COUNT):
+        length = 20 + number
         yield np.zeros(length, "int32"), length % 2
 
 spec = (tf.TensorSpec((None,), tf.int32), tf.TensorSpec((), tf.int64))
@@ -297,14 +318,18 @@ loop(network(), tf.data.Dataset.range(COUNT).map(load).batch(BATCH).prefetch(2))
     ),
     "a PyDataset": Case(
         """
+ready = {}
+
 class Rows(keras.utils.PyDataset):
     def __len__(self):
         return COUNT // BATCH
     def __getitem__(self, number):
-        if not IN_MEMORY:
-            time.sleep(0.03)
+        if IN_MEMORY:
+            return ready[number]
+        time.sleep(0.03)
         rows = slice(number * BATCH, (number + 1) * BATCH)
-        return (images[rows, :64, :64] / 255).astype("float32"), labels[rows]
+        ready[number] = (images[rows, :64, :64] / 255).astype("float32"), labels[rows]
+        return ready[number]
 
 train(network(), Rows(workers=2))
 """
@@ -318,12 +343,17 @@ model = tf_keras.Sequential([
     layers.GlobalAveragePooling2D(), layers.Dense(2)])
 model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
-class Ticks(tf_keras.callbacks.Callback):
-    on_epoch_begin, on_train_batch_end = Clock.on_epoch_begin, Clock.on_train_batch_end
-    on_train_end, steps = Clock.on_train_end, 0
+data = files.map(decode).batch(BATCH)
+kept = keep(data)
 
-data = feed(files.map(decode).batch(BATCH))
-model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Ticks()])
+def epoch(given):
+    model.fit(given, epochs=1, verbose=0)
+    return COUNT // BATCH
+
+if TRUTH:
+    alternate(lambda: epoch(data), lambda: epoch(kept))
+else:
+    model.fit(data, epochs=EPOCHS, verbose=0)
 """
     ),
     "JAX, decoding": Case(

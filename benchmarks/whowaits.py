@@ -1,12 +1,14 @@
 """Trainings as people write them, under `whowaits`: is the verdict true, is the stall, and does
 what is advised first leave the training as it is?
 
-    python -m benchmarks.whowaits --results FILE [--python FILE] [--only WORD] [--rounds 2]
+    python -m benchmarks.whowaits --results FILE [--python FILE] [--only WORD]
 
-Every case is a script. Its truth is measured apart: the script by itself, as it is and with its
-first batches kept in memory, in alternation, from its second epoch on. `--python` names an
-interpreter that has what the cases need (TensorFlow; PyTorch, JAX and tf_keras for some). Finished
-cases are kept in FILE, one JSON object a line, and not run again.
+Every case is a script. Its truth is measured apart: the script by itself trains epochs as they are
+and from batches that are kept in memory, in alternation; the stall is the median of the pairs. What
+the change that is advised gains is measured apart, too: with the change written into the script,
+each against its own epochs from memory. `--python` names an interpreter that has what the cases
+need (TensorFlow; PyTorch, JAX and tf_keras for some). Finished cases are kept in FILE, one JSON
+object a line, and not run again.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ import time
 from pathlib import Path
 
 from benchmarks.guest_scripts import CASES, Case
+from whowaits.advice import Edit, Tried, find_first
+from whowaits.edits import CannotBeWritten, edit_source
 
 LIMIT_S = 240.0
+CLOSE_GAIN = 0.25  # of a real gain
+FEWEST_PAIRS = 5
 CLOSE_PCT = 5.0  # points by which an interval may miss the truth, which has one, too
 
 
@@ -34,12 +40,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default="", metavar="WORD", help="cases with it in their name")
-    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     results = _read(options.results)
     for name, case in CASES.items():
         if options.only in name and name not in results:
-            results[name] = judge(name, case, python=options.python, rounds=options.rounds)
+            results[name] = judge(name, case, python=options.python)
             with options.results.open("a") as file:
                 file.write(json.dumps(results[name]) + "\n")
             print(row(results[name]), flush=True)
@@ -52,7 +57,7 @@ def _read(path: Path) -> dict[str, dict]:
     return {result["name"]: result for result in map(json.loads, lines)}
 
 
-def judge(name: str, case: Case, *, python: str, rounds: int) -> dict:
+def judge(name: str, case: Case, *, python: str) -> dict:
     """What is said of a script, and what is true."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
@@ -61,11 +66,14 @@ def judge(name: str, case: Case, *, python: str, rounds: int) -> dict:
         said = _run([sys.executable, "-m", "whowaits", "--python", python, "--json", str(script)])
         seconds = time.perf_counter() - began
         report = json.loads(said.stdout) if said.stdout.startswith("{") else {"verdict": "CRASH"}
-        steps = [
-            [_step_ms(python, script, memory=memory) for memory in (False, True)]
-            for _ in range(rounds)
+        pairs = _pairs(python, script)
+        slowdown = statistics.median(as_it_is / memory for as_it_is, memory in pairs)
+        gains = [
+            {"change": change.text, "predicted": change.gain, "real": slowdown / edited}
+            for change in _first_or_best(report)
+            if (edited := _edited_slowdown(python, script, change)) is not None
         ]
-    true = statistics.median(100 * (1 - memory / as_it_is) for as_it_is, memory in steps)
+    stalls = sorted(100 * (1 - memory / as_it_is) for as_it_is, memory in pairs)
     first = _first(report)
     return {
         "name": name,
@@ -73,38 +81,62 @@ def judge(name: str, case: Case, *, python: str, rounds: int) -> dict:
         "stall_pct": report.get("stall_pct"),
         "low": report.get("stall_low_pct"),
         "high": report.get("stall_high_pct"),
-        "true_pct": round(true, 1),
-        "true_range": [
-            round(pick(100 * (1 - memory / as_it_is) for as_it_is, memory in steps), 1)
-            for pick in (min, max)
-        ],
+        "true_pct": round(statistics.median(stalls), 1),
+        "true_range": [round(stalls[1], 1), round(stalls[-2], 1)],
         "step_ms": report.get("step_ms"),
-        "true_step_ms": round(statistics.median(each[0] for each in steps), 2),
+        "true_step_ms": round(statistics.median(each[0] for each in pairs), 2),
         "model_ms": report.get("model_ms"),
-        "true_model_ms": round(statistics.median(each[1] for each in steps), 2),
+        "true_model_ms": round(statistics.median(each[1] for each in pairs), 2),
         "first": first,
         "unsafe": any(first.startswith(kind) for kind in case.freezes),
         "others_pct": report.get("others_pct"),
         "reason": report.get("reason", said.stderr[-300:]),
         "seconds": round(seconds, 1),
         "measured_s": report.get("seconds"),
+        "gains": gains,
     }
+
+
+def _tried(report: dict) -> list[Tried]:
+    """The changes that were tried."""
+    return [
+        Tried(**{**each, "edits": tuple(Edit(**edit) for edit in each["edits"])})
+        for each in report.get("changes", ())
+    ]
+
+
+def _first_or_best(report: dict) -> list[Tried]:
+    """What is advised first, or else what gained most, if anything was tried."""
+    tried = _tried(report)
+    return [find_first(tried) or max(tried, key=lambda each: each.gain)] if tried else []
 
 
 def _first(report: dict) -> str:
     """What is advised first, "" for nothing."""
-    from whowaits.advice import Tried, find_first
-
-    found = find_first([Tried(**each) for each in report.get("changes", ())])
+    found = find_first(_tried(report))
     return found.text if found else ""
 
 
-def _step_ms(python: str, script: Path, *, memory: bool) -> float:
-    done = _run([python, str(script)], FROM_MEMORY="1" if memory else "")
-    found = re.search(r"^STEP ([\d.]+)", done.stdout, re.MULTILINE)
-    if found is None:
+def _edited_slowdown(python: str, script: Path, change: Tried) -> float | None:
+    """How many times as long a step of the script with a change takes as one from memory; None
+    where the change cannot be written into it.
+    """
+    try:
+        source = edit_source(script.read_bytes(), str(script), change.edits)
+    except CannotBeWritten:
+        return None
+    edited = script.with_name("edited.py")
+    edited.write_bytes(source)
+    return statistics.median(as_it_is / memory for as_it_is, memory in _pairs(python, edited))
+
+
+def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
+    """Milliseconds of a step as it is and from memory, in alternating epochs of one process."""
+    done = _run([python, str(script)], TRUTH="1")
+    found = re.findall(r"^PAIR ([\d.]+) ([\d.]+)", done.stdout, re.MULTILINE)
+    if len(found) < FEWEST_PAIRS:
         raise RuntimeError(f"{script} has not trained: {done.stderr[-2000:]}")
-    return float(found[1])
+    return [(float(as_it_is), float(memory)) for as_it_is, memory in found]
 
 
 def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,8 +183,14 @@ def summary(results: list[dict]) -> str:
     return (
         f"{len(results)} scripts, {len(decided)} decided, {sum(map(is_wrong, results))} wrong,"
         f" {sum(each['unsafe'] for each in results)} unsafe first; median error of the stall"
-        f" {median}"
+        f" {median}; {_judge_gains(results)}"
     )
+
+
+def _judge_gains(results: list[dict]) -> str:
+    ratios = [one["predicted"] / one["real"] for each in results for one in each.get("gains", ())]
+    close = sum(abs(ratio - 1) <= CLOSE_GAIN for ratio in ratios)
+    return f"{close} of {len(ratios)} predicted gains within {CLOSE_GAIN:.0%} of the real one"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ before Prefect is imported, which takes seconds.
 from throughline.shared.fork_client import find_started_module
 from throughline.shared.gc_pause import pause_garbage_collection
 
-COMMANDS = ("comparison", "prepare_data", "training")
+COMMANDS = ("comparison", "prepare_data", "training", "tuning")
 if find_started_module("flows", COMMANDS):
     pause_garbage_collection()
     from flows.run.early_check import check_started_command

@@ -15,13 +15,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import measure_one_process, meet_processes
-from throughline.assembly.training import set_precision
 from throughline.config.cli import StageContext, add_run_option, pipeline_stage_cli
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
 from throughline.diagnosis.diagnose import Ceilings, diagnose
@@ -320,16 +319,14 @@ def main() -> None:
         params, name, options = context.params, context.name, context.options
         condition = parse_threshold(options.fail_if) if options.fail_if else None
         if options.accelerator:
-            keras.utils.set_random_seed(params.train.seed)
-            set_precision(params.train, several=False)
+            configure_process(params.train)
             context = replace(context, params=measure_one_process(params))
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
         failing = ["--fail-if", options.fail_if] if options.fail_if else []
         replicas = meet_processes(params, name, ["tasks.profiling", *failing])
         if replicas is None:
             return None
-        keras.utils.set_random_seed(params.train.seed)
-        set_precision(params.train, several=replicas.several)
+        configure_process(params.train, replicas.worker)
         out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
         pipeline = open_input_pipeline(

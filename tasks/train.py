@@ -18,8 +18,9 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
+from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import meet_processes
-from throughline.assembly.training import configure_process, open_split_pipelines, train
+from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
@@ -38,6 +39,7 @@ from throughline.results.train import (
     write_history,
 )
 from throughline.shared.layout import MODEL_FILE, Layout
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_problem, echo_result
 from throughline.tracking.experiments import make_run_key
 from throughline.tracking.recorder import Recorder
@@ -189,7 +191,11 @@ def main() -> None:
             needs = check_savable(models.full_model, sorted(modules))
             if needs.hint():
                 echo(f"  {needs.hint()}")
-        with explain_read_errors(data), Recorder(run_key, run_id=store.run_id) as recorder:
+        with (
+            hold_outputs(out, f"training {name}"),
+            explain_read_errors(data),
+            Recorder(run_key, run_id=store.run_id) as recorder,
+        ):
             log_inputs(
                 recorder,
                 params,

@@ -33,6 +33,20 @@ def mostly(names: Sequence[str], *, quick: Sequence[str]) -> list:
     ]
 
 
+def slow_but_first(cases: Sequence[Any]) -> list:
+    """Values for `parametrize`: all cases, of which all but the first are left to
+    `make test-all`; a case of several values is a tuple.
+    """
+    first, *others = cases
+    return [
+        first,
+        *(
+            pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow)
+            for each in others
+        ),
+    ]
+
+
 def group_of(nodeid: str) -> str:
     """What runs in one process with the test of this id: its file, or the server that its file
     shares.

@@ -14,7 +14,8 @@ from flows.run.changed_params import merge
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.assembly.training import configure_process, open_split_pipelines, train
+from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides
 from throughline.data.shards.index import read_shard_index

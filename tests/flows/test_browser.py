@@ -48,9 +48,12 @@ def started(stack, page) -> str:
     picture(page, "prefect-form")
     epochs.fill("0")
     submit.click()
-    page.wait_for_timeout(2000)
+    # The server checks what the form holds, and the form listens again when it has answered.
+    refused = page.get_by_text("0 is less than the minimum of 1")
+    expect(refused).to_be_visible()
     assert page.url == form, "0 epochs are refused by the form"
     epochs.fill("3")
+    expect(refused).to_be_hidden()
     return submitted(stack, page)
 
 

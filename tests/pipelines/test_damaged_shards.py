@@ -72,6 +72,7 @@ def damaged_copy(source, folder, *, records, cut=0, compressions=("none",)):
     return index, paths[0]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["arrays", "photos"])
 def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wished(

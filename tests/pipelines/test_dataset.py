@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from lanes import mostly
+from lanes import mostly, slow_but_first
 from small_pipelines import (
     APPROXIMATE,
     BATCH,
@@ -81,7 +81,7 @@ CROPS = (
 
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["arrays", "photos"])
-@pytest.mark.parametrize("crop", CROPS, ids=repr)
+@pytest.mark.parametrize("crop", slow_but_first(CROPS), ids=repr)
 def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
     """A fetch from the snapshot, a map of examples, and one of batches."""
     found = {
@@ -164,7 +164,7 @@ def test_every_epoch_is_another_permutation_of_all_examples(stored, service, nam
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", MAPPED)
+@pytest.mark.parametrize("name", slow_but_first(MAPPED))
 def test_starting_at_any_step_gives_the_same_rest(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), **CONFIGS[name])
     whole = batches(pipe, epochs=2)
@@ -173,7 +173,7 @@ def test_starting_at_any_step_gives_the_same_rest(stored, name):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in MAPPED])
+@pytest.mark.parametrize("name", slow_but_first([name for name in CONFIGS if name not in MAPPED]))
 def test_any_epoch_of_a_stream_can_be_started_from(stored, service, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), address=service, **CONFIGS[name])
     rest = batches(pipe, first_step=pipe.steps_per_epoch, epochs=3)
@@ -195,7 +195,7 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", MAPPED)
+@pytest.mark.parametrize("name", slow_but_first(MAPPED))
 def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), **CONFIGS[name])
     gather = tf.function(pipe.gather_fn())
@@ -207,7 +207,9 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
+@pytest.mark.parametrize(
+    ("workers", "batch_size"), slow_but_first([(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
+)
 def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
         made = pipeline(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from lanes import mostly
+from lanes import mostly, slow_but_first
 from small_pipelines import PRESETS, batches, pipeline, same
 
 from throughline.assembly.inputs import explain_read_errors
@@ -68,7 +68,7 @@ def test_every_order_and_sampling_is_that_of_the_snapshot(stored, config):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", slow_but_first(list(CONFIGS)))
 def test_starting_at_any_step_gives_the_same_rest(stored, name):
     pipe = indexed(stored, **CONFIGS[name])
     whole = batches(pipe, epochs=2)
@@ -88,7 +88,7 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["whole batches", "one by one"])
-@pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9)])
+@pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(2, 14), (3, 9)]))
 def test_workers_get_the_slices_that_they_get_of_the_snapshot(stored, name, workers, batch_size):
     def of(index, **config):
         made = pipeline(

@@ -139,6 +139,7 @@ def test_hosts_share_the_windows_of_each_batch(stored):
     np.testing.assert_array_equal(np.concatenate(slices), batch)
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_to_predict_the_next_token(stored):
     params, data = stored
     assert infer_target(params, data) == Target(kind="next_token", shape=(257,))

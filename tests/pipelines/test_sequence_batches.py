@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from lanes import slow_but_first
 from texts import params_of, prepare_texts
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
@@ -78,7 +79,7 @@ def test_an_epoch_of_training_draws_every_text_once_and_has_its_number_of_steps(
     assert len(flat(pipeline.dataset())) == pipeline.steps_per_epoch
 
 
-@pytest.mark.parametrize("name", ["pad_to", "tokens", "pack"])
+@pytest.mark.parametrize("name", slow_but_first(["pad_to", "tokens", "pack"]))
 def test_batches_by_length_are_the_same_from_any_step_on(layout, name):
     pipeline = open_pipeline(layout, CONFIGS[name])
     whole = flat(pipeline.dataset(epochs=2))

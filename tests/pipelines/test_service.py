@@ -4,6 +4,7 @@ that nothing is left behind.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from project import ROOT
 
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
-from throughline.shared.errors import ServiceFailed
+from throughline.shared.errors import FAILURE_FILE, ServiceFailed
 
 service = tf.data.experimental.service
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -177,6 +178,37 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
         for process in (dispatcher, worker):
             process.kill()
             process.communicate()
+
+
+def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
+    dispatcher = start_dispatcher()
+    address = dispatcher.stdout.readline().strip()
+    code = (
+        "import sys, tensorflow as tf\n"
+        "from throughline.pipelines.service import watch_service\n"
+        "service = tf.data.experimental.service\n"
+        "numbers = tf.data.Dataset.range(10).apply(service.distribute(\n"
+        "    processing_mode=service.ShardingPolicy.DYNAMIC, service=sys.argv[1]))\n"
+        "with watch_service(sys.argv[1], outage_s=3):\n"
+        "    print('waits', flush=True)\n"  # for a worker, of which there is none
+        "    next(iter(numbers))\n"
+    )
+    failure = tmp_path / "failure.json"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, address],
+        cwd=ROOT,
+        env={**os.environ, FAILURE_FILE: str(failure)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as consumer:
+        assert consumer.stdout.readline() == "waits\n"
+        dispatcher.kill()
+        dispatcher.communicate()
+        assert consumer.wait(60) == 2
+    said = json.loads(failure.read_text())
+    assert said["kind"] == "ServiceFailed"
+    assert f"no tf.data service at {address}" in said["message"]
+    assert "It has been away for 3 s" in said["message"]
 
 
 @pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])

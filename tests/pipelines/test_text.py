@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import prepared
+from lanes import slow_but_first
 from project import SMALL
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
@@ -149,7 +150,7 @@ def test_the_snapshot_holds_the_tokens_without_padding(stored):
     verify(data.snapshot_folder, read_index(data.snapshot_folder))
 
 
-@pytest.mark.parametrize("name", ["snapshot", "snapshot_window", "indexed"])
+@pytest.mark.parametrize("name", slow_but_first(["snapshot", "snapshot_window", "indexed"]))
 def test_any_step_can_be_started_from(plain, name):
     params, data = plain
     pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
@@ -169,6 +170,7 @@ def test_an_epoch_draws_every_text_once(plain):
         assert (draws.distinct, draws.most_often) == (data.shards.examples("train"), 1)
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_tell_languages_apart(stored):
     params, data = stored
     models = build_models_for(params, data)

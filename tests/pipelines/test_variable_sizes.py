@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from lanes import slow_but_first
 from small_pipelines import BATCH, MAPPED, PRESETS
 
 from throughline.data.columns.index import column_path, map_column, read_index, verify
@@ -109,6 +110,7 @@ def test_all_configurations_deliver_the_same_examples(stored, crop):
     assert next(iter(digests.values())).shape == (20, 24, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "augment",
     [
@@ -129,7 +131,7 @@ def test_random_crops_are_the_same_whoever_makes_them(stored, augment):
         assert all(np.array_equal(found[key], image) for key, image in expected.items()), name
 
 
-@pytest.mark.parametrize("name", [name for name in MAPPED if name in CONFIGS])
+@pytest.mark.parametrize("name", slow_but_first([name for name in MAPPED if name in CONFIGS]))
 def test_any_step_can_be_started_from(stored, name):
     pipe = pipeline(stored, CONFIGS[name], postprocess=(Rescale(),))
     whole = list(pipe.dataset(epochs=2).as_numpy_iterator())

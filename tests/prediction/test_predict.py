@@ -245,7 +245,9 @@ def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, t
         shutil.copy(tmp_path / "0.webp", tmp_path / f"{number}.webp")
     rows, counts = predict_rows(model, tmp_path)
     assert (counts.predicted, counts.rejected) == (60, 0)
-    assert len({row["probability"] for row in rows}) == 1
+    # Of batches of unlike sizes the sums may be rounded otherwise.
+    first, *others = [float(row["probability"]) for row in rows]
+    assert others == pytest.approx([first] * 59, abs=1e-5)
 
 
 def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_folder, tmp_path):
@@ -281,6 +283,7 @@ def test_the_file_is_a_keras_model_anywhere(photo_model, tmp_path):
     assert done.stdout.strip().endswith("(None, 16, 16, 3) ['bird/owl', 'cat', 'dog']")
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_path):
     layout = prepare_texts(tmp_path / "texts")
     words = tmp_path / "words.txt"
@@ -310,6 +313,7 @@ def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_p
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
 
 
+@pytest.mark.slow
 def test_texts_are_files_lines_or_rows(tmp_path):
     layout = prepare_texts(tmp_path / "texts")
     model = save_untrained(text_params({}, train={"seed": 1}), layout)
@@ -716,6 +720,7 @@ def test_the_only_trained_configuration_is_the_one_that_is_meant(tmp_path, monke
     )
 
 
+@pytest.mark.slow
 def test_standard_error_has_what_predict_says_and_no_chatter(photo_model, photo_folder, tmp_path):
     *_, model = photo_model
     shutil.copy(model, tmp_path / "model.keras")

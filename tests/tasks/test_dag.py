@@ -18,6 +18,7 @@ from project import SMALL, environment, experiment_of, run, run_quietly, run_sta
 from ruamel.yaml import YAML
 
 from throughline.results.build import BuildResult
+from throughline.shared.output_lock import hold_outputs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -179,6 +180,39 @@ def test_an_accelerator_that_is_not_there_is_planned_for_and_changes_no_result(f
 
 
 @pytest.mark.slow
+def test_the_profile_computes_as_the_training_does(first):
+    """In its precision, with its seed and as deterministically."""
+    folder, _ = first
+    (folder / "my_models.py").write_text(
+        "import sys\n"
+        "from pathlib import Path\n\n"
+        "import keras\n"
+        "from tensorflow.python.framework.config import is_op_determinism_enabled\n\n\n"
+        "def build(input_shape, outputs):\n"
+        "    network = keras.Sequential([\n"
+        "        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(outputs)\n"
+        "    ])\n"
+        "    policy = keras.mixed_precision.global_policy().name\n"
+        "    first = float(network.layers[1].kernel[0, 0])\n"
+        "    with Path('built.txt').open('a') as file:\n"
+        "        print(Path(sys.argv[0]).stem, policy, is_op_determinism_enabled(), first,"
+        " file=file)\n"
+        "    return network\n"
+    )
+    params = copy.deepcopy(SMALL) | {"model": {"name": "my_models:build"}}
+    params["train"] |= {"mixed_precision": True, "deterministic": True}
+    write_params(folder, params)
+    run(folder, "dvc", "repro", "profile@naive")
+    built = {tuple(line.split()) for line in (folder / "built.txt").read_text().splitlines()}
+    computed = {
+        stage: {line[1:] for line in built if line[0] == stage} for stage in ("train", "profiling")
+    }
+    assert computed["train"] == computed["profiling"]
+    ((policy, deterministic, _),) = computed["train"]
+    assert (policy, deterministic) == ("mixed_bfloat16", "True")
+
+
+@pytest.mark.slow
 def test_results_are_pushed_and_pulled(first, tmp_path):
     folder, _ = first
     run(folder, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
@@ -232,6 +266,18 @@ def test_a_configuration_that_does_not_exist_is_reported(finished, capsys):
     assert "--pipeline optimised: there is no such configuration; there are: " in refused(
         finished[0], "build@optimised", capsys
     )
+
+
+def test_a_second_training_of_a_configuration_is_refused_while_one_writes(first, capsys):
+    folder, _ = first
+    out = folder / "runs" / "optimized"
+    before = (out / "model.keras").read_bytes()
+    with hold_outputs(out, "training optimized"):
+        said = refused(folder, "train@optimized", capsys)
+    assert "another process is training optimized and writes into runs/optimized" in said
+    assert (out / "model.keras").read_bytes() == before
+    with hold_outputs(out, "training optimized"):
+        pass  # free again
 
 
 @pytest.mark.slow

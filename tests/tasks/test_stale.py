@@ -9,10 +9,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
+from lanes import slow_but_first
 from project import ROOT, SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
@@ -111,8 +113,19 @@ def project(tmp_path_factory, array_file) -> Path:
 @pytest.fixture
 def clean(project) -> Iterator[Path]:
     """The project, put back afterwards into the state in which everything is up to date."""
-    yield project
-    write_identities(project, project / "data" / "identities")
+    with kept_identities(project):
+        yield project
+
+
+@contextmanager
+def kept_identities(project: Path) -> Iterator[None]:
+    """Put the identities back after the block."""
+    files = [*(project / "data" / "identities").rglob("*.json")]
+    before = {path: path.read_bytes() for path in files}
+    yield
+    for path, content in before.items():
+        if path.read_bytes() != content:
+            path.write_bytes(content)
 
 
 def status(folder: Path) -> set[str]:
@@ -160,18 +173,18 @@ OWN_CODE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "expected"), OWN_CODE)
+@pytest.mark.parametrize(("name", "old", "new", "expected"), slow_but_first(OWN_CODE))
 def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(
     clean, name, old, new, expected
 ):
     assert stale_after(clean, name, old, new) == expected
 
 
-@pytest.mark.parametrize("stage", [*LIBRARIES])
-def test_identity_and_interrupted_folders_compare_the_same_program(clean, stage):
-    name = f"{stage}/{BOTH[0]}" if stage in ("build", "train", "profile") else stage
-    identity = json.loads((clean / "data" / "identities" / f"{name}.json").read_text())
-    assert identity["program"] == digest_code(stage) != digest_code(stage, "my_models")
+def test_identity_and_interrupted_folders_compare_the_same_program(project):
+    for stage in LIBRARIES:
+        name = f"{stage}/{BOTH[0]}" if stage in ("build", "train", "profile") else stage
+        identity = json.loads((project / "data" / "identities" / f"{name}.json").read_text())
+        assert identity["program"] == digest_code(stage) != digest_code(stage, "my_models")
 
 
 def test_other_modules_of_the_project_concern_nothing(clean):
@@ -221,13 +234,14 @@ DEFAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("section", "old", "new", "expected"), DEFAULTS)
+@pytest.mark.parametrize(("section", "old", "new", "expected"), slow_but_first(DEFAULTS))
 def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     clean, section, old, new, expected
 ):
     assert stale_after(clean, f"throughline/settings/{section}.py", old, new) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -241,6 +255,8 @@ def test_what_settings_compute_concerns_every_stage(clean, old, new):
 
 NEW, CONSTANT = "\nfrom throughline", "\nNEW = 1\nfrom throughline"
 PROGRAM = [
+    # A constant of a kernel decides what is made with kernels, and no more.
+    ("throughline/kernels/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
     # What is written about code decides nothing, wherever it stands.
     (
         "throughline/kernels/kernels.py",
@@ -250,8 +266,6 @@ PROGRAM = [
     ),
     ("throughline/data/columns/index.py", '"""', '"""Said in other words. ', set()),
     ("throughline/config/cli.py", NEW, CONSTANT, set()),
-    # A constant of a kernel decides what is made with kernels, and no more.
-    ("throughline/kernels/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
     ("throughline/data/shards/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
     ("throughline/measurement/throughput.py", NEW, CONSTANT, each("build")),
     ("throughline/training/step_timer.py", "STEPS = 5", "STEPS = 6", each("train")),
@@ -267,50 +281,62 @@ PROGRAM = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "expected"), PROGRAM)
+@pytest.mark.parametrize(("name", "old", "new", "expected"), slow_but_first(PROGRAM))
 def test_a_change_of_the_program_concerns_what_it_decides(clean, name, old, new, expected):
     assert stale_after(clean, name, old, new) == expected
 
 
-VERSIONS = [
-    (name, {stage for stage, names in LIBRARIES.items() if name in names})
-    for name in sorted({n for names in LIBRARIES.values() for n in names})
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("library", "stages"), VERSIONS)
 def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
-    clean, library, stages, tmp_path, monkeypatch
+    clean, tmp_path, monkeypatch
 ):
     """Locked and not installed: DVC sees the lock file change, and nothing runs until both agree;
     installed, too: what it decides reruns.
     """
-    lock = clean / "uv.lock"
+    lock, folder = clean / "uv.lock", clean / "data" / "identities"
     text = lock.read_text()
-    start = text.index(f'name = "{library}"\nversion = "')
-    lock.write_text(text[:start] + text[start:].replace('version = "', 'version = "99.', 1))
-    locked = lock.read_text()[start:].split('"')[3]
+    before = read_identities(folder)
     try:
-        assert status(clean) == {"identities"}
-        if library != "numpy":  # of which another version is locked for another Python
-            with pytest.raises(WrongVersion, match="uv sync"):
-                write_identities(clean, clean / "data" / "identities")
-        information = tmp_path / f"{library.replace('-', '_')}-{locked}.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {library}\nVersion: {locked}\n"
-        )
-        with monkeypatch.context() as patched:
-            patched.syspath_prepend(str(tmp_path))
-            write_identities(clean, clean / "data" / "identities")
-            # Models and ops of one's own count with the libraries that they import.
-            imported = {"train", "profile"} if library == "keras" else set()
-            assert status(clean) - {"identities"} == each(*stages, *imported)
+        for library in sorted({name for names in LIBRARIES.values() for name in names}):
+            start = text.index(f'name = "{library}"\nversion = "')
+            changed = text[start:].replace('version = "', 'version = "99.', 1)
+            lock.write_text(text[:start] + changed)
+            if library == "keras":
+                assert status(clean) == {"identities"}
+            if library != "numpy":  # of which another version is locked for another Python
+                with pytest.raises(WrongVersion, match="uv sync"):
+                    write_identities(clean, folder)
+            locked = changed.split('"')[3]
+            information = tmp_path / library / f"{library.replace('-', '_')}-{locked}.dist-info"
+            information.mkdir(parents=True)
+            (information / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {library}\nVersion: {locked}\n"
+            )
+            with monkeypatch.context() as patched, kept_identities(clean):
+                patched.syspath_prepend(str(information.parent))
+                write_identities(clean, folder)
+                # Models and ops of one's own count with the libraries that they import.
+                imported = {"train", "profile"} if library == "keras" else set()
+                decided = {stage for stage, names in LIBRARIES.items() if library in names}
+                now = read_identities(folder)
+                assert {name for name in now if now[name] != before[name]} == each(
+                    *decided, *imported
+                ), library
+                if library == "keras":
+                    assert status(clean) - {"identities"} == each(*decided, *imported)
     finally:
         lock.write_text(text)
 
 
+def read_identities(folder: Path) -> dict[str, str]:
+    """The identities in a folder by the names that DVC gives their stages."""
+    return {
+        path.relative_to(folder).with_suffix("").as_posix().replace("/", "@"): path.read_text()
+        for path in folder.rglob("*.json")
+    }
+
+
+@pytest.mark.slow
 def test_another_package_in_the_lock_file_concerns_nothing(clean):
     assert (
         stale_after(
@@ -320,6 +346,7 @@ def test_another_package_in_the_lock_file_concerns_nothing(clean):
     )
 
 
+@pytest.mark.slow
 def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
     for name in ("dvc.yaml", "params.yaml", *OWN):
         (tmp_path / name).parent.mkdir(exist_ok=True)

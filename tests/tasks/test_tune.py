@@ -99,6 +99,7 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
     assert command(project, "--apply").returncode == 0, "what is there is as it was found"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(project, layout):

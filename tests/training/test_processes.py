@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from project import SMALL, environment, make_project, run_stages, write_params
 
 from flows.run.fork_server import stage_server
+from throughline.config.params_file import read_yaml
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
 from throughline.results.profiling import ProfileResult
@@ -24,7 +26,7 @@ from throughline.results.train import TrainResult
 from throughline.shared.fork_client import READY, STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, find_free_ports
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 CLOSE = 1e-5  # relative
 # What happens to a process of this index after so many steps: FAULT="what index steps".
@@ -184,7 +186,6 @@ def test_losses_of_200_steps_are_those_of_one_process_and_weights_equal_in_all(t
         assert_close(histories[count], histories[1])
 
 
-@pytest.mark.slow
 def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
     histories = {}
     for count in (1, 2):
@@ -195,7 +196,6 @@ def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings):
     trainings.write(processes=1, epochs=4, checkpoint_every="1 steps")
     trainings.train()
@@ -211,7 +211,6 @@ def test_an_interrupted_training_goes_on_with_another_number_of_processes(traini
     assert_close(trainings.rows, undisturbed)
 
 
-@pytest.mark.slow
 def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_same(trainings):
     histories = {}
     for count in (1, 2):
@@ -229,7 +228,6 @@ def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_sam
     assert_close(histories[2], histories[1])
 
 
-@pytest.mark.slow
 def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
     trainings, small_disk
 ):
@@ -268,23 +266,16 @@ def undisturbed(trainings):
     ("fault", "code", "said"),
     [
         ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
-        pytest.param(
-            "SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL", marks=pytest.mark.slow
-        ),
+        pytest.param("SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL"),
         pytest.param(
             "SIGSTOP 1 11",
             LOST_ANOTHER,
             "process 0 of 2 has lost process 1",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
-            "raise 1 11", 2, "process 1: RuntimeError: a bug of one's own", marks=pytest.mark.slow
-        ),
-        pytest.param("raise 0 11", 1, "RuntimeError: a bug of one's own", marks=pytest.mark.slow),
-        pytest.param(
-            "leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1", marks=pytest.mark.slow
-        ),
-        pytest.param("sleep 1 11", None, "has waited 4 s for step", marks=pytest.mark.slow),
+        pytest.param("raise 1 11", 2, "process 1: RuntimeError: a bug of one's own"),
+        pytest.param("raise 0 11", 1, "RuntimeError: a bug of one's own"),
+        pytest.param("leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
+        pytest.param("sleep 1 11", None, "has waited 4 s for step"),
     ],
 )
 def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
@@ -300,7 +291,6 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
     assert (trainings.seen()["weights"], trainings.rows) == undisturbed, "bit for bit"
 
 
-@pytest.mark.slow
 def test_dropout_is_repeatable_and_differs_between_processes(trainings):
     seen = []
     for count in (1, 2, 2):
@@ -342,7 +332,6 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
     assert "process 1 of 2 differs from the first in train" in output
 
 
-@pytest.mark.slow
 def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_the_slowest(
     trainings,
 ):
@@ -375,4 +364,12 @@ def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_
     assert all(rate < 1600 * 1.01 for rate in rates)
     assert profiled.model_examples_per_s == 2 * rates[profiled.slowest]
     assert profiled.exchange_ms is not None and profiled.exchange_ms >= 0
+    params = read_yaml(trainings.folder / "params.yaml")
+    write_params(
+        trainings.folder, {**params, "pipelines": {"optimized": params["pipelines"]["optimized"]}}
+    )
+    run_stages(trainings.folder, "report")
+    page = (trainings.folder / "report" / "index.html").read_text()
+    assert f"{profiled.slowest} on {platform.node()}, the slowest: its slices alone" in page
+    assert f"alone: {profiled.exchange_ms:.1f} ms a step" in page
     assert not list(trainings.results.glob("process-*"))

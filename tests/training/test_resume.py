@@ -121,6 +121,7 @@ class Slower(keras.callbacks.Callback):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
     layout, tmp_path, monkeypatch
@@ -144,6 +145,7 @@ def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
     assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("pipeline", ["naive", "cache_memory"])
 def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
@@ -211,6 +213,7 @@ def test_another_version_of_keras_is_other_work(layout, monkeypatch):
     assert [part for part in before if before[part] != after[part]] == ["versions"]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier_one(
     layout, undisturbed, small_disk, capsys

@@ -50,6 +50,7 @@ def test_a_large_lead_needs_no_confirmation(tmp_path):
     assert confirm(lead(one), one, Journal(tmp_path), entry_of) == lead(one)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_is_proven_is_not_proven_again(tmp_path):
     params, journal = check(SMALL), Journal(tmp_path)

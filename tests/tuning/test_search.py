@@ -81,6 +81,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
     assert again.race.rounds == before, "nothing is raced twice"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):

@@ -61,6 +61,7 @@ def measure(folder, code, *arguments, seconds=6, model=MODEL, tries=()):
     return json.loads(done.stdout), done
 
 
+@pytest.mark.slow
 def test_fit_by_position_next_to_a_module_named_tasks(tmp_path):
     (tmp_path / "tasks.py").write_text("epochs = 3\n")
     code = "import tasks\nmake().fit(waiting, None, None, tasks.epochs, 0)\nprint('trained')"

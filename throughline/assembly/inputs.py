@@ -17,7 +17,7 @@ from throughline.data.shards.tfrecord import read_records
 from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
-from throughline.pipelines.service import check_listens, run_local_service
+from throughline.pipelines.service import run_local_service, watch_service
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Load, Parse
 from throughline.plan.plan import Plan, make_plan, set_storage_order
@@ -173,13 +173,14 @@ def open_input_service(config: PipelineConfig) -> Iterator[str]:
     where it uses none.
 
     Raises:
-      ServiceFailed: a given dispatcher does not answer, or a local one did not start.
+      ServiceFailed: a given dispatcher does not answer, or a local one did not start. A given one
+        that is away for long ends this process.
     """
     if config.service is None:
         yield ""
     elif config.service.address:
-        check_listens(config.service.address)
-        yield config.service.address
+        with watch_service(config.service.address):
+            yield config.service.address
     else:
         with run_local_service(config.service.workers) as address:
             yield address

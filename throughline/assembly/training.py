@@ -9,23 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from throughline.assembly.inputs import (
-    open_input_pipeline,
-)
+from throughline.assembly.inputs import open_input_pipeline
 from throughline.config.params import Params
 from throughline.config.params_checks import find_monitor_problem
 from throughline.measurement.baseline import describe_held_out, describe_next_tokens
-from throughline.measurement.gpus import used_gpus, visible_gpus
+from throughline.measurement.gpus import used_gpus
 from throughline.measurement.hardware import UsageMonitor
 from throughline.models.builders import Models, Target
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.steps import TokenWindow
-from throughline.plan.training_workers import TrainingWorker
-from throughline.results.train import (
-    TrainResult,
-    TrainThroughput,
-)
+from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
@@ -242,24 +236,4 @@ def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
             "the model has a train step of its own: its gradients are added up over the processes,"
             " so its loss has to be divided by their number, as Keras' losses are"
             " (docs/training.md, Several processes)"
-        )
-
-
-def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
-    """Seeds, determinism and precision of this process, one of several or the only one."""
-    several = worker is not None and worker.count > 1
-    keras.utils.set_random_seed(settings.seed)
-    if worker is not None and worker.index:
-        tf.random.set_seed(settings.seed + worker.index)  # of draws that are no layer of Keras'
-    if settings.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    set_precision(settings, several=several)
-
-
-def set_precision(settings: TrainSettings, *, several: bool) -> None:
-    """Let models that this process builds compute in half precision, if the training is to."""
-    if settings.mixed_precision:
-        keras.mixed_precision.set_global_policy(
-            # Of several processes one would find an overflow, and the others wait for it.
-            "mixed_float16" if visible_gpus()[0] and not several else "mixed_bfloat16"
         )

@@ -18,16 +18,19 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from throughline.shared.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed, end_process
 from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
 
 START_S = 120
+OUTAGE_S = 120.0  # that a dispatcher of others may be away, to be started again
+PING_S = 2.0
 CONNECT_S = 10
 STOP_S = 10
 CHECK_S = 0.5
@@ -78,6 +81,40 @@ def _keep_alive(
                 )
                 _stop([running[number]])
                 running[number] = _start(*command)
+
+
+@contextmanager
+def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]:
+    """Use the service of the dispatcher at `grpc://host:port` in the block; TensorFlow would wait
+    for one that is gone for ever, in a call that nothing interrupts, so this process is ended when
+    it has not answered for so long.
+
+    Raises:
+      ServiceFailed: it does not answer now.
+    """
+    check_listens(address)
+    left = threading.Event()
+    threading.Thread(target=_watch, args=(address, outage_s, left), daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _watch(address: str, outage_s: float, left: threading.Event) -> None:
+    heard_at = time.monotonic()
+    while not left.wait(PING_S):
+        try:
+            check_listens(address)
+            heard_at = time.monotonic()
+        except ServiceFailed as failed:
+            if time.monotonic() - heard_at > outage_s and not left.is_set():
+                end_process(
+                    ServiceFailed(
+                        f"{failed}. It has been away for {outage_s:g} s; when it is back, the same"
+                        " command goes on from the last checkpoint"
+                    )
+                )
 
 
 def check_listens(address: str) -> None:

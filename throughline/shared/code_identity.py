@@ -53,12 +53,13 @@ def project_files(
     """
     searched = [Path.cwd(), HERE] if roots is None else list(roots)
     files: dict[str, Path] = {}
-    pending = list(modules)
+    pending, seen = list(modules), set[str]()
     while pending:
         name = pending.pop()
-        left_out = name in files or any(
-            name == other or name.startswith(f"{other}.") for other in without
-        )
+        if name in seen:
+            continue
+        seen.add(name)
+        left_out = any(name == other or name.startswith(f"{other}.") for other in without)
         path = None if left_out else _find_file(name, searched)
         if path is None:
             continue

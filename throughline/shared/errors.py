@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import format_exception
+from typing import NoReturn
 
 FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs says why it ended
 
@@ -185,7 +186,7 @@ class ThresholdExceeded(UserError):
 
 
 class ServiceFailed(UserError):
-    """A dispatcher or worker of the tf.data service did not start."""
+    """A dispatcher or worker of the tf.data service did not start, or has been away for long."""
 
 
 class ProcessLost(UserError):
@@ -193,6 +194,10 @@ class ProcessLost(UserError):
     they waited for each other until a time limit; the same command goes on from the last
     checkpoint.
     """
+
+
+class AlreadyRunning(UserError):
+    """Another process, started by hand, is already at the same work in the same folder."""
 
 
 class ProcessesDiffer(UserError):
@@ -268,6 +273,16 @@ def report_user_errors() -> Iterator[None]:
                 raise
             print(failure, file=sys.stderr)
         raise SystemExit(1 if failure.traceback else 2) from None
+
+
+def end_process(error: UserError) -> NoReturn:
+    """End this process at once with what `report_user_errors` would say, from a thread that watches
+    while the main one is in a call that nothing interrupts.
+    """
+    failure = describe_failure(error)
+    if not _leave_to_flow(failure):
+        print(failure, file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _leave_to_flow(failure: Failure) -> bool:

@@ -7,8 +7,9 @@ the train step (`replicas.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -63,7 +64,7 @@ class SplitEvaluation:
 
 def fit(
     train_function: StepFunction,
-    batches: tf.data.Dataset,
+    batches: Iterable[Any],
     schedule: Schedule,
     *,
     evaluation: SplitEvaluation,

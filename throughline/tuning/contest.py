@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.assembly.training import configure_process, open_batches
+from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.training import open_batches
 from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches, wait_for_loss
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -91,8 +92,8 @@ class Ceiling:
 
 
 class Fit:
-    """Trains a few epochs, of at most `steps`, by `fit` itself; `opened` is the rate of all but the
-    first of them [examples/s].
+    """Trains a few epochs, of at most `steps`, by `fit` itself, with a cache that is full; `opened`
+    is the rate of all but the first of them [examples/s].
     """
 
     def __init__(self, entry: Entry, steps: int) -> None:
@@ -107,9 +108,12 @@ class Fit:
                 purpose="evaluate",
             )
             clock = _EpochClock()
+            batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
+            if pipeline.plan.caches:  # a cache serves when it is full
+                _time_fill(pipeline, batches)
             fit(
                 step,
-                open_batches(pipeline, Position(), epochs=MANY_EPOCHS),
+                batches,
                 Schedule(steps_per_epoch=steps, epochs=FIT_EPOCHS),
                 evaluation=SplitEvaluation(step.model, held_out.dataset(), 1),
                 callbacks=[clock],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ from .waits import Waits
 
 ENDS = ("OutOfRangeError", "StopIteration")
 MAX_KEPT = 16  # batches of a DataLoader
+MAX_AHEAD = 2  # steps that a device is given before it has done them
 
 
 class Feed:
@@ -99,7 +101,23 @@ class TensorFlowFeed(Feed):
 
 
 class JaxFeed(Feed):
-    """The function takes a state and an iterator of Python, and returns the next state."""
+    """The function takes a state and an iterator of Python, and returns logs and the next state
+    before they are computed.
+    """
+
+    def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
+        super().__init__(function, waits)
+        self._ahead: deque[Any] = deque()
+
+    def train(self, arguments: tuple[Any, ...]) -> Any:
+        """A step. All steps of an epoch could be asked for before the first is done, and be waited
+        for at its end, where nobody times: so few are.
+        """
+        result = super().train(arguments)
+        self._ahead.append(result[0])  # the state is given away to the next step
+        if len(self._ahead) > MAX_AHEAD:
+            wait_for(self._ahead.popleft())
+        return result
 
     def prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *state, iterator = arguments

@@ -1,0 +1,280 @@
+"""How good is what a search chooses? Its regret against the best of all plans, and against what
+people choose without one.
+
+    python -m benchmarks.tuning --work DIR --results FILE [--photos DIR] [--pngs DIR] [--mails DIR]
+                                [--case WORD]
+
+A case is data with budgets. A search answers it as `python -m tasks.tune` does; then all plans that
+fit into the budgets race, three rounds each, and the fastest three, the search's choice and what
+others would have chosen fifteen more, in alternation. Regret is how many times as long the chosen
+training takes as the fastest, less one, by the lower end of its interval. Others are: `optimized`
+always, `heuristic`, `autotune`, the rules of two published tuners restated in this space (Plumber:
+all cores, and a cache after the last op that fits; Cachew: the fastest of a stream, its source
+kept, its results kept), and as many plans drawn at random as the search has raced. Who breaks a
+budget has lost. Finished cases are kept in FILE, one JSON object a line, and not run again.
+Budgets of memory are what contestants are held to; the whole search is not confined to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from flows.run.changed_params import join_overlays
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from throughline.config.params import load_params
+from throughline.config.params_file import read_yaml
+from throughline.results.tuning import TuningResult
+from throughline.tuning.budgets import Budgets, find_limits, read_budgets
+from throughline.tuning.contestant import keep_sockets_in
+from throughline.tuning.journal import Journal
+from throughline.tuning.pool import Pool
+from throughline.tuning.race import Race
+from throughline.tuning.search import Question, Search
+from throughline.tuning.space import CEILING
+
+ROOT = Path(__file__).parents[1]
+OVERLAYS = {"photos": "photos", "crops": "imagenet", "pngs": "photos", "mails": "mails"}
+ROUNDS, FINAL_ROUNDS, BEST = 3, 15, 3
+RULES = ("optimized", "heuristic", "autotune")
+PLUMBER = ("cache_memory cores host", "stream cores host")
+CACHEW = ("autotune", "arrays auto host", "cache_memory auto host")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Data and budgets: epochs, and the share of all that a cache or the snapshot would take that
+    may be used of memory and of disk; None: all of it.
+    """
+
+    data: str
+    epochs: int = 30
+    ram: float | None = None
+    disk: float | None = None
+
+
+CASES = {
+    "photos, ample": Case(data="photos"),
+    "photos, little memory": Case(data="photos", ram=0.5),
+    "photos, little disk": Case(data="photos", disk=0.3),
+    "photos, one epoch": Case(data="photos", epochs=1),
+    "crops, ample": Case(data="crops"),
+    "crops, little memory": Case(data="crops", ram=0.5),
+    "crops, little disk": Case(data="crops", disk=0.3),
+    "Fashion-MNIST, ample": Case(data="fashion_mnist"),
+    "Fashion-MNIST, little memory": Case(data="fashion_mnist", ram=0.5),
+    "Fashion-MNIST, one epoch": Case(data="fashion_mnist", epochs=1),
+    "PNGs": Case(data="pngs"),
+    "mails": Case(data="mails"),
+}
+
+
+def main() -> None:
+    """Run the cases that are not in the file of results yet, and print a table of all."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
+    for name in ("photos", "pngs", "mails"):
+        parser.add_argument(f"--{name}", type=Path, metavar="DIR", help="class folders")
+    parser.add_argument("--case", default="", metavar="WORD", help="cases with it in their name")
+    options = parser.parse_args()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    results = {result["case"]: result for result in map(json.loads, lines)}
+    for name, case in CASES.items():
+        if options.case not in name or name in results:
+            continue
+        own = options.photos if case.data == "crops" else getattr(options, case.data, None)
+        if own is None and case.data == "pngs":
+            print(f"{name}: left out, without --pngs")
+            continue
+        results[name] = {"case": name, **judge(case, prepare(case.data, options.work, own))}
+        with options.results.open("a") as file:
+            file.write(json.dumps(results[name]) + "\n")
+        print(row(results[name]), flush=True)
+    print("\n".join(map(row, results.values())))
+    print(summary(list(results.values())))
+
+
+def prepare(data: str, work: Path, own: Path | None) -> Path:
+    """A folder with this data prepared; of `own` class folders, where they are given."""
+    folder = work / data
+    folder.mkdir(parents=True, exist_ok=True)
+    overlays = [read_yaml(ROOT / "infra" / "demo" / f"{OVERLAYS[data]}.yaml")] * (data in OVERLAYS)
+    overlays += [{"data": {"fetch": "none", "path": str(own.resolve())}}] if own else []
+    changes = Changes(overlay=reduce(join_overlays, overlays, {}))
+    (folder / "params.yaml").write_text(resolve(ROOT, changes).text)
+    for stage in ("fetch", "ingest", "shard", "snapshot"):
+        if not (folder / "data" / "snapshot.json").exists():
+            run(folder, f"tasks.{stage}")
+    return folder
+
+
+def run(folder: Path, module: str, *arguments: str) -> None:
+    """Run a module of this program in a folder."""
+    subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'whowaits' / 'src'}"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def judge(case: Case, folder: Path) -> dict[str, Any]:
+    """What a search chooses in a case, and what is true."""
+    os.chdir(folder)
+    budgets = find_budgets(case, folder)
+    given = budgets.model_dump(exclude_defaults=True)
+    run(folder, "tasks.tune", "--out=found", *(f"--{key}={value}" for key, value in given.items()))
+    found = TuningResult.read(folder / "found")
+    raced = [each.name for each in found.candidates if each.examples_per_s is not None]
+    search = open_search(folder, budgets, "truth")
+    race_all(search, found.chosen)
+    rivals = [name for name in search.rivals if name != CEILING]
+    best = sorted(rivals, key=search.race.seconds)[:BEST]
+    picks = choose_as_others(search, rivals, count=len(raced))
+    finalists = list(dict.fromkeys([found.chosen, *best, *filter(None, picks.values())]))
+    race_heat(search, "final", finalists, rounds=FINAL_ROUNDS)
+    race = of_heat(search.race, "final")
+    fastest = race.fastest(finalists)
+    regret = race.ratio(found.chosen, fastest)
+    return {
+        "outcome": found.outcome,
+        "chosen": found.chosen,
+        "fastest": fastest,
+        "regret_pct": 100 * max(0.0, regret.low - 1),
+        "median_pct": 100 * (regret.median - 1),
+        "searched_s": found.searched_s,
+        "plans": len(rivals),
+        "raced": len(raced),
+        "broke": search.journal.pages.dropped.get(found.chosen, ""),
+        "others": {
+            who: None if name is None else vars(race.ratio(name, found.chosen)) | {"name": name}
+            for who, name in picks.items()
+        },
+        "disturbed_by": race.disturbed_by(),
+    }
+
+
+def find_budgets(case: Case, folder: Path) -> Budgets:
+    """The budgets of a case in numbers, by what a survey says that can be kept."""
+    needs = open_search(folder, Budgets(epochs=case.epochs), "size").survey.needs.values()
+    least, most = (pick(need.ram_bytes for need in needs) for pick in (min, max))
+    ram = None if case.ram is None else f"{(least + case.ram * (most - least)) / 2**20:.0f}MiB"
+    disk = max(need.disk_bytes for need in needs)
+    return read_budgets(
+        epochs=case.epochs,
+        ram=ram,
+        disk=None if case.disk is None else f"{case.disk * disk / 2**20:.0f}MiB",
+    )
+
+
+def open_search(folder: Path, budgets: Budgets, name: str) -> Search:
+    """A search that nobody has run, with a journal of this name."""
+    journal = Journal(
+        folder / "benchmark" / f"{name}-{budgets.ram}-{budgets.disk}-{budgets.epochs}"
+    )
+    journal.folder.mkdir(parents=True, exist_ok=True)
+    keep_sockets_in(journal.folder)
+    question = Question(
+        params=load_params(folder / "params.yaml"),
+        root=folder,
+        budgets=budgets,
+        limits=find_limits(budgets, folder),
+    )
+    return Search(question, journal)
+
+
+def race_all(search: Search, anchor: str) -> None:
+    """Race all plans that fit into the budgets a few rounds, each group with the anchor in it."""
+    names = [each.name for each in search.survey.space.candidates if each.name not in search.excess]
+    others = [name for name in names if name != anchor]
+    with open_pool(search) as pool:
+        for group in pool.groups(others, together_with=[anchor]):
+            race_heat(search, "all", [anchor, *group], rounds=ROUNDS, pool=pool)
+            for name in group:
+                pool.end(name)
+
+
+def open_pool(search: Search) -> Pool:
+    """Processes for contestants of a search."""
+    limits = search.question.limits
+    return Pool(search.job, search.needs, search.journal, limits.ram_bytes)
+
+
+def race_heat(
+    search: Search, heat: str, names: Sequence[str], *, rounds: int, pool: Pool | None = None
+) -> None:
+    """Race names for so many rounds, less those that the journal has."""
+    done = search.journal.rounds_of(heat, names)
+    if pool is None:
+        with open_pool(search) as opened:
+            race_heat(search, heat, names, rounds=rounds, pool=opened)
+    elif done < rounds:
+        pool.open(names)
+        for number in range(done, rounds):
+            search.journal.add(pool.race(names, heat, number=number))
+
+
+def of_heat(race: Race, heat: str) -> Race:
+    """The rounds of one heat."""
+    return Race(
+        rounds=[each for each in race.rounds if each.heat == heat],
+        costs=race.costs,
+        examples=race.examples,
+        epochs=race.epochs,
+    )
+
+
+def choose_as_others(search: Search, rivals: Sequence[str], *, count: int) -> dict[str, str | None]:
+    """What others would choose, None where that breaks a budget or cannot be planned."""
+    race, known = search.race, set(rivals)
+    drawn = random.Random(0).sample(sorted(known), min(count, len(known)))
+    kept = [name for name in CACHEW if name in known]
+    return {
+        **{name: name if name in known else None for name in RULES},
+        "Plumber's rule": next((name for name in PLUMBER if name in known), None),
+        "Cachew's rule": min(kept, key=race.seconds) if kept else None,
+        "at random": min(drawn, key=race.seconds),
+    }
+
+
+def row(result: dict[str, Any]) -> str:
+    """A line of the table."""
+    others = ", ".join(
+        f"{who} {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        if ratio
+        else f"{who} breaks a budget"
+        for who, ratio in result["others"].items()
+    )
+    return (
+        f"| {result['case']} | {result['outcome']} | {result['chosen']} | {result['fastest']} |"
+        f" {result['regret_pct']:.0f} % ({result['median_pct']:.0f}) | {result['raced']} of"
+        f" {result['plans']} | {result['searched_s']:.0f} | {others} |"
+    )
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """The regret of all cases."""
+    regrets = [result["regret_pct"] for result in results]
+    if not regrets:
+        return "no case"
+    return (
+        f"{len(regrets)} cases: regret {statistics.median(regrets):.0f} % in the median,"
+        f" {max(regrets):.0f} % at worst"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Seeds, determinism and precision of a process that trains, or measures what a training does."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from throughline.measurement.gpus import visible_gpus
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import TrainSettings
+
+
+def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
+    """Seed this process, one of several or the only one, and have its models compute as
+    `train.deterministic` and `train.mixed_precision` say.
+    """
+    keras.utils.set_random_seed(settings.seed)
+    if worker is not None and worker.index:
+        tf.random.set_seed(settings.seed + worker.index)  # of draws that are no layer of Keras'
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if settings.mixed_precision:
+        several = worker is not None and worker.count > 1
+        keras.mixed_precision.set_global_policy(
+            # Of several processes one would find an overflow, and the others wait for it.
+            "mixed_float16" if visible_gpus()[0] and not several else "mixed_bfloat16"
+        )
