@@ -252,10 +252,10 @@ class Photos:
         for number in range(24):
             self.add(f"{('a', 'b')[number % 2]}/{number:02d}.jpg", number)
 
-    def add(self, name: str, seed: int, **options: object) -> None:
+    def add(self, name: str, seed: int, *, mode: str = "RGB") -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture(seed, **options).save(path)
+        picture(seed, mode=mode).save(path)
 
     def ingest(self, **changes: object) -> Manifest:
         time.sleep(0.06)  # what was changed has settled
@@ -337,13 +337,12 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, capsys):
     (path,) = photos.kept.iterdir()
     with closing(sqlite3.connect(path)) as database, database:
         (table,) = database.execute("SELECT name FROM sqlite_master").fetchone()
-        row = database.execute(f"SELECT * FROM {table} WHERE file = ?", (b"a/00.jpg",)).fetchone()
-        found = row[3].replace(f'"{row[3].split(chr(34))[1]}"', f'"{"0" * 32}"')
-        other = (*row[:3], found)
-        database.execute(
-            f"REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)",
-            (*other, inspection_cache._checksum(*other)),
-        )
+        query = f"SELECT * FROM {table} WHERE file = ?"
+        file, stamp, at, found, _ = database.execute(query, (b"a/00.jpg",)).fetchone()
+        found = found.replace(found.split('"')[1], "0" * 32)
+        checksum = inspection_cache._checksum(file, stamp, at, found)
+        other = (file, stamp, at, found, checksum)
+        database.execute(f"REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", other)
     assert photos.ingest().digest != right, "what is kept is used"
     capsys.readouterr()
     assert photos.ingest(verify=True).digest == right

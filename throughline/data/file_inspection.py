@@ -34,7 +34,9 @@ class FileInspection:
         """What is found in each file; with `verify` every file is read, and files that have changed
         unnoticed are named.
         """
-        findings = [None] * len(files) if verify else self._find_unchanged(files)
+        findings: list[Finding | None] = [None for _ in files]
+        if not verify:
+            findings = self._find_unchanged(files)
         places = [place for place, finding in enumerate(findings) if finding is None]
         inspected = self._inspect_in_order([files[place] for place in places], verify=verify)
         passed = progress(inspected, total=len(places), label="ingest")
