@@ -4,12 +4,13 @@ reason, write the manifest, and say what was read and how (throughline/data/inge
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from throughline.config.cli import stage_cli
+from throughline.config.cli import options_stage_cli
 from throughline.data import sources
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
@@ -121,12 +122,30 @@ def find_problems(stats: Mapping[str, Any], classes: Sequence[str]) -> list[str]
     ]
 
 
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this stage."""
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every file, also those whose size, times and inode are those of an earlier"
+        " ingest, and name what has changed without them",
+    )
+
+
 def main() -> None:
     """Look at every example of the source, refuse the unusable ones with a reason, write
-    data/manifest/.
+    data/manifest/. Files that have not changed since an earlier ingest are not read again.
     """
-    with stage_cli(main) as params:
-        report(ingest(params.data, Layout().manifest))
+    with options_stage_cli(main, declare_options) as (params, options):
+        layout = Layout()
+        report(
+            ingest(
+                params.data,
+                layout.manifest,
+                inspections=layout.inspections,
+                verify=options.verify,
+            )
+        )
 
 
 if __name__ == "__main__":

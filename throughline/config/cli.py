@@ -64,17 +64,27 @@ def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator
     """Parse a stage's command line, check all parameters, and report user errors. Imports no
     TensorFlow. With `of_runs` it takes --name.
     """
+    with options_stage_cli(command, add_run_option if of_runs else None) as (params, _):
+        yield params
+
+
+@contextmanager
+def options_stage_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None
+) -> Iterator[tuple[Params, argparse.Namespace]]:
+    """As `stage_cli`, for a stage with options of its own, which `add` declares."""
     collect_garbage_as_usual()
     with report_user_errors():
         parser = _parser(command)
-        if of_runs:
-            add_run_option(parser)
-        enter_run(parser.parse_args())
+        if add:
+            add(parser)
+        options = parser.parse_args()
+        enter_run(options)
         check_versions(_stage_of(command), root=Path())
         params = load_params()
         clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
-            yield params
+            yield params, options
 
 
 @contextmanager

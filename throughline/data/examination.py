@@ -7,7 +7,7 @@ A form of source is a function here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -20,18 +20,22 @@ import pandas as pd
 from throughline.data import sources
 from throughline.data.documents import write_documents
 from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
-from throughline.data.encodings.base import FileEncoding, FileInfo, RejectedValue, StoredFile
+from throughline.data.encodings.base import FileEncoding, FileInfo, Root
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
-from throughline.data.manifest import COLUMNS, SPLITS, VALUES
+from throughline.data.file_inspection import FileInspection
+from throughline.data.inspection_cache import open_inspection_cache
+from throughline.data.manifest import SPLITS, VALUES
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
-from throughline.shared.files import digest_blake2b
-from throughline.shared.limits import usable_cores
-from throughline.shared.progress import in_threads, progress
+from throughline.shared.files import digest_blake2b, digest_json
+from throughline.shared.program import digest_program
+from throughline.shared.progress import progress
 
 ROWS_AT_ONCE = 4096
 STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
+# Settings that are applied to what has been found in files.
+DECIDED_AFTERWARDS = ("split", "duplicates", "max_reject_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +54,14 @@ class Examined:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Where what is examined is written, and the name that it will have when all is complete."""
+    """Where what is examined is written, the name that it will have when all is complete, and where
+    what is found in files is kept for the next ingest; with `verify` it reads them all the same.
+    """
 
     path: Path
     final: Path
+    inspections: Path | None = None
+    verify: bool = False
 
 
 @singledispatch
@@ -142,57 +150,58 @@ def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined
 
 @examine.register
 def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined:
-    """Examines all files on all cores."""
+    """Examines files on all cores, but for those that have not changed since an earlier ingest."""
     encoding = cast("FileEncoding", find_encoding(source.encoding))
     converted = folder.path / "converted"
     converted.mkdir(exist_ok=True)
-
-    def examine_one(file: sources.ExampleFile) -> FileInfo | sources.Rejected:
-        stored = StoredFile(path=file.path, root=source.root, offset=file.offset, size=file.size)
-        try:
-            return inspect(stored, converted)
-        except RejectedValue as reason:
-            return sources.Rejected(id=file.id, reason=str(reason))
-
-    with encoding.open_inspector(settings) as inspect:
-        results = list(
-            progress(
-                in_threads(examine_one, source.files, workers=usable_cores()),
-                total=len(source.files),
-                label="ingest",
-            )
-        )
-    rows, rejected, notes, shapes = [], list(source.rejected), Counter(), set()
-    for file, result in zip(source.files, results, strict=True):
-        if isinstance(result, sources.Rejected):
-            rejected.append(result)
-            continue
-        # A converted copy moves along when the finished folder gets its final name.
-        moved = result.path.is_relative_to(folder.path)
-        uri = folder.final / result.path.relative_to(folder.path) if moved else result.path
-        notes.update(
-            [*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])]
-        )
-        shapes.add(result.shape)
-        rows.append(
-            {
-                "id": file.id,
-                "uri": str(uri),
-                "row": -1 if moved else file.offset,
-                "label": file.label,
-                "bytes": result.bytes,
-                "digest": result.digest,
-                "split": file.split or "",
-            }
-        )
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    decisive = settings.model_dump(exclude=set(DECIDED_AFTERWARDS))
+    key = digest_json([encoding.name, decisive, digest_program("ingest")])
+    root = Root(source.root)
+    with (
+        open_inspection_cache(folder.inspections, root=root, key=key) as cache,
+        encoding.open_inspector(settings) as inspect,
+    ):
+        inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=converted)
+        findings = inspection.inspect_all(source.files, verify=folder.verify)
+    used: list[tuple[sources.ExampleFile, FileInfo, bool]] = []
+    rejected = list(source.rejected)
+    for file, finding in zip(source.files, findings, strict=True):
+        if isinstance(finding, sources.Rejected):
+            rejected.append(finding)
+        else:
+            used.append((file, finding, finding.path != file.path))
+    _remove_others(converted, {info.path for _, info, moved in used if moved})
+    table = pd.DataFrame(
+        {
+            "id": [file.id for file, _, _ in used],
+            # A converted copy moves along when the finished folder gets its final name.
+            "uri": [
+                str(folder.final / info.path.relative_to(folder.path) if moved else info.path)
+                for _, info, moved in used
+            ],
+            "row": [-1 if moved else file.offset for file, _, moved in used],
+            "label": [file.label for file, _, _ in used],
+            "bytes": [info.bytes for _, info, _ in used],
+            "digest": [info.digest for _, info, _ in used],
+            "split": [file.split or "" for file, _, _ in used],
+        }
+    )
+    notes = Counter("converted to PNG" for _, _, moved in used if moved)
+    notes.update(info.note for _, info, _ in used if info.note)
     return Examined(
         rows=table,
-        schema=labeled(encoding.describe(shapes)),
+        schema=labeled(encoding.describe({info.shape for _, info, _ in used})),
         rejected=rejected,
         classes=tuple(sorted(set(table["label"])) if source.classes is None else source.classes),
         notes=notes,
     )
+
+
+def _remove_others(folder: Path, used: Collection[Path]) -> None:
+    """Remove what an interrupted run has converted of files that have changed since."""
+    for path in folder.iterdir():
+        if path not in used:
+            path.unlink()
 
 
 @contextmanager

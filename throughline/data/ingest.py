@@ -32,9 +32,14 @@ from throughline.shared.program import digest_program
 REJECTS_SHOWN = 5
 
 
-def ingest(settings: DataSettings, out: Path) -> Manifest:
+def ingest(
+    settings: DataSettings, out: Path, *, inspections: Path | None = None, verify: bool = False
+) -> Manifest:
     """Write the manifest of the dataset that `settings` describes into `out`, replacing it only
     when complete.
+
+    What is found in files is kept in the folder `inspections`, if any, and files that have not
+    changed since are not read again, unless `verify` asks for it. The manifest is the same.
 
     Raises:
       DataNotFound, UnreadableSource: the source is missing or not what it should be.
@@ -45,7 +50,8 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
     with resumable_folder(
         out, key=digest_json([settings.model_dump(), digest_program("ingest")])
     ) as folder:
-        found = examine(source, Folder(path=folder, final=out), settings)
+        where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
+        found = examine(source, where, settings)
         rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
         for words in schema.input.columns.categories:
             refuse_alike(settings.path, "categories", words)

@@ -51,6 +51,11 @@ class Layout:
         """Folder of known datasets, written by fetch."""
         return self.root / "data" / "raw"
 
+    @property
+    def inspections(self) -> Path:
+        """Folder of what ingest has found in files, of the project and its runs with changes."""
+        return Path(os.environ.get(STORE_HOME, self.root)) / ".throughline" / "inspections"
+
     def run(self, name: str) -> Layout:
         """Where the outputs of a run with changes are."""
         return Layout(self.root / WORKSPACES / name)

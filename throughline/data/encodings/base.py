@@ -4,6 +4,7 @@ anybody may have put there.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from abc import abstractmethod
@@ -21,14 +22,34 @@ class RejectedValue(Exception):
     """The reason why something cannot be used as an example, in words for the list of rejects."""
 
 
+class Root:
+    """A folder out of which no file may lead, its path, and the one without links. Each folder
+    below it is looked at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.real = path, os.path.realpath(path)
+        self._holds: dict[str, bool] = {}
+
+    def holds_folder_of(self, path: Path) -> bool:
+        """Whether the folder of a file is this one or below it, links followed."""
+        folder = str(path).rpartition(os.sep)[0]
+        if folder not in self._holds:
+            self._holds[folder] = Path(os.path.realpath(folder)).is_relative_to(self.real)
+        return self._holds[folder]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file below `root`, not yet examined, or `size` bytes of one from byte `offset` on."""
+    """A file below `root`, not yet examined, or `size` bytes of one from byte `offset` on. Of one
+    `in_root` it is known that its folder leads nowhere else.
+    """
 
     path: Path
     root: Path
     offset: int = -1
     size: int = 0
+    in_root: bool = False
 
     @property
     def is_part(self) -> bool:
@@ -47,11 +68,7 @@ class StoredFile:
                 check(None, self.size)
                 with self.path.open("rb") as file:
                     return os.pread(file.fileno(), self.size, self.offset)
-            if not self.path.resolve().is_relative_to(self.root.resolve()):
-                raise RejectedValue("leads outside the data root")
-            # Neither a pipe nor what has just become one is opened waiting for its writer.
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            with os.fdopen(os.open(self.path, flags), "rb") as file:
+            with os.fdopen(self._open(), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise RejectedValue("is no regular file")
@@ -62,6 +79,22 @@ class StoredFile:
             raise RejectedValue("cannot be read: a loop of links") from error
         except OSError as error:
             raise RejectedValue(f"cannot be read: {error.strerror}") from error
+
+    def _open(self) -> int:
+        """A descriptor of the file. Whether it leads outside costs more than reading a small one,
+        and is asked only where it may: of links, and in folders that are not known.
+        """
+        # Neither a pipe nor what has just become one is opened waiting for its writer.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        if self.in_root:
+            try:
+                return os.open(self.path, flags | os.O_NOFOLLOW)
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # no link
+                    raise
+        if not self.path.resolve().is_relative_to(self.root.resolve()):
+            raise RejectedValue("leads outside the data root")
+        return os.open(self.path, flags)
 
 
 @dataclass(frozen=True, kw_only=True)

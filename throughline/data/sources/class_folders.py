@@ -169,11 +169,11 @@ class _Listing:
             chosen = sorted(
                 name
                 for name in names
-                if Path(name).suffix.lower() in self.suffixes and not name.startswith(".")
+                if _suffix(name) in self.suffixes and not name.startswith(".")
             )
             self._add(folder, chosen)
             self.skipped.update(
-                Path(name).suffix.lower() or "without a suffix"
+                _suffix(name) or "without a suffix"
                 for name in sorted(set(names).difference(chosen))
                 if not name.startswith(".")
             )
@@ -182,14 +182,15 @@ class _Listing:
 
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()
+        above = "" if folder == self.root else f"{label}/"
+        is_text = _readable(folder) == str(folder)
         for name in names:
-            if folder == self.root and not self.in_root:
+            if not above and not self.in_root:
                 self._reject(folder / name, "is outside any class folder")
-            elif _readable(folder / name) != str(folder / name):
+            elif not (is_text and _is_utf8(name)):
                 self._reject(folder / name, "the name is no UTF-8")
             else:
-                example_id = (folder / name).relative_to(self.root).as_posix()
-                self.files.append(ExampleFile(id=example_id, path=folder / name, label=label))
+                self.files.append(ExampleFile(id=above + name, path=folder / name, label=label))
 
     def _unreadable(self, error: OSError) -> None:
         self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")
@@ -201,3 +202,21 @@ class _Listing:
 def _readable(path: Path) -> str:
     """A path as text; bytes that are no UTF-8 are written as escapes."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _suffix(name: str) -> str:
+    """As of a `Path`, which costs microseconds, in lower case.
+
+    >>> _suffix("a.b.JPG"), _suffix(".jpg"), _suffix("a."), _suffix("a")
+    ('.jpg', '', '', '')
+    """
+    dot = name.rfind(".")
+    return name[dot:].lower() if 0 < dot < len(name) - 1 else ""

@@ -1,0 +1,390 @@
+"""What was found in a file is used again only where the file is the same, as far as its size, times
+and inode can say it, and where the same program found it; the manifest is that of an ingest that
+reads everything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import data_settings, picture
+from project import SMALL, write_params
+
+from tasks import ingest as stage
+from throughline.data import inspection_cache
+from throughline.data.encodings.base import FileInfo, Root, StoredFile
+from throughline.data.file_inspection import FileInspection
+from throughline.data.ingest import ingest
+from throughline.data.inspection_cache import InspectionCache, open_inspection_cache
+from throughline.data.manifest import Manifest, read_manifest
+from throughline.data.sources import ExampleFile
+from throughline.shared.errors import TooManyRejects
+from throughline.shared.files import digest_blake2b
+
+SECOND = 1_000_000_000
+FOUND = {"bytes": 4, "digest": digest_blake2b(b"1234"), "shape": (1, 2, 3)}
+
+
+class Clock:
+    """A clock that is so many seconds ahead of the machine's."""
+
+    def __init__(self, ahead: int = 10) -> None:
+        self.ahead = ahead
+
+    def __call__(self) -> int:
+        return time.time_ns() + self.ahead * SECOND
+
+
+class Opened:
+    """A cache of a folder with one file, `a/x.jpg`, and a clock that the test sets."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.root, self.clock = folder / "in", clock
+        self.path = self.root / "a" / "x.jpg"
+        self.path.parent.mkdir(parents=True)
+        self.path.write_bytes(b"1234")
+        self.file = ExampleFile(id="a/x.jpg", path=self.path, label="a")
+        self.database = sqlite3.connect(folder / "kept.sqlite")
+        self.cache = self.open("one")
+
+    def open(self, key: str) -> InspectionCache:
+        cache = InspectionCache(self.database, root=Root(self.root), key=key, now=self.clock)
+        cache.prepare()
+        return cache
+
+    def keep(self, **found: object) -> None:
+        info = FileInfo(**{"path": self.path, **FOUND, **found})
+        self.cache.keep([(self.file, self.cache.stamp(self.file), info)])
+
+    def find(self) -> FileInfo | None:
+        (info,) = self.cache.find([self.file])
+        return info
+
+
+@pytest.fixture
+def opened(tmp_path):
+    one = Opened(tmp_path, Clock())
+    with closing(one.database):
+        yield one
+
+
+def test_what_was_found_in_a_file_that_has_not_changed_is_found_again(opened):
+    assert opened.find() is None
+    opened.keep(note="content is PNG")
+    assert opened.find() == FileInfo(path=opened.path, **FOUND, note="content is PNG")
+    assert opened.open("one").find([opened.file]) == [opened.find()]
+
+
+def keep_times(path: Path, change) -> None:
+    """Change a file, and give it back the time of its last change."""
+    status = path.stat()
+    change()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replace(path: Path, data: bytes) -> None:
+    other = path.with_name("other")
+    other.write_bytes(data)
+    other.replace(path)
+
+
+CHANGES = {
+    "longer": lambda path: path.write_bytes(b"12345"),
+    "rewritten": lambda path: path.write_bytes(b"abcd"),
+    "rewritten with the old time": lambda path: keep_times(path, lambda: path.write_bytes(b"abcd")),
+    "replaced": lambda path: replace(path, b"abcd"),
+    "replaced with the old time": lambda path: keep_times(path, lambda: replace(path, b"abcd")),
+    "gone": lambda path: path.unlink(),
+    "a link": lambda path: (path.rename(path.with_name("y")), path.symlink_to(path.with_name("y"))),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_has_changed_is_read_again(opened, change):
+    opened.keep()
+    assert opened.find()
+    time.sleep(0.02)  # beyond the granularity of the times, which the next test is about
+    change(opened.path)
+    assert opened.find() is None
+
+
+def test_a_file_that_changed_just_before_is_read_again(opened):
+    """Its next change might leave the same times."""
+    opened.clock.ahead = 0
+    opened.keep()
+    opened.clock.ahead = 10
+    assert opened.find() is None
+    opened.keep()
+    assert opened.find()
+
+
+def test_what_a_clock_that_was_ahead_has_kept_is_not_believed(opened):
+    opened.clock.ahead = 3600
+    opened.keep()
+    assert opened.find()
+    opened.clock.ahead = 10
+    assert opened.find() is None
+
+
+def test_a_file_from_the_future_is_read_again(opened):
+    ahead = time.time_ns() + 3600 * SECOND
+    os.utime(opened.path, ns=(ahead, ahead))
+    opened.keep()
+    assert opened.find() is None
+
+
+def test_a_file_that_leads_outside_now_is_read_again(opened, tmp_path):
+    opened.keep()
+    outside = tmp_path / "outside"
+    opened.path.parent.rename(outside)
+    opened.path.parent.symlink_to(outside)
+    cache = opened.open("one")
+    assert cache.stamp(opened.file), "the file itself is the same"
+    assert cache.find([opened.file]) == [None]
+
+
+def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened, tmp_path):
+    def inspect(stored: StoredFile, converted: Path) -> FileInfo:
+        opened.path.write_bytes(b"abcd")
+        return FileInfo(path=stored.path, **FOUND)
+
+    time.sleep(0.02)
+    inspection = FileInspection(
+        inspect=inspect, cache=opened.cache, root=Root(opened.root), converted=tmp_path
+    )
+    assert inspection.inspect_all([opened.file], verify=False) == [
+        FileInfo(path=opened.path, **FOUND)
+    ]
+    assert opened.find() is None
+
+
+def test_what_was_converted_is_not_kept(opened, tmp_path):
+    opened.keep(path=tmp_path / "converted" / "x.png")
+    assert opened.find() is None
+
+
+def test_what_another_program_has_found_is_forgotten(opened):
+    opened.keep()
+    assert opened.open("two").find([opened.file]) == [None]
+    assert opened.open("one").find([opened.file]) == [None]
+
+
+def test_what_the_disk_has_changed_is_not_believed(opened):
+    opened.keep()
+    (table,) = opened.database.execute("SELECT name FROM sqlite_master").fetchone()
+    with opened.database as database:
+        database.execute(f"UPDATE {table} SET found = replace(found, '4', '5')")
+    assert opened.find() is None
+
+
+def test_a_file_whose_name_is_no_text_is_kept_too(opened):
+    path = opened.path.with_name(os.fsdecode(b"\xff.jpg"))
+    opened.path.rename(path)
+    opened.path, opened.file = path, ExampleFile(id=os.fsdecode(b"a/\xff"), path=path, label="a")
+    opened.keep()
+    assert opened.find()
+
+
+def test_files_that_are_gone_are_forgotten_once_they_are_the_larger_part(opened):
+    def count() -> int:
+        (table,) = opened.database.execute("SELECT name FROM sqlite_master").fetchone()
+        return opened.database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+    present = ExampleFile(id="a/y.jpg", path=opened.path, label="a")
+    others = [ExampleFile(id=f"{number}.jpg", path=opened.path, label="a") for number in range(999)]
+    info = FileInfo(path=opened.path, **FOUND)
+    opened.cache.keep([(file, "stamp", info) for file in (present, opened.file, *others)])
+    opened.cache.forget_others([present])
+    assert count() == 1001
+    opened.cache.keep(
+        [(ExampleFile(id=f"{row}", path=opened.path, label=""), "s", info) for row in range(2)]
+    )
+    opened.cache.forget_others([present])
+    assert count() == 1
+
+
+def test_a_damaged_database_is_replaced(tmp_path):
+    root = Root(tmp_path)
+
+    def count_databases() -> int:
+        with open_inspection_cache(tmp_path / "kept", root=root, key="one") as cache:
+            assert not cache.damaged
+        return len(list((tmp_path / "kept").iterdir()))
+
+    assert count_databases() == 1
+    (path,) = (tmp_path / "kept").iterdir()
+    path.write_bytes(b"no database at all" * 100)
+    assert count_databases() == 1
+
+
+def test_where_nothing_can_be_kept_all_files_are_read(photos, tmp_path, capsys):
+    (tmp_path / "kept").write_text("a file in place of the folder")
+    first = photos.ingest()
+    again = ingest(photos.settings, tmp_path / "manifest", inspections=tmp_path / "kept")
+    assert again.digest == first.digest
+    assert "! what is found in files cannot be kept in " in capsys.readouterr().out
+
+
+def test_a_cache_that_another_ingest_has_taken_over_ends_nothing(opened, capsys):
+    opened.keep()
+    opened.open("two")
+    assert opened.find() is None
+    opened.keep()
+    assert "so all are read: no such table" in capsys.readouterr().out
+
+
+class Photos:
+    """Class folders of photos, a cache, and a manifest that is written again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.out, self.kept = folder / "in", folder / "manifest", folder / "kept"
+        self.settings = data_settings(self.root, folders="classes")
+        for number in range(24):
+            self.add(f"{('a', 'b')[number % 2]}/{number:02d}.jpg", number)
+
+    def add(self, name: str, seed: int, *, mode: str = "RGB") -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(seed, mode=mode).save(path)
+
+    def ingest(self, **changes: object) -> Manifest:
+        time.sleep(0.06)  # what was changed has settled
+        verify = bool(changes.pop("verify", False))
+        settings = self.settings.model_copy(update=changes)
+        return ingest(settings, self.out, inspections=self.kept, verify=verify)
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            path.relative_to(self.out).as_posix(): path.read_bytes()
+            for path in self.out.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection_cache, "SETTLED_NS", 50_000_000)
+    return Photos(tmp_path)
+
+
+def unread(capsys) -> str:
+    """Of which files ingest said that they were not read again."""
+    said = [line for line in capsys.readouterr().out.splitlines() if "were not read again" in line]
+    return said[0].removeprefix("· ").partition(" have")[0] if said else "none"
+
+
+def test_only_what_is_new_or_changed_is_read(photos, capsys):
+    photos.ingest()
+    assert unread(capsys) == "none"
+    photos.ingest()
+    assert unread(capsys) == "24 of 24 files"
+    photos.add("a/new.jpg", 100)
+    photos.add("a/00.jpg", 101)
+    (photos.root / "b" / "01.jpg").unlink()
+    photos.ingest()
+    assert unread(capsys) == "22 of 24 files"
+    photos.ingest(split=photos.settings.split.model_copy(update={"seed": 7}))
+    assert unread(capsys) == "24 of 24 files", "splits do not decide what is found in a file"
+    photos.ingest(max_pixels=1_000_000)
+    assert unread(capsys) == "none"
+
+
+def test_the_manifest_is_that_of_reading_everything_byte_for_byte(photos, capsys):
+    """After each of many changes: new, other, fewer files, of all kinds, good and bad."""
+    draw = np.random.default_rng(5)
+
+    def link() -> None:
+        (photos.root / "b" / "link.jpg").symlink_to(photos.root / "a" / "00.jpg")
+
+    changes = [
+        lambda: None,
+        lambda: photos.add("a/grey.png", 200, mode="L"),
+        lambda: photos.add("c/clear.png", 201, mode="RGBA"),  # converted
+        lambda: photos.add("c/x.webp", 202),  # converted
+        lambda: (photos.root / "b" / "cut.jpg").write_bytes(b"\xff\xd8 cut"),  # rejected
+        lambda: shutil.copy(photos.root / "a" / "00.jpg", photos.root / "b" / "copy.jpg"),
+        lambda: photos.add("c/clear.png", 203, mode="RGBA"),
+        lambda: (photos.root / "a" / "02.jpg").rename(photos.root / "b" / "02.jpg"),
+        lambda: (photos.root / "b").rename(photos.root / "d"),
+        lambda: photos.add("b/cut.jpg", 204),  # no longer rejected
+        link,
+        lambda: shutil.copy(photos.root / "a" / "04.jpg", photos.root / "a" / "06.png"),
+        lambda: (photos.root / "d" / "01.jpg").unlink(),
+        lambda: [photos.add(f"a/{row}.jpg", row) for row in draw.integers(300, 320, 5).tolist()],
+    ]
+    for number, change in enumerate(changes):
+        change()
+        photos.ingest()
+        incremental = photos.files()
+        ingest(photos.settings, photos.out)
+        assert incremental == photos.files(), number
+    assert capsys.readouterr().out.count("were not read again") == len(changes) - 1
+
+
+def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, capsys):
+    """As by a disk, or by a program that writes through a mapping."""
+    right = photos.ingest().digest
+    (path,) = photos.kept.iterdir()
+    with closing(sqlite3.connect(path)) as database, database:
+        (table,) = database.execute("SELECT name FROM sqlite_master").fetchone()
+        query = f"SELECT * FROM {table} WHERE file = ?"
+        file, stamp, at, found, _ = database.execute(query, (b"a/00.jpg",)).fetchone()
+        found = found.replace(found.split('"')[1], "0" * 32)
+        checksum = inspection_cache._checksum(file, stamp, at, found)
+        other = (file, stamp, at, found, checksum)
+        database.execute(f"REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", other)
+    assert photos.ingest().digest != right, "what is kept is used"
+    capsys.readouterr()
+    assert photos.ingest(verify=True).digest == right
+    said = capsys.readouterr().out
+    assert "! 1 files had other contents than before" in said and said.count("a/00.jpg") == 1
+    assert photos.ingest().digest == right
+    photos.ingest(verify=True)
+    assert "none has changed without its size, times or inode" in capsys.readouterr().out
+
+
+def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
+    photos.add("a/x.webp", 50)
+    photos.add("a/y.webp", 51)
+    (photos.root / "a" / "cut.jpg").write_bytes(b"\xff\xd8 cut")
+    with pytest.raises(TooManyRejects):
+        photos.ingest(max_reject_fraction=0.0)
+    (photos.root / "a" / "cut.jpg").unlink()
+    (photos.root / "a" / "x.webp").unlink()
+    photos.ingest(max_reject_fraction=0.0)
+    assert len(list((photos.out / "converted").iterdir())) == 1
+
+
+def test_two_ingests_share_what_they_find(photos, capsys):
+    photos.ingest()
+    capsys.readouterr()
+    ingest(photos.settings, photos.out.with_name("other"), inspections=photos.kept)
+    assert unread(capsys) == "24 of 24 files"
+    assert read_manifest(photos.out.with_name("other")).digest == read_manifest(photos.out).digest
+
+
+def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(
+    photos, tmp_path, monkeypatch, capsys
+):
+    data = {"source": "image_folder", "path": "in", "max_reject_fraction": 0.9}
+    write_params(tmp_path, {**SMALL, "data": {**SMALL["data"], **data}})
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for options in ([], [], ["--verify"]):
+        time.sleep(0.06)
+        monkeypatch.setattr(sys, "argv", ["python -m tasks.ingest", *options])
+        shutil.rmtree("data", ignore_errors=True)  # as DVC does before the stage
+        stage.main()
+        said.append(capsys.readouterr().out)
+    assert "not read again" not in said[0] and "24 of 24 files" in said[1]
+    assert "all files were read" in said[2]

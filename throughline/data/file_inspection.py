@@ -1,0 +1,105 @@
+"""Inspecting the files of a source on all cores, but for those that an earlier ingest has inspected
+and that have not changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, Root, StoredFile
+from throughline.data.inspection_cache import InspectionCache
+from throughline.data.sources import ExampleFile, Rejected
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import echo_fact, echo_problem, in_threads, progress
+
+FILES_AT_ONCE = 64  # of a thread; what a kill costs each of them
+FILES_LOOKED_UP = 4096
+STALE_SHOWN = 3
+
+Finding = FileInfo | Rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileInspection:
+    """How each file is inspected, what is known of files already, and where conversions go."""
+
+    inspect: Inspect
+    cache: InspectionCache
+    root: Root
+    converted: Path
+
+    def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
+        """What is found in each file; with `verify` every file is read, and files that have changed
+        unnoticed are named.
+        """
+        findings: list[Finding | None] = [None for _ in files]
+        if not verify:
+            findings = self._find_unchanged(files)
+        places = [place for place, finding in enumerate(findings) if finding is None]
+        inspected = self._inspect_in_order([files[place] for place in places], verify=verify)
+        passed = progress(inspected, total=len(places), label="ingest")
+        for place, finding in zip(places, passed, strict=True):
+            findings[place] = finding
+        self.cache.forget_others(files)
+        if len(places) < len(files):
+            same = len(files) - len(places)
+            echo_fact(f"{same:,} of {len(files):,} files have not changed and were not read again")
+        return [finding for finding in findings if finding is not None]
+
+    def _find_unchanged(self, files: Sequence[ExampleFile]) -> list[Finding | None]:
+        """What is known of each file without reading it, None of those that are to be read."""
+        parts = (
+            files[start : start + FILES_LOOKED_UP]
+            for start in range(0, len(files), FILES_LOOKED_UP)
+        )
+        return [info for part in parts for info in self.cache.find(part)]
+
+    def _inspect_in_order(self, files: Sequence[ExampleFile], *, verify: bool) -> Iterator[Finding]:
+        """Inspect files in batches, each of which is kept as soon as it is complete."""
+        batches = [
+            files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)
+        ]
+        stale: list[str] = []
+        # Stamps are read before the files: one that changes meanwhile has another afterwards.
+        found = in_threads(
+            lambda batch: [(self.cache.stamp(file), self._inspect(file)) for file in batch],
+            batches,
+            workers=usable_cores(),
+        )
+        for batch, findings in zip(batches, found, strict=True):
+            usable = [
+                (file, stamp, finding)
+                for file, (stamp, finding) in zip(batch, findings, strict=True)
+                if isinstance(finding, FileInfo)
+            ]
+            stale += self.cache.find_stale(usable) if verify else []
+            self.cache.keep(usable)
+            yield from (finding for _, finding in findings)
+        if verify:
+            _report_stale(stale)
+
+    def _inspect(self, file: ExampleFile) -> Finding:
+        stored = StoredFile(
+            path=file.path,
+            root=self.root.path,
+            offset=file.offset,
+            size=file.size,
+            in_root=self.root.holds_folder_of(file.path),
+        )
+        try:
+            return self.inspect(stored, self.converted)
+        except RejectedValue as reason:
+            return Rejected(id=file.id, reason=str(reason))
+
+
+def _report_stale(stale: Sequence[str]) -> None:
+    if stale:
+        shown = ", ".join(stale[:STALE_SHOWN]) + (" …" if stale[STALE_SHOWN:] else "")
+        echo_problem(
+            f"{len(stale):,} files had other contents than before, although their sizes, times and"
+            f" inodes were the same: {shown}"
+        )
+    else:
+        echo_fact("all files were read; none has changed without its size, times or inode")

@@ -1,0 +1,238 @@
+"""What ingest has found in the files of a source, kept from one ingest to the next, and across a
+kill: a file whose size, times and inode are those of its inspection is not read again.
+
+As git's index, and as careful: what changed within the last two seconds is not kept, since the next
+change may leave the same times; what was kept by a clock that is ahead of now is not believed, nor
+what a damaged disk has changed. Only the same program and settings use it. It is in no output, so
+these do not depend on it, and where it cannot be read or written, all files are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from throughline.data.encodings.base import FileInfo, Root
+from throughline.data.sources import ExampleFile
+from throughline.shared.files import digest_blake2b
+from throughline.shared.layout import from_here
+from throughline.shared.progress import echo_problem
+
+SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
+FILES_PER_QUERY = 500
+_SURPLUS = 1000  # files that are gone and still listed, next to as many as there are
+_CREATE = """CREATE TABLE IF NOT EXISTS {} (
+    file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
+) WITHOUT ROWID"""
+
+
+def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
+    """What of a file changes with its contents: size, times [ns], inode; empty where that does not
+    say it: of a link, of what is no regular file, of a file that has just changed.
+    """
+    try:
+        status = os.lstat(file.path)
+    except (OSError, ValueError):
+        return ""
+    settled = max(status.st_mtime_ns, status.st_ctime_ns) < now_ns - SETTLED_NS
+    if not (settled and stat.S_ISREG(status.st_mode)):
+        return ""
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_size} {times} {status.st_ino} {file.offset} {file.size}"
+
+
+class InspectionCache:
+    """What has been found in files of `root`, in a database that any number of processes may
+    use; without one, nothing. `now` is the clock, in ns.
+    """
+
+    def __init__(
+        self,
+        database: sqlite3.Connection | None,
+        *,
+        root: Root,
+        key: str,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._database, self._root, self._now = database, root, now
+        self._table = f"inspections_{key}"
+        self.damaged = False
+
+    def prepare(self) -> None:
+        """Make room for what this program and these settings find, in place of what others did."""
+        with self._usable() as database:
+            if database:
+                tables = "SELECT name FROM sqlite_master WHERE name LIKE 'inspections%'"
+                for (name,) in database.execute(tables).fetchall():
+                    if name != self._table:
+                        database.execute(f"DROP TABLE IF EXISTS {name}")
+                database.execute(_CREATE.format(self._table))
+
+    def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
+        """What was found in files that have not changed since; None of all others."""
+        now_ns = self._now()
+        kept = self._look_up(files, before_ns=now_ns)
+        return [
+            _restore(file, found) if self._is_same(file, stamp, now_ns=now_ns) else None
+            for file, (stamp, found) in zip(files, kept, strict=True)
+        ]
+
+    def _is_same(self, file: ExampleFile, stamp: str, *, now_ns: int) -> bool:
+        """Whether a file is there as it was, and its folder still leads nowhere else."""
+        return (
+            stamp != ""
+            and stamp == read_stamp(file, now_ns=now_ns)
+            and self._root.holds_folder_of(file.path)
+        )
+
+    def stamp(self, file: ExampleFile) -> str:
+        """A file's stamp, to be read before the file is."""
+        return read_stamp(file, now_ns=self._now())
+
+    def keep(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> None:
+        """Keep what has been found in files, whose stamps were read before they were; what is in
+        another place than the file, since it was converted, is not.
+        """
+        now_ns = self._now()
+        rows = [
+            (_name(file), stamp, now_ns, _describe(info))
+            for file, stamp, info in inspected
+            if stamp and info.path == file.path
+        ]
+        with self._usable() as database:
+            if database and rows:
+                with database:
+                    database.executemany(
+                        f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?, ?, ?, ?)",
+                        [(*row, _checksum(*row)) for row in rows],
+                    )
+
+    def find_stale(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> list[str]:
+        """Ids of files in which something else is kept, under the same stamp, than has been found
+        now: they have changed unnoticed.
+        """
+        kept = self._look_up([file for file, _, _ in inspected], before_ns=self._now())
+        return [
+            file.id
+            for (file, stamp, info), (kept_stamp, found) in zip(inspected, kept, strict=True)
+            if stamp and stamp == kept_stamp and found != _describe(info)
+        ]
+
+    def forget_others(self, files: Sequence[ExampleFile]) -> None:
+        """Forget files that are gone, once these are the larger part."""
+        with self._usable() as database:
+            if not database:
+                return
+            (count,) = database.execute(f"SELECT count(*) FROM {self._table}").fetchone()
+            if count <= 2 * len(files) + _SURPLUS:
+                return
+            present = {_name(file) for file in files}
+            gone = [
+                (name,)
+                for (name,) in database.execute(f"SELECT file FROM {self._table}")
+                if name not in present
+            ]
+            with database:
+                database.executemany(f"DELETE FROM {self._table} WHERE file = ?", gone)
+
+    def _look_up(self, files: Sequence[ExampleFile], *, before_ns: int) -> list[tuple[str, str]]:
+        """Stamp and finding of each file, empty where none is kept or none can be believed."""
+        kept: dict[bytes, tuple[str, str]] = {}
+        with self._usable() as database:
+            for start in range(0, len(files) if database else 0, FILES_PER_QUERY):
+                names = [_name(file) for file in files[start : start + FILES_PER_QUERY]]
+                marks = ",".join("?" * len(names))
+                query = f"SELECT * FROM {self._table} WHERE file IN ({marks})"
+                for *row, checksum in database.execute(query, names):  # type: ignore[union-attr]
+                    name, stamp, inspected_ns, found = row
+                    if inspected_ns <= before_ns and checksum == _checksum(*row):
+                        kept[name] = stamp, found
+        return [kept.get(_name(file), ("", "")) for file in files]
+
+    @contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection | None]:
+        """The database, None once it could not be used; what is wrong with it ends nothing."""
+        try:
+            yield self._database
+        except sqlite3.Error as error:
+            self._database = None
+            self.damaged = not isinstance(error, sqlite3.OperationalError)
+            echo_problem(f"what is found in files cannot be kept, so all are read: {error}")
+
+
+@contextmanager
+def open_inspection_cache(
+    folder: Path | None, *, root: Root, key: str
+) -> Iterator[InspectionCache]:
+    """The cache of a source, in a file of `folder`, for as long as the block; without a
+    folder nothing is kept. `key` is a digest of what decides what is found in a file.
+
+    A file that is damaged is replaced.
+    """
+    if folder is None:
+        yield InspectionCache(None, root=root, key=key)
+        return
+    path = folder / f"{digest_blake2b(os.fsencode(root.real))}.sqlite"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        database = _open(path)
+    except (OSError, sqlite3.Error) as error:
+        echo_problem(f"what is found in files cannot be kept in {from_here(path)}: {error}")
+        yield InspectionCache(None, root=root, key=key)
+        return
+    with closing(database):
+        cache = InspectionCache(database, root=root, key=key)
+        cache.prepare()
+        yield cache
+    if cache.damaged:
+        _remove(path)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A database that survives a kill at any instant: it is written ahead of its pages."""
+    for replace in (True, False):
+        database = sqlite3.connect(path)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.OperationalError:  # of the disk, or of another process
+            database.close()
+            raise
+        except sqlite3.DatabaseError:
+            database.close()
+            if not replace:
+                raise
+            _remove(path)
+        else:
+            break
+    return database
+
+
+def _remove(path: Path) -> None:
+    for one in path.parent.glob(f"{path.name}*"):
+        one.unlink(missing_ok=True)
+
+
+def _name(file: ExampleFile) -> bytes:
+    """The id of a file, whatever bytes its name has."""
+    return file.id.encode("utf-8", "surrogatepass")
+
+
+def _checksum(file: bytes, stamp: str, inspected_ns: int, found: str) -> int:
+    return zlib.crc32(file + f"\n{stamp}\n{inspected_ns}\n{found}".encode())
+
+
+def _describe(info: FileInfo) -> str:
+    return json.dumps([info.bytes, info.digest, info.shape, info.note])
+
+
+def _restore(file: ExampleFile, found: str) -> FileInfo:
+    size, digest, shape, note = json.loads(found)
+    return FileInfo(path=file.path, bytes=size, digest=digest, shape=tuple(shape), note=note)
