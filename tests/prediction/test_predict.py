@@ -245,7 +245,7 @@ def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, t
         shutil.copy(tmp_path / "0.webp", tmp_path / f"{number}.webp")
     rows, counts = predict_rows(model, tmp_path)
     assert (counts.predicted, counts.rejected) == (60, 0)
-    # Of batches of unlike sizes the sums may be rounded otherwise.
+    # Of batches of different sizes the sums may be rounded otherwise.
     first, *others = [float(row["probability"]) for row in rows]
     assert others == pytest.approx([first] * 59, abs=1e-5)
 
