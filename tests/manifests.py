@@ -146,7 +146,7 @@ def validate(manifest: Manifest) -> None:
     kind = f"{manifest['apiVersion']} {manifest['kind']}"
     if kind in CUSTOM:
         jsonschema.validate(manifest, CUSTOM[kind])
-        for part in manifest["spec"].get("replicatedJobs", []):
+        for part in manifest.get("spec", {}).get("replicatedJobs", []):
             job = {"metadata": {"name": part["name"]}, **part["template"]}
             validate({"apiVersion": "batch/v1", "kind": "Job", **job})
     else:

@@ -24,6 +24,8 @@ from manifests import (
 from network_checks import find_arrows
 from project import ROOT
 
+# MLflow warns about itself when its command line is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 BASE, INPUT = "base", "overlays/input-service"
 HOSTS, JOBSET, KUEUE = "overlays/multi-host", "overlays/jobset", "overlays/kueue"
 GPU = "overlays/gpu"
