@@ -62,7 +62,7 @@ def write_identities(root: Path, out: Path) -> None:
     """
     document = read_yaml(root / PARAMS_FILE)
     stages = read_yaml(root / PIPELINE_FILE)["stages"]
-    values, files = resolve_settings(document), _watched_files(root)
+    values, files, rules = resolve_settings(document), _watched_files(root), _rules()
     for stage, libraries in LIBRARIES.items():
         check_versions(stage, root=root)
         modules = sorted(
@@ -84,7 +84,7 @@ def write_identities(root: Path, out: Path) -> None:
             "files": files if modules or _reads_files(stage, document) else {},
             "libraries": installed_versions([*libraries, *brought]),
             "program": digest_code(stage),
-            "rules": _rules(),
+            "rules": rules,
         }
         keys = [*stages[stage]["params"], *SHARING.get(stage, ())]
         pipelines = document["pipelines"] if "matrix" in stages[stage] else [None]

@@ -130,7 +130,7 @@ def _read(path: Path) -> ModuleCode:
 @cache
 def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
     tree, imports = _parse(path), []
-    for node in ast.walk(tree):
+    for node in _walk_statements(tree):
         if isinstance(node, ast.Import):
             imports += [(0, alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -190,8 +190,16 @@ def _parse(path: Path) -> ast.Module:
         ) from error
 
 
+def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A module, or a statement, and all statements in it, without their many expressions."""
+    yield node
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for statement in getattr(node, part, ()):
+            yield from _walk_statements(statement)
+
+
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    for node in _walk_statements(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return tree
