@@ -38,6 +38,7 @@ def find_config_problems(
         chain(
             _of_caches(config, preprocess, augment),
             _of_reading(config),
+            _of_decoding(config),
             _of_placement(config),
             _of_lengths(config),
             _of_batches(config),
@@ -219,14 +220,17 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         )
     if config.interleave and config.read not in ("shards", "gzip_shards"):
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
-    if reads_snapshot and config.decode.approximate:
-        yield "decode: a snapshot is decoded already; drop `decode`"
-    if config.decode.ratio > 1 and config.decode.crop == "fused":
-        yield "decode: a crop cannot be fused with decoding at a smaller size; choose one"
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
         yield "shuffle.kind: sampling by class reorders the whole split; use `global`"
+
+
+def _of_decoding(config: PipelineConfig) -> Iterator[str]:
+    if config.read == "snapshot" and config.decode.approximate:
+        yield "decode: a snapshot is decoded already; drop `decode`"
+    if config.decode.ratio > 1 and config.decode.crop == "fused":
+        yield "decode: a crop cannot be fused with decoding at a smaller size; choose one"
 
 
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
