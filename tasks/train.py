@@ -7,6 +7,7 @@ the same work resumes from the last one. Results are written to files first, the
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
 from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
@@ -150,11 +151,9 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
 
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
-    with (
-        pipeline_stage_cli(main) as context,
-        open_input_service(context.params.pipelines[context.name]) as address,
-    ):
+    with pipeline_stage_cli(main) as context, ExitStack() as service, ExitStack() as alone:
         params, name = context.params, context.name
+        address = service.enter_context(open_input_service(params.pipelines[name]))
         replicas = meet_processes(params, name, ["tasks.train"])
         if replicas is None:
             return
@@ -176,8 +175,11 @@ def main() -> None:
         if not replicas.is_chief:
             checkpoints = CheckpointCallback(pipelines.train, store, params.train, NoLog())
             train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
+            service.close()
             replicas.wait_for_chief()
             return
+        built = BuildResult.read(out)
+        alone.enter_context(hold_outputs(out, f"training {name}"))
         run_key = make_run_key(
             Layout().manifest,
             params.data.path,
@@ -191,11 +193,7 @@ def main() -> None:
             needs = check_savable(models.full_model, sorted(modules))
             if needs.hint():
                 echo(f"  {needs.hint()}")
-        with (
-            hold_outputs(out, f"training {name}"),
-            explain_read_errors(data),
-            Recorder(run_key, run_id=store.run_id) as recorder,
-        ):
+        with explain_read_errors(data), Recorder(run_key, run_id=store.run_id) as recorder:
             log_inputs(
                 recorder,
                 params,
@@ -214,6 +212,7 @@ def main() -> None:
                 targets=window.targets if window else None,
                 replicas=replicas,
             )
+            service.close()
             result = complete_metrics(training.result, models, params, data)
             save_trained_model(
                 models.full_model,
@@ -223,7 +222,7 @@ def main() -> None:
             )
             write_history(out, training.rows)
             result.write(out)
-            recorder.log_metrics(train_metrics(BuildResult.read(out), result))
+            recorder.log_metrics(train_metrics(built, result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
             evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)

@@ -52,8 +52,12 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
         )
     single = {"processes": 1, "batch_multiple": "auto"}
     params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
-    own = find_own_code(read_yaml(layout.root / PARAMS_FILE), layout.root)
-    key = digest_question(params, layout, budgets, own_files=own)
+    document = read_yaml(layout.root / PARAMS_FILE)
+    own, asked = find_own_code(document, layout.root), params
+    if document.get("snapshot", {}).get("fraction", "auto") == "auto":  # which `tuned` may decide
+        snapshot = params.snapshot.model_copy(update={"fraction": "auto"})
+        asked = replace(params, snapshot=snapshot)
+    key = digest_question(asked, layout, budgets, own_files=own)
     folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
     if answer := read_answer(folder):
         return answer

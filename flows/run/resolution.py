@@ -19,7 +19,12 @@ from typing import Any
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
 from flows.run.parameters import OVERRIDE, Changes, check_name
-from throughline.config.params import Params, check, check_pipelines_exist
+from throughline.config.params import (
+    Params,
+    check,
+    check_pipelines_exist,
+    find_read_fraction,
+)
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml, read_yaml_text
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
@@ -166,6 +171,9 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     if merged is not None:
         params = _select(params, project, only)
         merged["data"] |= {"path": params.data.path, "fetch": params.data.fetch}
+        if params.snapshot.stored_fraction != find_read_fraction(params.pipelines.values()):
+            # `auto` would be less, or all, without the configurations that are left out.
+            merged.setdefault("snapshot", {})["fraction"] = params.snapshot.stored_fraction
         complete = dump_params(merged)
         text = drop_pipelines(complete, merged["pipelines"].keys() - params.pipelines.keys())
     return ResolvedParams(

@@ -20,7 +20,7 @@ from project import SMALL, write_params
 
 from tasks import ingest as stage
 from throughline.data import inspection_cache
-from throughline.data.encodings.base import FileInfo, Root, StoredFile
+from throughline.data.encodings.base import FileInfo, RejectedValue, Root, StoredFile
 from throughline.data.file_inspection import FileInspection
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import InspectionCache, open_inspection_cache
@@ -173,9 +173,12 @@ def test_what_was_converted_is_not_kept(opened, tmp_path):
     assert opened.find() is None
 
 
-def test_what_another_program_has_found_is_forgotten(opened):
+def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(opened):
     opened.keep()
     assert opened.open("two").find([opened.file]) == [None]
+    assert opened.open("one").find([opened.file]) != [None], "such as by a run with changes"
+    for number in range(inspection_cache.OTHERS_KEPT + 1):
+        opened.open(f"other{number}")
     assert opened.open("one").find([opened.file]) == [None]
 
 
@@ -185,6 +188,27 @@ def test_what_the_disk_has_changed_is_not_believed(opened):
     with opened.database as database:
         database.execute(f"UPDATE {table} SET found = replace(found, '4', '5')")
     assert opened.find() is None
+
+
+@pytest.mark.parametrize("column", ["inspected_ns", "found"])
+def test_what_the_disk_has_made_something_else_of_is_not_believed_either(opened, column):
+    opened.keep()
+    with opened.database:
+        opened.database.execute(f"UPDATE inspections_one SET {column} = X'FF'")
+    assert opened.find() is None
+
+
+def test_verify_says_with_how_many_files_it_has_compared(photos, capsys):
+    photos.ingest(verify=True)
+    assert "all 24 files were read; 0 have the size" in capsys.readouterr().out
+
+
+def test_a_path_with_a_nul_and_one_from_the_root_lead_nowhere(tmp_path):
+    root = Root(tmp_path)
+    assert not root.holds_folder_of(tmp_path / "a\0b" / "x.jpg")
+    with pytest.raises(RejectedValue, match="is no path"):
+        StoredFile(path=tmp_path / "x\0.jpg", root=tmp_path).read(lambda *_: None)
+    assert not root.holds_folder_of(Path("/x.jpg"))
 
 
 def test_a_file_whose_name_is_no_text_is_kept_too(opened):
@@ -237,7 +261,8 @@ def test_where_nothing_can_be_kept_all_files_are_read(photos, tmp_path, capsys):
 
 def test_a_cache_that_another_ingest_has_taken_over_ends_nothing(opened, capsys):
     opened.keep()
-    opened.open("two")
+    for number in range(inspection_cache.OTHERS_KEPT + 1):
+        opened.open(f"other{number}")
     assert opened.find() is None
     opened.keep()
     assert "so all are read: no such table" in capsys.readouterr().out
@@ -350,7 +375,9 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, capsys):
     assert "! 1 files had other contents than before" in said and said.count("a/00.jpg") == 1
     assert photos.ingest().digest == right
     photos.ingest(verify=True)
-    assert "none has changed without its size, times or inode" in capsys.readouterr().out
+    assert "24 have the size, times and inode of an earlier ingest, and none" in (
+        capsys.readouterr().out
+    )
 
 
 def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
@@ -387,4 +414,4 @@ def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(
         stage.main()
         said.append(capsys.readouterr().out)
     assert "not read again" not in said[0] and "24 of 24 files" in said[1]
-    assert "all files were read" in said[2]
+    assert "all 24 files were read; 24 have the size" in said[2]

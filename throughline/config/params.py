@@ -193,13 +193,8 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     """
     resolved: dict[str, Any] = {}
     if document.snapshot.fraction == "auto":
-        read = [
-            config.snapshot.fraction
-            for config in document.pipelines.values()
-            if config.read == "snapshot"
-        ]
         resolved["snapshot"] = document.snapshot.model_copy(
-            update={"fraction": max(read, default=1.0)}
+            update={"fraction": find_read_fraction(document.pipelines.values())}
         )
     if document.model.name == "auto" and not document.model.from_file:
         fitting = list_fitting_models(document.data, document.window)
@@ -209,6 +204,14 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     if text and "postprocess" not in document.model_fields_set:
         resolved["postprocess"] = []
     return document.model_copy(update=resolved)
+
+
+def find_read_fraction(configs: Iterable[PipelineConfig]) -> float:
+    """The largest fraction of the snapshot's rows that any of the configurations reads, which is
+    what `auto` stores; all of them where none reads any.
+    """
+    read = [config.snapshot.fraction for config in configs if config.read == "snapshot"]
+    return max(read, default=1.0)
 
 
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:

@@ -150,7 +150,12 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
             "read: records of compressed shards cannot be read one by one; set shard.compression"
             " to none or both"
         )
-    stored = params.snapshot.stored_fraction
+    stored, gzip = params.snapshot.stored_fraction, params.shard.compression == "gzip"
+    if config.read == "snapshot" and config.snapshot.fraction < 1 and stored == 1 and gzip:
+        yield (
+            "snapshot.fraction: what is not read of the snapshot is decoded from uncompressed"
+            " shards; set shard.compression to none or both"
+        )
     if config.read == "snapshot" and config.snapshot.fraction > stored:
         yield (
             f"snapshot.fraction: reads {config.snapshot.fraction:g} of the snapshot, of which"

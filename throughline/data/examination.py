@@ -34,8 +34,8 @@ from throughline.shared.progress import progress
 
 ROWS_AT_ONCE = 4096
 STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
-# Settings that are applied to what has been found in files.
-DECIDED_AFTERWARDS = ("split", "duplicates", "max_reject_fraction")
+# Settings that say where files are, and those that are applied to what has been found in them.
+NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +154,9 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     encoding = cast("FileEncoding", find_encoding(source.encoding))
     converted = folder.path / "converted"
     converted.mkdir(exist_ok=True)
-    decisive = settings.model_dump(exclude=set(DECIDED_AFTERWARDS))
+    decisive = settings.model_dump(exclude=set(NOT_OF_A_FILE))
     key = digest_json([encoding.name, decisive, digest_program("ingest")])
-    root = Root(source.root)
+    root = Root(source.root if source.root.is_dir() else source.root.parent)
     with (
         open_inspection_cache(folder.inspections, root=root, key=key) as cache,
         encoding.open_inspector(settings) as inspect,

@@ -61,7 +61,7 @@ class FileInspection:
         batches = [
             files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)
         ]
-        stale: list[str] = []
+        compared, stale = 0, list[str]()
         # Stamps are read before the files: one that changes meanwhile has another afterwards.
         found = in_threads(
             lambda batch: [(self.cache.stamp(file), self._inspect(file)) for file in batch],
@@ -74,11 +74,13 @@ class FileInspection:
                 for file, (stamp, finding) in zip(batch, findings, strict=True)
                 if isinstance(finding, FileInfo)
             ]
-            stale += self.cache.find_stale(usable) if verify else []
+            if verify:
+                count, changed = self.cache.find_stale(usable)
+                compared, stale = compared + count, stale + changed
             self.cache.keep(usable)
             yield from (finding for _, finding in findings)
         if verify:
-            _report_stale(stale)
+            _report_stale(stale, compared=compared, count=len(files))
 
     def _inspect(self, file: ExampleFile) -> Finding:
         stored = StoredFile(
@@ -94,7 +96,7 @@ class FileInspection:
             return Rejected(id=file.id, reason=str(reason))
 
 
-def _report_stale(stale: Sequence[str]) -> None:
+def _report_stale(stale: Sequence[str], *, compared: int, count: int) -> None:
     if stale:
         shown = ", ".join(stale[:STALE_SHOWN]) + (" …" if stale[STALE_SHOWN:] else "")
         echo_problem(
@@ -102,4 +104,7 @@ def _report_stale(stale: Sequence[str]) -> None:
             f" inodes were the same: {shown}"
         )
     else:
-        echo_fact("all files were read; none has changed without its size, times or inode")
+        echo_fact(
+            f"all {count:,} files were read; {compared:,} have the size, times and inode of an"
+            " earlier ingest, and none of these has changed"
+        )

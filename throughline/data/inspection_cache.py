@@ -27,6 +27,7 @@ from throughline.shared.progress import echo_problem
 
 SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
+OTHERS_KEPT = 3  # what other settings have found, such as those of a run with changes
 _SURPLUS = 1000  # files that are gone and still listed, next to as many as there are
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
@@ -66,13 +67,15 @@ class InspectionCache:
         self.damaged = False
 
     def prepare(self) -> None:
-        """Make room for what this program and these settings find, in place of what others did."""
+        """Make room for what this program and these settings find, in place of what others did,
+        but for the last few.
+        """
         with self._usable() as database:
             if database:
                 tables = "SELECT name FROM sqlite_master WHERE name LIKE 'inspections%'"
-                for (name,) in database.execute(tables).fetchall():
-                    if name != self._table:
-                        database.execute(f"DROP TABLE IF EXISTS {name}")
+                others = [name for (name,) in database.execute(tables) if name != self._table]
+                for name in others[:-OTHERS_KEPT]:
+                    database.execute(f"DROP TABLE IF EXISTS {name}")
                 database.execute(_CREATE.format(self._table))
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
@@ -114,16 +117,19 @@ class InspectionCache:
                         [(*row, _checksum(*row)) for row in rows],
                     )
 
-    def find_stale(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> list[str]:
-        """Ids of files in which something else is kept, under the same stamp, than has been found
-        now: they have changed unnoticed.
+    def find_stale(
+        self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
+    ) -> tuple[int, list[str]]:
+        """How many files have the stamp under which something is kept, and the ids of those in
+        which something else has been found now: they have changed unnoticed.
         """
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self._now())
-        return [
-            file.id
+        same = [
+            (file.id, found == _describe(info))
             for (file, stamp, info), (kept_stamp, found) in zip(inspected, kept, strict=True)
-            if stamp and stamp == kept_stamp and found != _describe(info)
+            if stamp and stamp == kept_stamp
         ]
+        return len(same), [id for id, found in same if not found]
 
     def forget_others(self, files: Sequence[ExampleFile]) -> None:
         """Forget files that are gone, once these are the larger part."""
@@ -152,7 +158,7 @@ class InspectionCache:
                 query = f"SELECT * FROM {self._table} WHERE file IN ({marks})"
                 for *row, checksum in database.execute(query, names):  # type: ignore[union-attr]
                     name, stamp, inspected_ns, found = row
-                    if inspected_ns <= before_ns and checksum == _checksum(*row):
+                    if checksum == _checksum(*row) and inspected_ns <= before_ns:
                         kept[name] = stamp, found
         return [kept.get(_name(file), ("", "")) for file in files]
 
@@ -163,7 +169,8 @@ class InspectionCache:
             yield self._database
         except sqlite3.Error as error:
             self._database = None
-            self.damaged = not isinstance(error, sqlite3.OperationalError)
+            operational = isinstance(error, sqlite3.OperationalError)
+            self.damaged = not operational or "decode" in str(error)  # what is no text
             echo_problem(f"what is found in files cannot be kept, so all are read: {error}")
 
 

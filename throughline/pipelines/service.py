@@ -102,17 +102,18 @@ def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]
 
 
 def _watch(address: str, outage_s: float, left: threading.Event) -> None:
-    heard_at = time.monotonic()
+    away_since: float | None = None  # by this process, which may have been stopped meanwhile
     while not left.wait(PING_S):
         try:
             check_listens(address)
-            heard_at = time.monotonic()
+            away_since = None
         except ServiceFailed as failed:
-            if time.monotonic() - heard_at > outage_s and not left.is_set():
+            away_since = time.monotonic() if away_since is None else away_since
+            if time.monotonic() - away_since > outage_s and not left.is_set():
                 end_process(
                     ServiceFailed(
-                        f"{failed}. It has been away for {outage_s:g} s; when it is back, the same"
-                        " command goes on from the last checkpoint"
+                        f"{failed}. It has been away for {outage_s:g} s; run the same command again"
+                        " when it is back, and a training goes on from its last checkpoint"
                     )
                 )
 

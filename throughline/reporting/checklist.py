@@ -130,8 +130,10 @@ def _mapped(it: Subject) -> Judged:
 
 @point("deterministic work done once")
 def _done_once(it: Subject) -> Judged:
-    kept = "snapshot" if it.reads_snapshot else f"cache: {_fields(it.config.cache)}"
-    return it.reads_snapshot or it.config.cache is not None, kept
+    if it.reads_snapshot:
+        fraction = it.config.snapshot.fraction
+        return fraction == 1, "snapshot" + f" of {fraction:.0%}" * (fraction < 1)
+    return it.config.cache is not None, f"cache: {_fields(it.config.cache)}"
 
 
 @point("prefetch last")

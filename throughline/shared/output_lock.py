@@ -23,6 +23,7 @@ def hold_outputs(folder: Path, work: str) -> Iterator[None]:
     Raises:
       AlreadyRunning: another process holds it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

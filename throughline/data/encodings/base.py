@@ -33,9 +33,13 @@ class Root:
 
     def holds_folder_of(self, path: Path) -> bool:
         """Whether the folder of a file is this one or below it, links followed."""
-        folder = str(path).rpartition(os.sep)[0]
+        folder = str(path).rpartition(os.sep)[0] or (os.sep if path.is_absolute() else "")
         if folder not in self._holds:
-            self._holds[folder] = Path(os.path.realpath(folder)).is_relative_to(self.real)
+            try:
+                real = Path(os.path.realpath(folder))
+            except ValueError:  # no path of this system: it has a NUL
+                return False
+            self._holds[folder] = real.is_relative_to(self.real)
         return self._holds[folder]
 
 
@@ -79,6 +83,8 @@ class StoredFile:
             raise RejectedValue("cannot be read: a loop of links") from error
         except OSError as error:
             raise RejectedValue(f"cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise RejectedValue(f"is no path: {error}") from error
 
     def _open(self) -> int:
         """A descriptor of the file. Whether it leads outside costs more than reading a small one,

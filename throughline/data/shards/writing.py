@@ -220,7 +220,8 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
             if digest_blake2b(value) != digest:
                 raise DataNotFound(
                     f"{uri} (example {example_id}) has other contents than at ingest;"
-                    " run `dvc repro`"
+                    " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
+                    " --verify`"
                 )
             head, tail = encode_head_and_tail(
                 len(value), key=key, label=label, feature=job.schema.input.name
