@@ -238,6 +238,10 @@ def test_a_part_of_what_is_no_image_is_refused_once(source):
             "snapshot.fraction: what is not stored is decoded from uncompressed shards",
         ),
         (
+            {"shard__compression": "gzip", "snapshot__fraction": 1},
+            "pipelines.part.snapshot.fraction: what is not read of the snapshot is decoded from",
+        ),
+        (
             {"pipelines__part__snapshot__fraction": 1.5},
             "pipelines.part.snapshot.fraction: input should be less than or equal to 1",
         ),

@@ -51,6 +51,18 @@ def test_a_number_that_was_left_as_it_is_leaves_that_of_an_overlay(project):
     assert resolve(project, both).params.train.epochs == 7
 
 
+def test_a_run_of_some_configurations_stores_as_much_of_the_snapshot_as_all_read(project):
+    """Not all of it, since none of those that are left reads a part."""
+    part = {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}}
+    write_params(project, SMALL | {"pipelines": {"naive": {"read": "shards"}, "part": part}})
+    resolved = resolve(project, Changes(overrides=["train.epochs=3"]), ["naive"])
+    of_the_run = parse_yaml(resolved.text, "params.yaml")
+    assert [*of_the_run["pipelines"]] == ["naive"]
+    assert of_the_run["snapshot"]["fraction"] == 0.3 == resolved.params.snapshot.stored_fraction
+    whole = resolve(project, Changes(overrides=["train.epochs=3"]), ["naive", "part"])
+    assert "fraction" not in parse_yaml(whole.text, "params.yaml")["snapshot"]
+
+
 def test_an_override_is_a_change_even_if_it_names_the_present_value(project):
     """A worktree was asked for, perhaps to compare others with."""
     same = f"batch_size={SMALL['batch_size']}"
