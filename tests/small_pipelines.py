@@ -22,6 +22,13 @@ PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").rea
 ]
 APPROXIMATE = PRESETS.pop("fast_decode")
 OTHERS = {
+    "snapshot_part": {  # of images alone, so it is no preset
+        "read": "snapshot",
+        "snapshot": {"fraction": 0.3},
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+    },
     "in_order": {"shuffle": {"kind": "none"}},
     "rewrites": {"graph_rewrites": True},
     "private_threads": {"threads": 2, "map": {"parallel": 2}},
