@@ -34,7 +34,7 @@ from throughline.tuning.budgets import Budgets, find_limits, read_budgets, split
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
-from throughline.tuning.key import FOLDER, digest_question, without_tuned
+from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned
 from throughline.tuning.search import Question, Search
 from throughline.tuning.space import TUNED
 
@@ -53,10 +53,7 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     single = {"processes": 1, "batch_multiple": "auto"}
     params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
     document = read_yaml(layout.root / PARAMS_FILE)
-    own, asked = find_own_code(document, layout.root), params
-    if document.get("snapshot", {}).get("fraction", "auto") == "auto":  # which `tuned` may decide
-        snapshot = params.snapshot.model_copy(update={"fraction": "auto"})
-        asked = replace(params, snapshot=snapshot)
+    own, asked = find_own_code(document, layout.root), as_written(params, document)
     key = digest_question(asked, layout, budgets, own_files=own)
     folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
     if answer := read_answer(folder):

@@ -23,7 +23,7 @@ from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
-from throughline.tuning.key import FOLDER, digest_question
+from throughline.tuning.key import FOLDER, as_written, digest_question
 
 ANSWER = replace(
     made_up(TuningResult),
@@ -85,7 +85,7 @@ def test_data_that_is_not_prepared_is_said(tmp_path):
 def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
     monkeypatch.chdir(project)
     params, budgets, layout = check(SMALL), read_budgets(), Layout()
-    key = digest_question(params, layout, budgets, own_files=[])
+    key = digest_question(as_written(params, SMALL), layout, budgets, own_files=[])
     answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -20,7 +21,7 @@ from throughline.shared.files import digest_file, digest_json
 from throughline.shared.layout import Layout
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import ROOTS, SUPPORTING
-from throughline.tuning.budgets import Budgets
+from throughline.tuning.budgets import AUTO, Budgets
 from throughline.tuning.space import TUNED
 
 FOLDER = Path(".throughline") / "tuning"
@@ -32,6 +33,15 @@ def without_tuned(params: Params) -> Params:
     """
     others = {name: config for name, config in params.pipelines.items() if name != TUNED}
     return replace(params, pipelines=others or {"naive": PipelineConfig()})
+
+
+def as_written(params: Params, document: Mapping[str, Any]) -> Params:
+    """The parameters of a document, `snapshot.fraction` as it is there: what `auto` stands for may
+    follow from `tuned`.
+    """
+    if document.get("snapshot", {}).get("fraction", AUTO) != AUTO:
+        return params
+    return replace(params, snapshot=params.snapshot.model_copy(update={"fraction": AUTO}))
 
 
 def digest_question(
