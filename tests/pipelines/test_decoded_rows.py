@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from lanes import slow_but_first
 from small_pipelines import BATCH, PREPROCESS, batches, pipeline, same
 
 from throughline.assembly.inputs import explain_read_errors
@@ -92,7 +93,7 @@ def of_unlike(data, fraction, *, augment, in_order=False):
 
 
 @pytest.mark.parametrize("kind", PREPROCESS)
-@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("fraction", slow_but_first([0.3, 0.0, 1.0]))
 @pytest.mark.parametrize("config", [{}, {"map": {"parallel": 2}, "prefetch": 2}], ids=str)
 def test_the_batches_are_those_of_a_whole_snapshot(parts, kind, fraction, config):
     expected = batches(reading(parts, kind, 1.0), epochs=2)
@@ -124,7 +125,7 @@ def test_every_order_and_sampling_is_that_of_a_whole_snapshot(parts, config):
         assert same(batches(reading(parts, "photos", fraction, **config)), expected)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("fraction", slow_but_first([0.3, 0.0]))
 @pytest.mark.parametrize(
     "augment",
     [
@@ -161,7 +162,7 @@ def test_every_split_has_the_same_examples_whatever_is_stored(parts, crop):
 
 
 @pytest.mark.parametrize("kind", PREPROCESS)
-@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("fraction", slow_but_first([0.3, 0.0]))
 def test_any_step_can_be_started_from(parts, kind, fraction):
     pipe = reading(parts, kind, fraction, prefetch=2)
     whole = batches(pipe, epochs=2)
