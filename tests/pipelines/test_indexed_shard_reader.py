@@ -41,7 +41,7 @@ def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):
     return pipeline(stored, kind, read="indexed_shards", shuffle=shuffle, **options)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "photos"])
+@pytest.mark.parametrize("kind", slow_but_first(["arrays", "photos"]))
 @pytest.mark.parametrize("name", mostly(list(CONFIGS), quick=("whole batches",)))
 def test_the_batches_are_those_of_the_snapshot(stored, kind, name):
     snapshot = pipeline(stored, kind, augment=AUGMENT, read="snapshot", shuffle=GLOBAL)
