@@ -51,7 +51,6 @@ def tuning(
         run = run.with_progress_bar(len(PREPARATION) + 1)
         run.chain(PREPARATION)
         result = search(run, budgets, apply=apply)
-        show_search(result)
         isolated = run.workspace.isolated
         run.cleanup()
     if apply and isolated and result.outcome == "found":
@@ -64,14 +63,16 @@ def tuning(
 
 
 def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
-    """Run the search in the run's workspace, as a task of its own; returns what it found."""
+    """Run the search in the run's workspace, as a task of its own, and show what it found."""
     out = Scratch(run.workspace.root)
     arguments = [f"--out={out.folder}", *list_options(budgets)]
     arguments += ["--apply"] if apply and not run.workspace.isolated else []
     run_search(arguments, run.stage_env)
     if run.progress:
         run.progress.advance(TUNE)
-    return TuningResult.read(out.folder)
+    result = TuningResult.read(out.folder)
+    show_search(result, out.folder)
+    return result
 
 
 @task(task_run_name=TUNE, cache_policy=NO_CACHE)

@@ -95,9 +95,11 @@ def read_answer(folder: Path) -> TuningResult | None:
 
 def record(params: Params, layout: Layout, result: TuningResult, folder: Path) -> str | None:
     """Write the search to MLflow; returns which run that is, None where it cannot be reached."""
+    from throughline.reporting.tuning_plots import plot_search
     from throughline.tracking.experiments import make_run_key
     from throughline.tracking.tuning_run import record_search
 
+    plot_search(result, folder)
     run_key = make_run_key(
         layout.manifest, params.data.path, pipeline="tuning", window=params.window
     )
@@ -130,7 +132,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, metavar="N", help=described["epochs"])
     parser.add_argument("--allow", action="append", metavar="WHAT", help=described["allow"])
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write the result there, too, as tune.json"
+        "--out", type=Path, metavar="FOLDER", help="write the result and its picture there, too"
     )
     parser.add_argument(
         "--apply",
@@ -161,7 +163,10 @@ def main() -> None:
         if result.outcome == "found":
             echo(write_yaml(TUNED, result.config))
         if options.out:
+            from throughline.reporting.tuning_plots import plot_search
+
             result.write(options.out)
+            plot_search(result, options.out)
         if options.apply:
             apply(result, PARAMS_FILE, before)
         echo(result.sentence)

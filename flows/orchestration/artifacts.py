@@ -77,14 +77,15 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
         )
 
 
-def show_search(result: TuningResult) -> None:
-    """A search as a table of its candidates with the sentence, in words, and a link to its MLflow
-    run.
+def show_search(result: TuningResult, folder: Path) -> None:
+    """A search as a table of its candidates with the sentence, in words, as the picture in
+    `folder`, and a link to its MLflow run.
     """
     create_table_artifact(
         key="tuning", table=tuning_table.to_records(result), description=result.sentence
     )
     create_markdown_artifact(key="tuning-report", markdown=tuning_table.to_markdown(result))
+    _show_picture("tuning-picture", folder / TuningResult.PICTURE, result.sentence)
     if pages := comparison_run.run_urls(result.mlflow_run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=result.sentence)
 

@@ -8,6 +8,7 @@ import mlflow
 import pytest
 from made_up import made_up
 
+from throughline.reporting.tuning_plots import plot_search
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.experiments import RunKey
@@ -35,12 +36,14 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(tmp_path, monkeypatc
     monkeypatch.setenv(STORE_HOME, str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     RESULT.write(tmp_path)
+    plot_search(RESULT, tmp_path)
     run_key = RunKey(dataset="arrays", pipeline="tuning", data_digest="d")
     run_id = record_search(run_key, RESULT, tmp_path, note="a table")
     parent = mlflow.get_run(run_id)
     assert parent.data.tags["headline"] == RESULT.sentence
     assert parent.data.tags["mlflow.note.content"] == "a table"
-    assert [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)] == ["tune.json"]
+    kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
+    assert kept == ["tune.json", "tune.png"]
     (child,) = mlflow.MlflowClient().search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'"
     )

@@ -45,6 +45,7 @@ class TuningResult(ResultFile):
 
     FILE: ClassVar[str] = "tune.json"
     STAGE: ClassVar[str] = "tune"
+    PICTURE: ClassVar[str] = "tune.png"
 
     outcome: Outcome
     sentence: str

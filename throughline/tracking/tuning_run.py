@@ -16,8 +16,8 @@ from throughline.tracking.recorder import LONGEST_PARAM, Recorder, flatten, read
 
 def record_search(run_key: RunKey, result: TuningResult, folder: Path, *, note: str) -> str | None:
     """Write a search as a run with children; `note` (Markdown) is shown on its first page, and the
-    result's file in `folder` is kept with it. Returns the run's id; None where the store cannot be
-    reached, which is said in a line.
+    result's file and picture in `folder` are kept with it. Returns the run's id; None where the
+    store cannot be reached, which is said in a line.
     """
     with Recorder(run_key) as parent:
         parent.set_tags(
@@ -36,7 +36,9 @@ def record_search(run_key: RunKey, result: TuningResult, folder: Path, *, note: 
                 "tuning/ceiling_examples_per_s": result.ceiling_examples_per_s,
             }
         )
-        parent.log_artifact(TuningResult.path(folder))
+        for path in (TuningResult.path(folder), folder / TuningResult.PICTURE):
+            if path.exists():
+                parent.log_artifact(path)
         parent.call(lambda: _add_children(run_key, str(parent.run_id), result))
     return parent.run_id if parent.sent else None
 

@@ -1,0 +1,78 @@
+"""A picture of a search: how long the training of each candidate takes, and what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.ticker import MaxNLocator
+
+from throughline.reporting.plots import (
+    INK,
+    INPUT,
+    MODEL,
+    TRAIN,
+    new_figure,
+    save_figure,
+    style_axes,
+)
+from throughline.results.tuning import TunedCandidate, TuningResult
+
+MOST_SHOWN = 24
+PALE = 0.4  # opacity of candidates that were not chosen
+
+
+def plot_search(result: TuningResult, folder: Path) -> None:
+    """Draw the candidates that were measured, fastest first: the seconds of the whole training with
+    their interval, memory and disk [MiB]; the choice in full color. No file where none was.
+    """
+    shown = list_measured(result)
+    if not shown:
+        return
+    figure = new_figure(9, 0.3 * len(shown) + 1.3)
+    columns = figure.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": (3, 1, 1)})
+    places = range(len(shown))
+    times = [each.seconds or 0.0 for each in shown]
+    for axes, color, title, values in zip(
+        columns,
+        (TRAIN, MODEL, INPUT),
+        (f"preparation and {result.epochs:,} epochs [s]", "memory [MiB]", "disk [MiB]"),
+        (times, [each.ram_mib or 0.0 for each in shown], [each.disk_mib for each in shown]),
+        strict=True,
+    ):
+        for place, value in zip(places, values, strict=True):
+            solid = shown[place].name == result.chosen
+            axes.barh(place, value, height=0.62, color=color, alpha=1.0 if solid else PALE)
+        axes.set_xlim(0, 1.05 * max(*values, 1.0))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.set_title(title, loc="left", fontsize=9, color=INK)
+        style_axes(axes)
+    below = [
+        seconds - (each.seconds_low or seconds) for seconds, each in zip(times, shown, strict=True)
+    ]
+    above = [
+        (each.seconds_high or seconds) - seconds for seconds, each in zip(times, shown, strict=True)
+    ]
+    reach = [[max(0.0, length) for length in side] for side in (below, above)]
+    axes = columns[0]
+    axes.errorbar(times, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    note = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
+    ends = [seconds + up for seconds, up in zip(times, reach[1], strict=True)]
+    for place in places:
+        axes.annotate(f"{times[place]:,.1f}", (ends[place], place), (6, 0), **note)
+    axes.set_xlim(0, 1.12 * max(ends))
+    axes.set_yticks(places, [each.name for each in shown], fontsize=8)
+    axes.invert_yaxis()
+    save_figure(figure, (folder / TuningResult.PICTURE).with_suffix(""))
+
+
+def list_measured(result: TuningResult) -> list[TunedCandidate]:
+    """The fastest of the candidates that were measured, fastest first, and the choice."""
+    measured = sorted(
+        (each for each in result.candidates if each.seconds is not None),
+        key=lambda each: each.seconds or 0.0,
+    )
+    return [
+        each
+        for place, each in enumerate(measured)
+        if place < MOST_SHOWN or each.name == result.chosen
+    ]
