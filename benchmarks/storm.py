@@ -265,7 +265,9 @@ def make_many(source: Path, data: Path, rows: int) -> None:
     mine = [shard for shard in index["shards"] if shard["split"] == "train"]
     mine[0]["records"] = rows - sum(shard["records"] for shard in mine[1:])
     shards.write_text(json.dumps(index))
-    columns["splits"]["train"]["count"] = rows
+    train = columns["splits"]["train"]
+    train["chunks"][-1]["count"] += rows - train["count"]
+    train["count"] = rows
     snapshot.write_text(json.dumps(columns))
     for column in columns["columns"]:
         size = rows * math.prod(column["shape"]) * np.dtype(column["dtype"]).itemsize
