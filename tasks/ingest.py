@@ -14,6 +14,7 @@ from throughline.config.cli import options_stage_cli
 from throughline.data import sources
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
+from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 
@@ -138,14 +139,14 @@ def main() -> None:
     """
     with options_stage_cli(main, declare_options) as (params, options):
         layout = Layout()
-        report(
-            ingest(
+        with use_engine(**params.engine.model_dump()):
+            manifest = ingest(
                 params.data,
                 layout.manifest,
                 inspections=layout.inspections,
                 verify=options.verify,
             )
-        )
+        report(manifest)
 
 
 if __name__ == "__main__":

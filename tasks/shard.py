@@ -9,6 +9,7 @@ import time
 from throughline.config.cli import stage_cli
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
+from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo_result
 
@@ -19,7 +20,8 @@ def main() -> None:
         layout = Layout()
         manifest = read_manifest(layout.manifest)
         started_at = time.perf_counter()
-        index = shard(manifest, layout.shards, settings=params.shard)
+        with use_engine(**params.engine.model_dump()):
+            index = shard(manifest, layout.shards, settings=params.shard)
         seconds = time.perf_counter() - started_at
         examples = sum(map(index.examples, index.splits))
         size = sum(item.bytes for item in index.shards) / 2**20

@@ -17,6 +17,7 @@ from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.constraints import find_fraction_problems, find_ops_problems
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
+from throughline.shared.engine import use_engine
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo_result
@@ -47,14 +48,15 @@ def main() -> None:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)
         started_at = time.perf_counter()
-        index = snapshot(
-            shards,
-            layout.shards,
-            layout.snapshot,
-            preprocess=params.preprocess,
-            settings=params.snapshot,
-            names=lambda: _names(layout.manifest),
-        )
+        with use_engine(**params.engine.model_dump()):
+            index = snapshot(
+                shards,
+                layout.shards,
+                layout.snapshot,
+                preprocess=params.preprocess,
+                settings=params.snapshot,
+                names=lambda: _names(layout.manifest),
+            )
         seconds = time.perf_counter() - started_at
         examples = sum(split.count for split in index.splits.values())
         size = sum(map(index.bytes, index.splits))

@@ -23,7 +23,11 @@ from throughline.data import inspection_cache
 from throughline.data.encodings.base import FileInfo, RejectedValue, Root, StoredFile
 from throughline.data.file_inspection import FileInspection
 from throughline.data.ingest import ingest
-from throughline.data.inspection_cache import InspectionCache, open_inspection_cache
+from throughline.data.inspection_cache import (
+    InspectionCache,
+    open_inspection_cache,
+    read_stamp,
+)
 from throughline.data.manifest import Manifest, read_manifest
 from throughline.data.sources import ExampleFile
 from throughline.shared.errors import TooManyRejects
@@ -62,7 +66,7 @@ class Opened:
 
     def keep(self, **found: object) -> None:
         info = FileInfo(**{"path": self.path, **FOUND, **found})
-        self.cache.keep([(self.file, self.cache.stamp(self.file), info)])
+        self.cache.keep([(self.file, read_stamp(self.file, now_ns=self.clock()), info)])
 
     def find(self) -> FileInfo | None:
         (info,) = self.cache.find([self.file])
@@ -149,7 +153,7 @@ def test_a_file_that_leads_outside_now_is_read_again(opened, tmp_path):
     opened.path.parent.rename(outside)
     opened.path.parent.symlink_to(outside)
     cache = opened.open("one")
-    assert cache.stamp(opened.file), "the file itself is the same"
+    assert read_stamp(opened.file, now_ns=opened.clock()), "the file itself is the same"
     assert cache.find([opened.file]) == [None]
 
 

@@ -25,6 +25,7 @@ from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import Op
 from throughline.settings import (
     DataSettings,
+    EngineSettings,
     MeasureSettings,
     ModelSettings,
     PipelineConfig,
@@ -84,6 +85,7 @@ class ParamsDocument(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     measure: MeasureSettings = MeasureSettings()
+    engine: EngineSettings = EngineSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,7 @@ class Params:
     model: ModelSettings
     train: TrainSettings
     measure: MeasureSettings
+    engine: EngineSettings
 
     @property
     def ops(self) -> list[tuple[str, Op]]:

@@ -4,15 +4,17 @@ and that have not changed since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, Root, StoredFile
-from throughline.data.inspection_cache import InspectionCache
+from throughline.data.inspection_cache import InspectionCache, read_stamp
 from throughline.data.sources import ExampleFile, Rejected
+from throughline.shared.engine import in_parallel
 from throughline.shared.limits import usable_cores
-from throughline.shared.progress import echo_fact, echo_problem, in_threads, progress
+from throughline.shared.progress import echo_fact, echo_problem, progress
 
 FILES_AT_ONCE = 64  # of a thread; what a kill costs each of them
 FILES_LOOKED_UP = 4096
@@ -59,19 +61,25 @@ class FileInspection:
     def _inspect_in_order(self, files: Sequence[ExampleFile], *, verify: bool) -> Iterator[Finding]:
         """Inspect files in batches, each of which is kept as soon as it is complete."""
         batches = [
-            files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)
+            FileBatch(files[start : start + FILES_AT_ONCE])
+            for start in range(0, len(files), FILES_AT_ONCE)
         ]
         compared, stale = 0, list[str]()
-        # Stamps are read before the files: one that changes meanwhile has another afterwards.
-        found = in_threads(
-            lambda batch: [(self.cache.stamp(file), self._inspect(file)) for file in batch],
+        found = in_parallel(
+            partial(
+                inspect_batch,
+                inspect=self.inspect,
+                root=self.root,
+                converted=self.converted,
+                now=self.cache.now,
+            ),
             batches,
             workers=usable_cores(),
         )
         for batch, findings in zip(batches, found, strict=True):
             usable = [
                 (file, stamp, finding)
-                for file, (stamp, finding) in zip(batch, findings, strict=True)
+                for file, (stamp, finding) in zip(batch.files, findings, strict=True)
                 if isinstance(finding, FileInfo)
             ]
             if verify:
@@ -82,18 +90,41 @@ class FileInspection:
         if verify:
             _report_stale(stale, compared=compared, count=len(files))
 
-    def _inspect(self, file: ExampleFile) -> Finding:
-        stored = StoredFile(
-            path=file.path,
-            root=self.root.path,
-            offset=file.offset,
-            size=file.size,
-            in_root=self.root.holds_folder_of(file.path),
-        )
-        try:
-            return self.inspect(stored, self.converted)
-        except RejectedValue as reason:
-            return Rejected(id=file.id, reason=str(reason))
+
+@dataclass(frozen=True)
+class FileBatch:
+    """Files that are inspected together."""
+
+    files: Sequence[ExampleFile]
+
+    def __str__(self) -> str:
+        return f"{self.files[0].id} or one of the {len(self.files) - 1} files after it"
+
+
+def inspect_batch(
+    batch: FileBatch, *, inspect: Inspect, root: Root, converted: Path, now: Callable[[], int]
+) -> list[tuple[str, Finding]]:
+    """The stamp of each file, and what is found in it. Stamps are read before the files: one that
+    changes meanwhile has another afterwards.
+    """
+    return [
+        (read_stamp(file, now_ns=now()), _inspect(file, inspect, root, converted))
+        for file in batch.files
+    ]
+
+
+def _inspect(file: ExampleFile, inspect: Inspect, root: Root, converted: Path) -> Finding:
+    stored = StoredFile(
+        path=file.path,
+        root=root.path,
+        offset=file.offset,
+        size=file.size,
+        in_root=root.holds_folder_of(file.path),
+    )
+    try:
+        return inspect(stored, converted)
+    except RejectedValue as reason:
+        return Rejected(id=file.id, reason=str(reason))
 
 
 def _report_stale(stale: Sequence[str], *, compared: int, count: int) -> None:

@@ -62,7 +62,7 @@ class InspectionCache:
         key: str,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._database, self._root, self._now = database, root, now
+        self._database, self._root, self.now = database, root, now
         self._table = f"inspections_{key}"
         self.damaged = False
 
@@ -80,7 +80,7 @@ class InspectionCache:
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
         """What was found in files that have not changed since; None of all others."""
-        now_ns = self._now()
+        now_ns = self.now()
         kept = self._look_up(files, before_ns=now_ns)
         return [
             _restore(file, found) if self._is_same(file, stamp, now_ns=now_ns) else None
@@ -95,15 +95,11 @@ class InspectionCache:
             and self._root.holds_folder_of(file.path)
         )
 
-    def stamp(self, file: ExampleFile) -> str:
-        """A file's stamp, to be read before the file is."""
-        return read_stamp(file, now_ns=self._now())
-
     def keep(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> None:
         """Keep what has been found in files, whose stamps were read before they were; what is in
         another place than the file, since it was converted, is not.
         """
-        now_ns = self._now()
+        now_ns = self.now()
         rows = [
             (_name(file), stamp, now_ns, _describe(info))
             for file, stamp, info in inspected
@@ -123,7 +119,7 @@ class InspectionCache:
         """How many files have the stamp under which something is kept, and the ids of those in
         which something else has been found now: they have changed unnoticed.
         """
-        kept = self._look_up([file for file, _, _ in inspected], before_ns=self._now())
+        kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
             for (file, stamp, info), (kept_stamp, found) in zip(inspected, kept, strict=True)

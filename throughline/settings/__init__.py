@@ -9,6 +9,7 @@ from throughline.settings.base import Settings
 from throughline.settings.batch import BatchSettings
 from throughline.settings.data import (
     DataSettings,
+    EngineSettings,
     ShardSettings,
     SnapshotSettings,
     SplitSettings,
@@ -39,6 +40,7 @@ __all__ = [
     "CacheSettings",
     "DataSettings",
     "EarlyStoppingSettings",
+    "EngineSettings",
     "InterleaveSettings",
     "JpegDecoding",
     "MapSettings",

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from throughline.settings.base import Fraction, Settings
 from throughline.settings.records import RecordSettings
@@ -203,6 +210,30 @@ class ShardSettings(Settings):
         le=256,
         description="threads that write shards; any number gives the same bytes",
     )
+
+
+class EngineSettings(Settings):
+    """Who inspects files and writes shards and the snapshot; any engine gives the same bytes."""
+
+    address: str = Field(
+        default="",
+        description=(
+            "scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads"
+            " of the stages, or `workers`"
+        ),
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Dask workers that each of these stages starts on its machine; 0: none",
+    )
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> EngineSettings:
+        if self.address and self.workers:
+            raise ValueError("address names a cluster that runs, workers starts one: give one")
+        return self
 
 
 class SnapshotSettings(Settings):

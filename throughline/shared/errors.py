@@ -202,6 +202,12 @@ class AlreadyRunning(UserError):
     """Another process, started by hand, is already at the same work in the same folder."""
 
 
+class EngineFailed(UserError):
+    """The Dask cluster that works for a stage cannot be reached, has no workers or was lost, or its
+    workers have another program, do not see the stage's files, or end at an item, which is named.
+    """
+
+
 class ProcessesDiffer(UserError):
     """Processes that train together do not have the same parameters, code, data or checkpoints, or
     have arrived at other weights; the part is named.

@@ -30,6 +30,9 @@ SUPPORTING = (
         f"throughline.shared.{module}"
         for module in (
             "code_identity",
+            "dask_engine",
+            "dask_task",
+            "engine",
             "errors",
             "gc_pause",
             "layout",

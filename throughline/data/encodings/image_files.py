@@ -43,9 +43,25 @@ def open_inspector(settings: DataSettings) -> Iterator[Inspect]:
     """What decodes images completely and makes sure that TensorFlow will see the same picture, from
     any thread: Pillow decodes without the GIL, TensorFlow outside of this process.
     """
-    with Decoder() as decoder:
-        yield lambda file, converted: inspect_image(
-            file, max_pixels=settings.max_pixels, converted=converted, decoder=decoder
+    inspector = ImageInspector(settings.max_pixels)
+    with inspector.decoder:
+        yield inspector
+
+
+class ImageInspector:
+    """Inspects image files, and asks a decoder about those that are doubtful: each process its own,
+    wherever this is sent to.
+    """
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels, self.decoder = max_pixels, Decoder()
+
+    def __reduce__(self) -> tuple[type[ImageInspector], tuple[int]]:
+        return ImageInspector, (self.max_pixels,)
+
+    def __call__(self, file: StoredFile, converted: Path) -> FileInfo:
+        return inspect_image(
+            file, max_pixels=self.max_pixels, converted=converted, decoder=self.decoder
         )
 
 

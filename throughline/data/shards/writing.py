@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values
+from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import (
@@ -35,10 +36,11 @@ from throughline.data.shards.tfrecord import (
 from throughline.data.splits import shard_bounds, shard_order
 from throughline.plan.schema import Schema
 from throughline.settings import ShardSettings
+from throughline.shared.engine import in_parallel
 from throughline.shared.errors import DataNotFound
 from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
 from throughline.shared.program import digest_program
-from throughline.shared.progress import in_threads, progress
+from throughline.shared.progress import progress
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
 # Of the manifest's columns; the last three where examples are files.
@@ -51,18 +53,69 @@ COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
 }
 
 
+class OrderedExamples:
+    """The examples of a manifest in the order in which shards hold them. `values` is the mapped
+    array of all of them, of texts the bytes, empty where they are files. Pickled, it is the name of
+    its manifest, which another process opens once.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest, self.values = manifest, _map_values(manifest)
+        self._of: dict[str, pd.DataFrame] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., OrderedExamples], tuple[Path, str]]:
+        return _open_examples, (self.manifest.folder, self.manifest.digest)
+
+    def of(self, split: str) -> pd.DataFrame:
+        """The rows of one split."""
+        if split not in self._of:
+            rows, schema = self.manifest.for_split(split), self.manifest.schema
+            # A series keeps the order of time.
+            order = np.argsort(rows["row"]) if schema.is_series else shard_order(rows)
+            files = schema.input.encoding.storage == "files"
+            names = MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:4]
+            self._of[split] = rows[list(names)].iloc[order]
+        return self._of[split]
+
+
+@lru_cache(maxsize=1)
+def _open_examples(folder: Path, digest: str) -> OrderedExamples:
+    manifest = read_manifest(folder)
+    if manifest.digest != digest:
+        raise DataNotFound(f"{folder} has changed since the stage read it; run `dvc repro`")
+    return OrderedExamples(manifest)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """What one writer needs to write one shard. `values` is the mapped array of all examples, of
-    texts the bytes of all of them, empty where they are files.
+    """Which examples one shard holds, by their places in the order of their split: the first, and
+    the one after the last.
     """
 
     path: Path
+    examples: OrderedExamples
     split: str
-    rows: pd.DataFrame
-    values: np.ndarray
-    schema: Schema
+    first: int
+    end: int
     compression: Compression
+
+    def __str__(self) -> str:
+        return self.path.name
+
+    @property
+    def schema(self) -> Schema:
+        """What an example is."""
+        return self.examples.manifest.schema
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of all examples."""
+        return self.examples.values
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of the manifest that it holds, in their order."""
+        return self.examples.of(self.split).iloc[self.first : self.end]
 
 
 def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardIndex:
@@ -82,7 +135,7 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
         jobs = list(_plan_jobs(manifest, folder, settings))
         # Threads, not processes: reading, hashing and writing release the GIL, and records of one
         # size are made as arrays.
-        written = in_threads(write_shard, jobs, workers=settings.writers)
+        written = in_parallel(write_shard, jobs, workers=settings.writers)
         shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
         index = ShardIndex(
             schema=manifest.schema,
@@ -102,7 +155,7 @@ def write_shard(job: ShardJob) -> Shard:
         if exists
         else write_frames(job.path, _frames(job), compression=job.compression)
     )
-    records = len(job.rows)
+    records = job.end - job.first
     return Shard(
         name=job.path.name,
         split=job.split,
@@ -116,29 +169,24 @@ def write_shard(job: ShardJob) -> Shard:
 
 
 def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardJob]:
-    schema = manifest.schema
-    values = _map_values(manifest)
+    examples = OrderedExamples(manifest)
     for split in SPLITS:
-        rows = manifest.for_split(split)
-        if rows.empty:
+        if manifest.for_split(split).empty:
             continue
-        # A series keeps the order of time.
-        order = np.argsort(rows["row"]) if schema.is_series else shard_order(rows)
-        files = schema.input.encoding.storage == "files"
-        rows = rows[list(MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:4])].iloc[order]
+        rows = examples.of(split)
         bounds = shard_bounds(
             rows["bytes"].tolist(),
             target_bytes=settings.target_size_mib * 2**20,
             min_shards=settings.min_shards,
         )
         for compression in COMPRESSIONS[settings.compression]:
-            for number, (start, stop) in enumerate(bounds):
+            for number, (first, end) in enumerate(bounds):
                 yield ShardJob(
                     path=folder / shard_name(split, number, len(bounds), compression),
+                    examples=examples,
                     split=split,
-                    rows=rows.iloc[start:stop],
-                    values=values,
-                    schema=schema,
+                    first=first,
+                    end=end,
                     compression=compression,
                 )
 

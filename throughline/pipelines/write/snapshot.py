@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.snapshot_writer import (
     STATISTICS_OF,
     NotDecoded,
+    PlacedShard,
     WriteContext,
     finish_split,
     write_or_resume,
@@ -41,6 +43,7 @@ from throughline.plan.ops import Op, Parse
 from throughline.plan.schema import Schema
 from throughline.plan.shapes import resolve_decode, stored_shape
 from throughline.settings import SnapshotSettings
+from throughline.shared.engine import in_parallel
 from throughline.shared.errors import CorruptShard
 from throughline.shared.files import (
     digest_json,
@@ -48,7 +51,7 @@ from throughline.shared.files import (
 )
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import digest_program
-from throughline.shared.progress import echo_problem, in_threads, progress
+from throughline.shared.progress import echo_problem, progress
 
 if TYPE_CHECKING:
     from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
@@ -164,10 +167,8 @@ def _write_snapshot(
         for split, count in counts.items():
             allocate(folder, split, context.columns_of_all_rows, count)
             allocate(folder, split, context.value_columns, context.stored[split])
-        written = in_threads(
-            lambda place: write_or_resume(context, *place),
-            _with_row_offsets(chosen),
-            workers=usable_cores(),
+        written = in_parallel(
+            partial(write_or_resume, context), _place(chosen), workers=usable_cores()
         )
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
         by_split = {
@@ -243,9 +244,9 @@ def _prepare_tokenizer(
     return prepared
 
 
-def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
+def _place(shards: Sequence[Shard]) -> Iterator[PlacedShard]:
     """Each shard with its first row within its split."""
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
-        yield shard, passed[shard.split]
+        yield PlacedShard(shard=shard, start=passed[shard.split])
         passed[shard.split] += shard.examples

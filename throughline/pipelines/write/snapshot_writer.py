@@ -96,16 +96,31 @@ class NotDecoded(Exception):
         super().__init__(message)
         self.shard, self.ops = shard, ops
 
+    def __reduce__(self) -> tuple[type[NotDecoded], tuple[str, str, Sequence[Op]]]:
+        return NotDecoded, (str(self), self.shard, self.ops)
 
-def write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRows:
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedShard:
+    """A shard and its first row within its split."""
+
+    shard: Shard
+    start: int
+
+    def __str__(self) -> str:
+        return self.shard.name
+
+
+def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     """Write the rows of one shard, unless an interrupted run has already done it; the note that
     says so is written last.
     """
+    shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
     if note.exists():
         with expect_current_schema(note, "snapshot"):
             return parse(ShardRows, read_json(note))
-    written = write_shard(context, shard, start)
+    written = write_shard(context, shard, placed.start)
     flush(context.folder, shard.split, context.fixed_size_columns)
     write_json(note, written)
     return written

@@ -1,0 +1,166 @@
+"""The engine of a stage: threads or a Dask cluster do the same, item by item."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from throughline.pipelines.write.snapshot_writer import NotDecoded
+from throughline.plan.ops import Decode
+from throughline.shared import dask_engine, dask_task
+from throughline.shared.dask_task import Stage, describe_program, run_task
+from throughline.shared.engine import in_parallel, use_engine
+from throughline.shared.errors import EngineFailed, report_user_errors
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    """Two workers of this machine."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("stage"))
+    with use_engine(workers=2):
+        yield
+    os.chdir(before)
+
+
+def square(number: int) -> tuple[int, int]:
+    return number * number, os.getpid()
+
+
+def wait_and_say(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def refuse(number: int, *, at: int) -> int:
+    if number == at:
+        raise NotDecoded(f"no {number}", "a shard", (Decode(),))
+    return number
+
+
+def end_process(folder: Path, number: int) -> int:
+    if number == 1:
+        with (folder / "ended").open("a") as file:
+            file.write("x")
+        os._exit(1)
+    return number
+
+
+def name_variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_threads_do_it_by_default():
+    values = list(in_parallel(square, range(5), workers=2))
+    assert values == [(number * number, os.getpid()) for number in range(5)]
+
+
+@pytest.mark.integration
+def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
+    values = list(in_parallel(square, range(40), workers=1))
+    assert [value for value, _ in values] == [number * number for number in range(40)]
+    processes = {process for _, process in values}
+    assert len(processes) == 2 and os.getpid() not in processes
+    slow_first = [0.3, *[0.0] * 10]
+    assert list(in_parallel(wait_and_say, slow_first, workers=1)) == slow_first
+
+
+@pytest.mark.integration
+def test_few_items_are_outstanding_however_many_there_are(two_workers):
+    taken = []
+
+    def items():
+        for number in range(200):
+            taken.append(number)
+            yield number
+
+    results = in_parallel(square, items(), workers=1)
+    next(results)
+    assert len(taken) <= 2 * dask_engine.PER_THREAD * 2
+    assert len(list(results)) == 199
+
+
+@pytest.mark.integration
+def test_what_a_function_raises_arrives_as_it_is(two_workers):
+    with pytest.raises(NotDecoded, match="no 3") as caught:
+        list(in_parallel(partial(refuse, at=3), range(9), workers=1))
+    assert (caught.value.shard, caught.value.ops) == ("a shard", (Decode(),))
+
+
+@pytest.mark.integration
+def test_workers_leave_the_other_cores_to_each_other(two_workers):
+    (threads,) = in_parallel(name_variable, ["TF_NUM_INTRAOP_THREADS"], workers=1)
+    assert threads == "1"
+
+
+@pytest.mark.slow
+def test_an_item_that_ends_its_workers_is_named_after_three(two_workers, tmp_path):
+    with pytest.raises(EngineFailed, match="engine: 1 has ended 3 workers"):
+        list(in_parallel(partial(end_process, tmp_path), range(3), workers=1))
+    assert (tmp_path / "ended").read_text() == "xxx"
+
+
+def stage(tmp_path, **changes) -> Stage:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    known = {"root": str(tmp_path), "token": token, "text": "secret", "module": "tests.x"}
+    return Stage(**{**known, "program": "", **changes})
+
+
+def test_a_worker_that_sees_other_files_refuses(tmp_path):
+    for changes in ({"token": tmp_path / "elsewhere"}, {"text": "another"}):
+        with pytest.raises(EngineFailed, match="does not see the files in"):
+            run_task(stage(tmp_path, **changes), pickle.dumps(square), 2)
+
+
+def test_a_worker_with_another_program_refuses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "")
+    module = "throughline.shared.engine"
+    with pytest.raises(EngineFailed, match="has another program than the stage"):
+        run_task(stage(tmp_path, module=module, program="old"), pickle.dumps(square), 2)
+    same = describe_program(module)
+    value, _ = run_task(stage(tmp_path, module=module, program=same), pickle.dumps(square), 2)
+    assert value == 4
+
+
+def test_a_worker_whose_program_has_changed_since_it_started_refuses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dask_task, "LOADED_AT", 0.0)
+    module = "throughline.shared.errors"
+    known = stage(tmp_path, module=module, program=describe_program(module))
+    with pytest.raises(EngineFailed, match=r"has started before throughline.* was changed"):
+        run_task(known, pickle.dumps(square), 2)
+
+
+def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "throughline.shared.dask_engine", raising=False)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(EngineFailed, match="distributed is not installed; `pip install"),
+        use_engine(workers=1),
+    ):
+        raise AssertionError
+
+
+def test_a_dead_address_is_an_error_within_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dask_engine, "ANSWER_S", 1.0)
+    with socket.socket() as taken:  # of which nobody answers
+        taken.bind((HERE, 0))
+        address = f"tcp://{HERE}:{taken.getsockname()[1]}"
+        with pytest.raises(SystemExit), report_user_errors(), use_engine(address=address):
+            raise AssertionError
+    said = capsys.readouterr().err
+    assert f"no Dask scheduler answers at {address} within 1 s" in said
+    assert "Traceback" not in said

@@ -1,0 +1,196 @@
+"""A Dask cluster as the engine of a stage: items are sent to its workers one by one, and at most
+two for each of their threads, so that neither stage nor scheduler grows with their number.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, wait
+from distributed.comm import CommClosedError
+
+from throughline.shared.dask_task import Stage, describe_program, run_task
+from throughline.shared.errors import EngineFailed
+from throughline.shared.scratch import Scratch
+
+T = TypeVar("T")
+R = TypeVar("R")
+PER_THREAD = 2  # items that a thread has or waits for
+ANSWER_S = 15.0  # within which a scheduler answers
+WORKERS_S = 60.0  # within which a cluster has a worker
+POLL_S = 1.0
+ATTEMPTS = 3  # of an item whose worker ends
+LOCAL: dict[str, Any] = {
+    "threads_per_worker": 1,
+    "host": "127.0.0.1",
+    "dashboard_address": None,
+    "worker_dashboard_address": None,
+    "memory_limit": 0,
+    "silence_logs": logging.CRITICAL,
+}
+
+
+@contextmanager
+def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
+    """The cluster whose scheduler has this address, or one of so many processes on this machine,
+    which nobody else can reach, and which ends with the block.
+
+    Raises:
+      EngineFailed: it does not answer, or has no worker.
+    """
+    for name in [one for one in logging.root.manager.loggerDict if one.startswith("distributed")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is an error of the stage
+    scratch = Scratch(Path.cwd())
+    allowed = {"distributed.scheduler.allowed-failures": ATTEMPTS - 1}
+    timeouts = {"distributed.comm.timeouts.connect": ANSWER_S}
+    with dask.config.set(allowed | timeouts):
+        if address:
+            with _connect(address) as client:
+                yield DaskEngine(client, address, scratch)
+            return
+        options = {**LOCAL, "n_workers": workers, "local_directory": str(scratch.new_folder())}
+        with LocalCluster(**options) as cluster, _connect(_address(cluster)) as client:
+            yield DaskEngine(client, "engine.workers", scratch)
+
+
+def _address(cluster: Any) -> str:
+    return cluster.scheduler_address
+
+
+@contextmanager
+def _connect(address: str) -> Iterator[Client]:
+    try:
+        client = Client(address, timeout=ANSWER_S)
+    except (OSError, ValueError) as error:
+        raise EngineFailed(
+            f"engine.address: no Dask scheduler answers at {address} within {ANSWER_S:.0f} s; start"
+            " one with `dask scheduler`, or leave `engine` out of params.yaml"
+        ) from error
+    try:
+        yield client
+    finally:
+        with suppress(Exception):  # of a scheduler that is gone
+            client.close(timeout=POLL_S)
+
+
+class DaskEngine:
+    """Calls functions on the workers of a cluster, which `name` names in messages."""
+
+    def __init__(self, client: Client, name: str, scratch: Scratch) -> None:
+        self._client, self._name = client, name
+        self._token, self._text = scratch.new_folder() / "token", secrets.token_hex(16)
+        self._token.write_text(self._text)
+        self._worked_at = time.monotonic()
+
+    def __call__(
+        self, function: Callable[[T], R], items: Iterable[T], *, workers: int
+    ) -> Iterator[R]:
+        """As `InParallel`, whose number of threads is that of the cluster.
+
+        Raises:
+          EngineFailed: the cluster is gone or has no workers, or an item ends its worker again and
+            again; names it.
+        """
+        sent, numbered = _Sent(self._client, self._describe(function), function), enumerate(items)
+        finished: dict[int, R] = {}
+        following = 0
+        self._worked_at = time.monotonic()
+        try:
+            while True:
+                room = PER_THREAD * max(1, self._count_threads()) - len(sent.pending)
+                for number, item in islice(numbered, max(0, room)):
+                    sent.send(number, item)
+                if not sent.pending:
+                    return
+                for number, item, future in sent.take_done():
+                    finished[number] = self._result(future, item)
+                while following in finished:
+                    yield finished.pop(following)
+                    following += 1
+        except (CommClosedError, CancelledError) as error:
+            raise self._lost() from error
+        finally:
+            sent.cancel()
+
+    def _describe(self, function: Callable[[Any], Any]) -> Stage:
+        module = getattr(function, "func", function).__module__
+        return Stage(
+            root=str(Path.cwd()),
+            token=self._token,
+            text=self._text,
+            module=module,
+            program=describe_program(module),
+        )
+
+    def _count_threads(self) -> int:
+        """Threads of all workers now; 0 for a while where all have ended and others may come."""
+        try:
+            threads_of: Any = self._client.nthreads()
+        except Exception as error:  # whatever the library makes of a connection that is closed
+            raise self._lost() from error
+        threads, now = sum(threads_of.values()), time.monotonic()
+        if threads:
+            self._worked_at = now
+        elif now > self._worked_at + WORKERS_S:
+            raise EngineFailed(
+                f"engine: the Dask cluster at {self._name} has had no worker for"
+                f" {WORKERS_S:.0f} s; start some with `dask worker {self._name} --nthreads 1`"
+            )
+        return threads
+
+    def _lost(self) -> EngineFailed:
+        return EngineFailed(
+            f"engine: the Dask scheduler at {self._name} is gone; what is finished is kept, and the"
+            " same command goes on with the rest"
+        )
+
+    def _result(self, future: Future, item: object) -> Any:
+        try:
+            return future.result()
+        except KilledWorker as error:
+            raise EngineFailed(
+                f"engine: {item} has ended {ATTEMPTS} workers, one after the other; see their logs,"
+                " or find the record in it that does so with threads: leave `engine` out of"
+                " params.yaml"
+            ) from error
+        except ModuleNotFoundError as error:
+            raise EngineFailed(
+                f"engine: a worker has no module {error.name}; start workers in the project's"
+                " folder with its environment: `PYTHONPATH=. dask worker`"
+            ) from error
+
+
+class _Sent:
+    """What was sent to the workers and has not been taken from them."""
+
+    def __init__(self, client: Client, stage: Stage, function: Callable[[Any], Any]) -> None:
+        self._client, self._stage, self._function = client, stage, pickle.dumps(function)
+        self.pending: dict[Future, tuple[int, Any]] = {}
+
+    def send(self, number: int, item: object) -> None:
+        future = self._client.submit(run_task, self._stage, self._function, item, pure=False)
+        self.pending[future] = number, item
+
+    def take_done(self) -> Iterator[tuple[int, Any, Future]]:
+        """What is done by now, at the latest in a second; each is forgotten when it was used."""
+        with suppress(TimeoutError):
+            wait([*self.pending], timeout=POLL_S, return_when="FIRST_COMPLETED")
+        for future in [one for one in self.pending if one.done()]:
+            number, item = self.pending.pop(future)
+            yield number, item, future
+            future.release()
+
+    def cancel(self) -> None:
+        """Take back what nobody waits for any more."""
+        with suppress(Exception):  # of a scheduler that is gone
+            self._client.cancel([*self.pending], force=True)
