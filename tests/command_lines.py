@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import click
 import typer
 from typer.main import get_command
 
@@ -42,6 +43,8 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
         raise NotAccepted(str(error)) from error
     if name == TRACKING_SERVER:
         return _parse_mlflow(arguments)
+    if isinstance(getattr(module, "main", None), click.Command):
+        return _make_context(module.main, arguments)
     if hasattr(module, "command"):
         app = typer.Typer(add_completion=False)
         app.command()(module.command)

@@ -74,7 +74,8 @@ def _find_opened(workload: Workload, container: Manifest) -> set[int]:
         return {get_current_settings().worker.webserver.port}
     if "hosts" in options:
         return {FIRST_PORT}
-    return {options["port"]} if options.get("port") else set()
+    port = options.get("worker_port") or options.get("port")
+    return {int(port)} if port else set()
 
 
 def check_addresses(manifests: Sequence[Manifest]) -> Iterator[str]:

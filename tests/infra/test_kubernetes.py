@@ -28,7 +28,7 @@ from project import ROOT
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 BASE, INPUT = "base", "overlays/input-service"
 HOSTS, JOBSET, KUEUE = "overlays/multi-host", "overlays/jobset", "overlays/kueue"
-GPU = "overlays/gpu"
+GPU, DASK = "overlays/gpu", "overlays/dask"
 FOLDERS = (BASE, *(f"overlays/{name}" for name in OVERLAYS))
 MISSING = object()
 POD = ("spec", "template", "spec")
@@ -82,6 +82,11 @@ PLANTED = (
     (GPU, "CronJob training", (*IN_JOB, "args", 3), "--pipelin", "No such option"),
     (GPU, "CronJob training", (*IN_JOB, "args", 2), "flows.train", "No module named"),
     (GPU, "CronJob training", (*IN_JOB, "image"), "throughline:0.1.0", "throughline:0.1.0 with"),
+    (DASK, "Service dask-scheduler", ("spec", "ports", 0, "port"), 8787, "opens no port 8787"),
+    (DASK, "Deployment dask-worker", (*FIRST, "args", 3), "tcp://dask:8786", "no Service dask has"),
+    (DASK, "Deployment dask-worker", (*FIRST, "args", 9), "8789", "listens at [8789], and opens"),
+    (DASK, "Deployment dask-worker", (*FIRST, "args", 4), "--threads", "No such option"),
+    (DASK, "NetworkPolicy dask-worker", ("spec", "ingress"), [], "on one side only"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 3), OTHER_HOST, "--hosts names"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 8), "--config", "required: --pipeline"),
     (HOSTS, "CronJob training-hosts", (*JOB, "completions"), 3, "do not run at once"),
@@ -260,7 +265,8 @@ def test_the_folder_of_ones_own_in_the_readme_names_the_registry(tmp_path, name)
         for one in list_workloads(render(tmp_path / "mine"))
         for container in one.containers
     }
-    with_gpu = {"registry.example/throughline:0.1.0-gpu"} if name != "input-service" else set()
+    without = ("dask", "input-service")
+    with_gpu = set() if name in without else {"registry.example/throughline:0.1.0-gpu"}
     assert images == {"registry.example/throughline:0.1.0", "postgres:17.6-bookworm", *with_gpu}
 
 
