@@ -93,13 +93,15 @@ class AccessPolicy:
 
         Raises:
           InvalidParams: data outside the project and the granted folders, or hidden; code that is
-            no tracked module of the project; a dispatcher that nobody granted.
+            no tracked module of the project; a dispatcher that nobody granted; a Dask cluster that
+            params.yaml does not name.
         """
         problems = [
             *self._data(asked),
             *self._named_files(asked),
             *self._code(asked),
             *self._services(asked),
+            *self._engine(asked),
         ]
         if problems:
             raise InvalidParams(problems)
@@ -177,6 +179,14 @@ class AccessPolicy:
                     f"{key}: {address} is not granted to runs from the UI; service_addresses of"
                     f" {LIMITS_FILE} names more"
                 )
+
+    def _engine(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        address = _mapping(asked.get("engine")).get("address")
+        if address not in (_mapping(self.own.get("engine")).get("address"), "", None):
+            yield (
+                f"engine.address: {address} is not granted to runs from the UI, which use the Dask"
+                " cluster that params.yaml names"
+            )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -80,6 +80,7 @@ REFUSED = [
     ({"postprocess": [":X"]}, FOREIGN),
     ({"preprocess": [[["os:system"]]]}, FOREIGN),
     ({"preprocess": {"x": {"y": ["os:system"]}}}, FOREIGN),
+    ({"engine": {"address": "tcp://attacker.example:8786"}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": "grpc://169.254.169.254:80"}}}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": "grpc://127.0.0.1:22"}}}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": ["grpc://known:5050"]}}}}, UNGRANTED),

@@ -34,7 +34,6 @@ from throughline.plan.ops import Op
 class Slow(Op):
     name = "slow"
     takes = "example"
-
     def compute(self, element, draw):
         image = tf.numpy_function(self.wait, [element["image"]], tf.uint8)
         return {**element, "image": tf.ensure_shape(image, element["image"].shape)}
@@ -128,7 +127,7 @@ def wait_for(condition, *, seconds: float = 60.0) -> None:
 def read_notes(folder: Path) -> dict[str, int]:
     """The inodes of the notes on finished shards of a snapshot that is being written."""
     found = {}
-    for path in (folder / "data" / "snapshot.partial").glob(".done-*.json"):
+    for path in (folder / "data").glob("snapshot.*.partial/.done-*.json"):
         with suppress(FileNotFoundError):
             found[path.name] = path.stat().st_ino
     return found
@@ -230,3 +229,14 @@ def test_a_worker_of_another_program_is_refused(sharded, tmp_path):
     assert "has another program than the stage" in said
     assert "Traceback" not in said
     assert not (sharded / "data" / "snapshot").exists()
+
+
+def test_an_own_op_that_was_changed_is_not_run_as_it_was(sharded, by_threads):
+    with cluster(sharded, workers=1) as (address, _):
+        set_engine(sharded, address=address)
+        prepare(sharded, "snapshot")
+        own = sharded / "own.py"
+        own.write_text(own.read_text().replace("return image", "return 255 - image"))
+        said = run(sharded, sys.executable, "-m", "tasks.snapshot", code=2)
+    assert "has started before own was changed" in said
+    assert read_columns(sharded) == read_columns(by_threads)

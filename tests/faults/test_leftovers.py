@@ -62,7 +62,7 @@ def write(path: Path, version: str) -> None:
 
 
 def version_of(path: Path) -> str:
-    names = {file.name for file in path.iterdir()} - {files.KEY_FILE}
+    names = {file.name for file in path.iterdir()}
     assert names == {"one", "two", "index.json"}
     (version,) = {(path / name).read_text().strip().strip('"') for name in names}
     return version

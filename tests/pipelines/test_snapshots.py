@@ -73,7 +73,7 @@ def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         snapshot(index, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS["photos"])
     assert not (tmp_path / "snapshot").exists()
-    finished = len(list((tmp_path / "snapshot.partial").glob(".done-*")))
+    finished = len(list(tmp_path.glob("snapshot.*.partial/.done-*")))
     shards = sum(len(index.for_split(split)) for split in index.splits)
     assert 0 < finished < shards
     calls[:] = [None] * 10

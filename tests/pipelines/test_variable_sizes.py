@@ -185,7 +185,7 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
     monkeypatch.setattr(snapshot_writer, "write_shard", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
-    began, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
+    began, finished = len(seen), len(list(tmp_path.glob("snapshot.*.partial/.done-*")))
     assert finished >= 1
     index = snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import socket
@@ -17,7 +18,7 @@ from throughline.plan.ops import Decode
 from throughline.shared import dask_engine, dask_task
 from throughline.shared.dask_task import Stage, describe_program, run_task
 from throughline.shared.engine import in_parallel, use_engine
-from throughline.shared.errors import EngineFailed, report_user_errors
+from throughline.shared.errors import EngineFailed, InvalidParams, report_user_errors
 
 HERE = "127.0.0.1"
 
@@ -34,6 +35,9 @@ def two_workers(tmp_path_factory):
 
 def square(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
+
+
+SQUARE, TWO = pickle.dumps(square), pickle.dumps(2)
 
 
 def wait_and_say(seconds: float) -> float:
@@ -89,6 +93,11 @@ def test_few_items_are_outstanding_however_many_there_are(two_workers):
     assert len(list(results)) == 199
 
 
+def test_errors_travel_between_processes():
+    wrong = pickle.loads(pickle.dumps(InvalidParams(["one: is wrong", "two: too"])))
+    assert wrong.problems == ("one: is wrong", "two: too")
+
+
 @pytest.mark.integration
 def test_what_a_function_raises_arrives_as_it_is(two_workers):
     with pytest.raises(NotDecoded, match="no 3") as caught:
@@ -112,35 +121,52 @@ def test_an_item_that_ends_its_workers_is_named_after_three(two_workers, tmp_pat
 def stage(tmp_path, **changes) -> Stage:
     token = tmp_path / "token"
     token.write_text("secret")
-    known = {"root": str(tmp_path), "token": token, "text": "secret", "module": "tests.x"}
+    known = {"root": str(tmp_path), "token": token, "text": "secret", "modules": ()}
     return Stage(**{**known, "program": "", **changes})
 
 
 def test_a_worker_that_sees_other_files_refuses(tmp_path):
     for changes in ({"token": tmp_path / "elsewhere"}, {"text": "another"}):
         with pytest.raises(EngineFailed, match="does not see the files in"):
-            run_task(stage(tmp_path, **changes), pickle.dumps(square), 2)
+            run_task(stage(tmp_path, **changes), SQUARE, TWO)
 
 
 def test_a_worker_with_another_program_refuses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "")
-    module = "throughline.shared.engine"
+    modules = ("throughline.shared.engine",)
     with pytest.raises(EngineFailed, match="has another program than the stage"):
-        run_task(stage(tmp_path, module=module, program="old"), pickle.dumps(square), 2)
-    same = describe_program(module)
-    value, _ = run_task(stage(tmp_path, module=module, program=same), pickle.dumps(square), 2)
+        run_task(stage(tmp_path, modules=modules, program="old"), SQUARE, TWO)
+    same = describe_program(modules)
+    value, _ = run_task(stage(tmp_path, modules=modules, program=same), SQUARE, TWO)
     assert value == 4
 
 
 def test_a_worker_whose_program_has_changed_since_it_started_refuses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dask_task, "LOADED_AT", 0.0)
-    module = "throughline.shared.errors"
-    known = stage(tmp_path, module=module, program=describe_program(module))
+    dask_task.check_worker.cache_clear()
+    modules = ("throughline.shared.errors",)
+    known = stage(tmp_path, modules=modules, program=describe_program(modules))
     with pytest.raises(EngineFailed, match=r"has started before throughline.* was changed"):
-        run_task(known, pickle.dumps(square), 2)
+        run_task(known, SQUARE, TWO)
+
+
+def test_a_worker_that_has_anothers_module_of_a_name_refuses(tmp_path, monkeypatch):
+    for folder, value in (("one", 1), ("other", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "their_ops.py").write_text(f"VALUE = {value}\n")
+    monkeypatch.setattr(dask_task, "LOADED_AT", time.time() + 60)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), *sys.path])
+    importlib.import_module("their_ops")
+    monkeypatch.chdir(tmp_path / "other")
+    modules = ("their_ops",)
+    program = describe_program(modules)
+    known = stage(tmp_path, root=str(tmp_path / "other"), modules=modules, program=program)
+    with pytest.raises(EngineFailed, match="has another module of that name"):
+        run_task(known, SQUARE, TWO)
+    del sys.modules["their_ops"]
 
 
 def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):

@@ -72,9 +72,28 @@ def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tm
             pytest.raises(InterruptedError),
             resumable_folder(tmp_path / "folder", key=key) as folder,
         ):
-            assert [path.name for path in folder.iterdir() if path.name != files.KEY_FILE] == kept
+            assert [path.name for path in folder.iterdir()] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError
+
+
+def test_what_still_works_for_earlier_work_cannot_write_into_the_folder_of_other_work(tmp_path):
+    """Such as a worker elsewhere, of a stage that was killed."""
+    with pytest.raises(InterruptedError), resumable_folder(tmp_path / "x", key="one") as earlier:
+        raise InterruptedError
+    with resumable_folder(tmp_path / "x", key="other"), pytest.raises(FileNotFoundError):
+        (earlier / "member").write_text("of earlier work")
+    assert not [*(tmp_path / "x").iterdir()]
+
+
+def test_what_a_process_that_was_killed_elsewhere_has_begun_is_not_in_the_finished_folder(tmp_path):
+    with resumable_folder(tmp_path / "x", key="one") as folder:
+        (folder / "below").mkdir()
+        for inner in (folder, folder / "below"):
+            (inner / f".shard.{os.getpid()}-{'0' * 16}.tmp").write_text("half")
+            (inner / ".mine.tmp").write_text("whole")
+    left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "x").rglob("*.tmp"))
+    assert left == ["x/.mine.tmp", "x/below/.mine.tmp"]
 
 
 def test_a_folder_that_is_not_resumed_has_nothing_of_an_interrupted_attempt(tmp_path):

@@ -217,6 +217,7 @@ class EngineSettings(Settings):
 
     address: str = Field(
         default="",
+        pattern=r"^((tcp|tls)://\S+:[0-9]+)?$",
         description=(
             "scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads"
             " of the stages, or `workers`"

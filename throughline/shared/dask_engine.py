@@ -19,7 +19,7 @@ import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, wait
 from distributed.comm import CommClosedError
 
-from throughline.shared.dask_task import Stage, describe_program, run_task
+from throughline.shared.dask_task import Stage, describe_program, find_modules, run_task
 from throughline.shared.errors import EngineFailed
 from throughline.shared.scratch import Scratch
 
@@ -101,7 +101,8 @@ class DaskEngine:
           EngineFailed: the cluster is gone or has no workers, or an item ends its worker again and
             again; names it.
         """
-        sent, numbered = _Sent(self._client, self._describe(function), function), enumerate(items)
+        pickled, numbered = pickle.dumps(function), enumerate(items)
+        sent = _Sent(self._client, self._describe(pickled), pickled)
         finished: dict[int, R] = {}
         following = 0
         self._worked_at = time.monotonic()
@@ -122,14 +123,14 @@ class DaskEngine:
         finally:
             sent.cancel()
 
-    def _describe(self, function: Callable[[Any], Any]) -> Stage:
-        module = getattr(function, "func", function).__module__
+    def _describe(self, function: bytes) -> Stage:
+        modules = find_modules(function)
         return Stage(
             root=str(Path.cwd()),
             token=self._token,
             text=self._text,
-            module=module,
-            program=describe_program(module),
+            modules=modules,
+            program=describe_program(modules),
         )
 
     def _count_threads(self) -> int:
@@ -173,12 +174,14 @@ class DaskEngine:
 class _Sent:
     """What was sent to the workers and has not been taken from them."""
 
-    def __init__(self, client: Client, stage: Stage, function: Callable[[Any], Any]) -> None:
-        self._client, self._stage, self._function = client, stage, pickle.dumps(function)
+    def __init__(self, client: Client, stage: Stage, function: bytes) -> None:
+        self._client, self._stage, self._function = client, stage, function
         self.pending: dict[Future, tuple[int, Any]] = {}
 
     def send(self, number: int, item: object) -> None:
-        future = self._client.submit(run_task, self._stage, self._function, item, pure=False)
+        future = self._client.submit(
+            run_task, self._stage, self._function, pickle.dumps(item), pure=False
+        )
         self.pending[future] = number, item
 
     def take_done(self) -> Iterator[tuple[int, Any, Future]]:

@@ -4,6 +4,7 @@ its files, then the stage's function, once for each item.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -26,64 +27,93 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage as its workers know it: the project's folder, a file in it whose text nobody can
-    guess, the module whose function they call, and the digest of its program.
+    guess, the modules of the function that they call and of what it is given, one's own among them,
+    and the digest of all that they import.
     """
 
     root: str
     token: Path
     text: str
-    module: str
+    modules: tuple[str, ...]
     program: str
 
 
-def run_task(stage: Stage, function: bytes, item: Any) -> Any:
-    """Call the pickled function of a stage with one item, on a worker.
+def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
+    """Call the pickled function of a stage with one pickled item, on a worker.
 
     Raises:
       EngineFailed: the worker sees other files, or has another program.
     """
-    enter(stage)
-    return _load(function)(item)
+    check_worker(stage)
+    os.chdir(stage.root)
+    return _load(function)(pickle.loads(item))
 
 
 @cache
-def enter(stage: Stage) -> None:
-    """Work where the stage does, with its program; once for each stage."""
+def check_worker(stage: Stage) -> None:
+    """Make sure, once for each stage, that this worker sees its files and runs its program, before
+    anything of either is used.
+    """
     os.environ.update(THREADS)
+    node = os.uname().nodename
     try:
         text = stage.token.read_text()
     except OSError:
         text = ""
     if text != stage.text:
         raise EngineFailed(
-            f"engine: a worker at {os.uname().nodename} does not see the files in {stage.root};"
-            " workers need the project at the same path, on a file system that they share"
+            f"engine: a worker at {node} does not see the files in {stage.root}; workers need the"
+            " project at the same path, on a file system that they share"
         )
     os.chdir(stage.root)
     if stage.root not in sys.path:
         sys.path.insert(0, stage.root)
-    for name, path in project_files(stage.module, roots=_roots()).items():
-        if path.stat().st_mtime > LOADED_AT:
+    for name, path in project_files(*stage.modules, roots=_roots()).items():
+        if _is_another(name, path):
             raise EngineFailed(
-                f"engine: a worker at {os.uname().nodename} has started before {name} was changed;"
-                " restart the workers"
+                f"engine: a worker at {node} has started before {name} was changed, or has another"
+                " module of that name; restart the workers"
             )
-    if describe_program(stage.module) != stage.program:
+    if describe_program(stage.modules) != stage.program:
         raise EngineFailed(
-            f"engine: a worker at {os.uname().nodename} has another program than the stage, or"
-            " other versions of its libraries; start it with the same commit and environment"
+            f"engine: a worker at {node} has another program than the stage, or other versions of"
+            " its libraries; start it with the same commit and environment"
         )
 
 
+def _is_another(name: str, path: Path) -> bool:
+    """Whether this process may have another module of this name than a file has now."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    statuses = [each.stat() for each in {path, Path(loaded or path)}]
+    changed_at = max(max(status.st_mtime, status.st_ctime) for status in statuses)
+    other = loaded is not None and Path(loaded).read_bytes() != path.read_bytes()
+    return other or changed_at > LOADED_AT
+
+
 @cache
-def describe_program(module: str) -> str:
-    """The digest of a module, with all that it imports of the project, and of the versions of the
+def describe_program(modules: tuple[str, ...]) -> str:
+    """The digest of modules, with all that they import of the project, and the versions of the
     libraries that the stages use.
     """
     libraries: Mapping[str, str] = installed_versions(
         sorted({name for names in LIBRARIES.values() for name in names})
     )
-    return f"{code_digest(module, roots=_roots())} {sorted(libraries.items())}"
+    return f"{code_digest(*modules, roots=_roots())} {sorted(libraries.items())}"
+
+
+def find_modules(pickled: bytes) -> tuple[str, ...]:
+    """The modules of the project and of one's own that a pickled function and its arguments are
+    made of.
+    """
+    names: set[str] = set()
+
+    class _Names(pickle.Unpickler):
+        def find_class(self, module_name: str, global_name: str, /) -> Any:
+            names.add(module_name)
+            return super().find_class(module_name, global_name)
+
+    _Names(io.BytesIO(pickled)).load()
+    return tuple(sorted(name for name in names if project_files(name, roots=_roots())))
 
 
 def _roots() -> tuple[Path, Path]:

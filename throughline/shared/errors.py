@@ -39,6 +39,9 @@ class InvalidParams(UserError):
             + "\n".join(f"  - {problem}" for problem in self.problems)
         )
 
+    def __reduce__(self) -> tuple[type[InvalidParams], tuple[Sequence[str]]]:
+        return InvalidParams, (self.problems,)
+
 
 class UnknownPipeline(UserError):
     """An option, or a field of a form, names a configuration that the parameters do not have; those

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -28,8 +29,8 @@ from blake3 import blake3
 
 from throughline.shared.errors import expect_current_schema
 
-KEY_FILE = ".key"
 PARTIAL = ".partial"
+DIGITS = 12  # of the digest of its work in the name of a partial folder
 OLD = ".old"
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -135,30 +136,31 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
-    """Yield `path`.partial, keeping what an interrupted run of the *same* work (equal `key`) left
-    there.
+    """Yield a folder next to `path`, `NAME.DIGEST.partial`, keeping what an interrupted run of the
+    *same* work (equal `key`) left there.
 
-    On success the folder replaces `path` by rename. On failure or kill it stays, to be continued. A
-    partial folder with another key is thrown away.
+    On success the folder replaces `path` by rename. On failure or kill it stays, to be continued.
+    Those of other work are thrown away; what still writes for it, on a machine that was lost from
+    sight, finds no folder of that name, since each work has its own.
     """
     _recover(path)
-    partial = path.with_name(path.name + PARTIAL)
-    if partial.exists() and _read_key(partial) != key:
-        shutil.rmtree(partial)
+    digest = digest_blake2b(key.encode())[:DIGITS]
+    partial = path.with_name(f"{path.name}.{digest}{PARTIAL}")
+    for other in path.parent.glob(f"{glob.escape(path.name)}.{DIGITS * '?'}{PARTIAL}"):
+        if other != partial:
+            shutil.rmtree(other)
     partial.mkdir(parents=True, exist_ok=True)
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
         clear_leftovers(folder)
-    with atomic_file(partial / KEY_FILE) as temporary:
-        temporary.write_text(key)
     yield partial
+    _clear_temporary(partial)
     replace_folder(partial, path)
-    (path / KEY_FILE).unlink()
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield `path`.partial, empty; on success it replaces `path` by rename. What a kill leaves goes
-    with the next start.
+    """Yield an empty folder next to `path`; on success it replaces `path` by rename. What a kill
+    leaves goes with the next start.
     """
     with resumable_folder(path, key=secrets.token_hex(16)) as folder:
         yield folder
@@ -240,9 +242,13 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _read_key(partial: Path) -> str | None:
-    key_file = partial / KEY_FILE
-    return key_file.read_text() if key_file.exists() else None
+def _clear_temporary(folder: Path) -> None:
+    """Remove temporary files of `atomic_file` in a folder that is complete and below it: of
+    processes that were killed on whatever machine, or do again what is done.
+    """
+    for path in folder.rglob(".*.tmp*"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _to_jsonable(value: Any) -> Any:
