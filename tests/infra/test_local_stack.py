@@ -262,9 +262,9 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         boxes = page.locator(".ag-row .ag-checkbox-input-wrapper")
         for row in range(2):
             boxes.nth(row).click(force=True)
+        page.set_viewport_size({"width": 1800, "height": 3000})  # tables draw only what is in sight
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
-        page.set_viewport_size({"width": 1800, "height": 3000})  # tables draw only what is in sight
         for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):
             expect(page.get_by_text(metric).first).to_be_attached()
         picture(page, "mlflow-two-runs")
