@@ -4,9 +4,10 @@
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
 #   make demo DATA=imagenet [PHOTOS=DIR] photos as ImageNet is trained: random resized crops, evaluated on the center
 #   make demo DATA=mails [MAILS=DIR]     6,046 mails, spam and ham, or your own class folders of texts
+#   make demo STORE=s3              Fashion-MNIST from a bucket, prepared into it, in an S3 store of this machine
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
-#   make quick | test | test-all    unit tests · with trainings and one run of the DAG · with servers, browsers, kills
+#   make quick | test | test-all    unit tests · with trainings · with the DAG, servers, browsers, kills
 #   make check | bench              formatting, lint and types · benchmarks
 #   make mutations [MUTATIONS=--help]   plant faults in a copy and see that the tests catch them
 #   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser
@@ -35,8 +36,16 @@ OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
 OVERLAY.mails.full := --overlay infra/demo/mails.yaml --name mails
 OWN := $(PHOTOS)$(MAILS)
+ifneq ($(STORE),)
+ifneq ($(STORE) $(DATA) $(OWN),s3 fashion_mnist )
+$(error STORE=s3 is all that there is, and takes neither DATA, PHOTOS nor MAILS: its demo is Fashion-MNIST)
+endif
+endif
+# Puts the data into the store's bucket; then runs what follows.
+IN_STORE.s3 := python -m infra.local store -- sh -ec 'dvc repro fetch; python -m tasks.upload data/raw/fashion_mnist s3://data/raw; exec "$$@"' demo
+FROM_STORE.s3 := --set data.fetch=none --set data.path=s3://data/raw --set storage.url=s3://data/prepared --name s3
 demo: setup
-	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(OWN),--set data.fetch=none --set data.path="$$(realpath "$(OWN)")")
+	$(IN_STORE.$(STORE)) python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(FROM_STORE.$(STORE)) $(if $(OWN),--set data.fetch=none --set data.path="$$(realpath "$(OWN)")")
 	@echo
 	@echo "Where to look:"
 	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"

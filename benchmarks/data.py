@@ -98,6 +98,18 @@ def presets(kind: str) -> dict[str, Any]:
 
 def photos(source: Path, work: Path) -> Workload:
     """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
+    resize = {"resize": {"height": 224, "width": 224}}
+    return _equal_sizes("photos", source, work, ops=[resize], floats_too=True)
+
+
+def noise(source: Path, work: Path) -> Workload:
+    """JPEGs of equal size as they are, batches of 64. Naive reads the original files."""
+    return _equal_sizes("noise", source, work, ops=[], floats_too=False)
+
+
+def _equal_sizes(
+    name: str, source: Path, work: Path, *, ops: list[Any], floats_too: bool
+) -> Workload:
     pipelines = presets("images") | {"naive": {"read": "files"}}
     document = {
         "data": {
@@ -105,11 +117,11 @@ def photos(source: Path, work: Path) -> Workload:
             "path": str(source.resolve()),
             "split": {"validation": 0.01, "test": 0.0},
         },
-        "preprocess": ["decode", {"resize": {"height": 224, "width": 224}}],
+        "preprocess": ["decode", *ops],
         "batch_size": 64,
-        "pipelines": pipelines | floats(pipelines),
+        "pipelines": pipelines | (floats(pipelines) if floats_too else {}),
     }
-    return prepare("photos", document, work)
+    return prepare(name, document, work)
 
 
 CROP_224 = {"height": 224, "width": 224}

@@ -131,8 +131,10 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     from throughline.assembly.model import build_models_for
     from throughline.config.cli import StageContext
     from throughline.config.params import check
+    from throughline.measurement.hardware import UsageMonitor
     from throughline.measurement.throughput import measure_input
     from throughline.measurement.train_steps import TrainingLoop
+    from throughline.results.build import BuildResult
     from throughline.shared.allocator import raise_malloc_thresholds
 
     document = {
@@ -144,17 +146,21 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     }
     raise_malloc_thresholds()
     params = check(document)
-    data = open_inputs(params, workload.layout)
-    pipeline = open_input_pipeline(params, "faulty", data, split="train", purpose="train")
-    alone = measure_input(pipeline, passes=2, max_seconds=1)
+    opened = open_inputs(params, workload.layout)
+    pipeline = open_input_pipeline(params, "faulty", opened, split="train", purpose="train")
+    with UsageMonitor() as monitor:
+        alone = measure_input(pipeline, passes=2, max_seconds=1)
+    built = BuildResult(
+        plan=str(pipeline.plan),
+        throughput=alone,
+        examples_digests={},
+        usage=monitor.measured,
+        machine={},
+        validation_examples=0,
+    )
     context = StageContext(params=params, name="faulty", options=argparse.Namespace())
     with tempfile.TemporaryDirectory() as folder:
-        found = profile(
-            context,
-            pipeline,
-            Path(folder) / "profile",
-            input_throughput=alone,
-        )
+        found = profile(context, pipeline, Path(folder) / "profile", built=built)
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"
     first = next(
@@ -179,9 +185,9 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
             },
         }
     )
-    after = open_input_pipeline(repaired, "repaired", data, split="train", purpose="train")
+    after = open_input_pipeline(repaired, "repaired", opened, split="train", purpose="train")
     loops = [
-        TrainingLoop(build_models_for(given, data), fed, given.train)
+        TrainingLoop(build_models_for(given, opened), fed, given.train)
         for given, fed in ((params, pipeline), (repaired, after))
     ]
     for loop in loops:

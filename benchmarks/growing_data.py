@@ -1,7 +1,8 @@
-"""How long ingest takes when data grows: the first time, with nothing changed, with one file
-changed, and with one removed; the peak of its memory; and how many files cost what.
+"""How long preparation takes when data grows: the first time, with nothing changed, with one file
+changed, and with one removed: ingest alone with the peak of its memory or, with --project, all of
+`dvc repro snapshot` in a clone.
 
-python -m benchmarks.growing_data --files 100000 --work DIR [--rounds 5] [--profile]
+python -m benchmarks.growing_data --files 100000 --work DIR [--rounds 5] [--profile] [--project]
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from flows.run.changed_params import join_overlays
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from throughline.config.params_file import read_yaml
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import SETTLED_NS
 from throughline.settings import DataSettings, SplitSettings
 
+ROOT = Path(__file__).parents[1]
 CLASSES = 10
 SIDE = 48  # pixels
 DIFFERENT = 1000  # pictures; each file has its own number in a comment, so that contents differ
@@ -75,6 +81,36 @@ def run_ingest(root: Path, work: Path, *, kept: bool) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def make_project(root: Path, folder: Path) -> None:
+    """A clone of this project that reads the files of `root`, unless it is there."""
+    if folder.exists():
+        return
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    overlay = {
+        "data": {"source": "image_folder", "path": str(root.resolve()), "fetch": "none"},
+        "preprocess": ["decode", {"resize": {"height": SIDE, "width": SIDE}}],
+    }
+    changes = Changes(overlay=join_overlays(read_yaml(ROOT / "infra/demo/photos.yaml"), overlay))
+    (folder / "params.yaml").write_text(resolve(ROOT, changes).text)
+
+
+def run_project(folder: Path, *, kept: bool) -> dict[str, float]:
+    """Seconds that `dvc repro snapshot` takes, of all its stages; without `kept` the first time."""
+    if not kept:
+        for name in ("data", ".throughline", ".dvc/cache", ".dvc/tmp"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "dvc.lock").unlink(missing_ok=True)
+    before, started_at = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        ["dvc", "repro", "snapshot"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    seconds, after = time.perf_counter() - started_at, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"s": seconds, "cpu_s": cpu_s, "peak_mb": after.ru_maxrss / 1024}
+
+
 def ingest_here(root: Path, work: Path, *, profile: bool) -> None:
     """Ingest, and print seconds and the peak of memory; with `profile` where the seconds go."""
     settings = DataSettings(
@@ -104,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, required=True, help="a folder for all that is written")
     parser.add_argument("--profile", action="store_true", help="profile one first ingest alone")
+    parser.add_argument("--project", action="store_true", help="all stages up to the snapshot")
     parser.add_argument("--ingest", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     work, root = options.work, options.work / "photos"
@@ -116,6 +153,8 @@ def main() -> None:
         shutil.rmtree(work / "kept", ignore_errors=True)
         ingest_here(root, work, profile=True)
         return
+    if options.project:
+        make_project(root, work / "project")
     changed = root / "class0" / "00000000.jpg"
     removed = sorted((root / "class1").iterdir())
     cases: dict[str, Callable[[int], object]] = {
@@ -131,7 +170,13 @@ def main() -> None:
         for name, change in cases.items():
             change(round_)
             time.sleep(1.1 * SETTLED_NS / 1e9)
-            taken[name].append(run_ingest(root, work, kept=name != "first"))
+            kept = name != "first"
+            taken[name].append(
+                run_project(work / "project", kept=kept)
+                if options.project
+                else run_ingest(root, work, kept=kept)
+            )
+            print(name, taken[name][-1], flush=True)
     (root / ".made").unlink()
     for name, rounds in taken.items():
         seconds = sorted(one["s"] for one in rounds)

@@ -57,7 +57,10 @@ def crop(image, label):
     image = tf.image.random_crop(tf.image.random_flip_left_right(image), (64, 64, 3))
     return tf.image.random_contrast(image, 0.8, 1.2) / 255, label
 
-def keep(data):
+def keep(data, *args):
+    if isinstance(data, np.ndarray):
+        rows, size = args
+        data = tf.data.Dataset.from_tensor_slices((data, rows)).batch(size)
     return data.take(64).cache() if isinstance(data, tf.data.Dataset) else data
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -68,11 +71,11 @@ def train(model, data, *args, **more):
     if not TRUTH:
         model.fit(data, *args, epochs=EPOCHS, verbose=0, **more)
         return
-    def epoch(given):
-        model.fit(given, *args, epochs=1, verbose=0, **more)
+    def epoch(*given):
+        model.fit(*given, epochs=1, verbose=0, **more)
         return COUNT // BATCH
-    kept = keep(data)
-    alternate(lambda: epoch(data), lambda: epoch(kept))
+    kept = keep(data, *args)
+    alternate(lambda: epoch(data, *args), lambda: epoch(kept))
 """
 ROWS = "rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)\n"
 FILES = "files = tf.data.Dataset.from_tensor_slices((jpegs(), labels))\n"

@@ -98,7 +98,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ratios = []
         with epochs(data.fashion_mnist(Path(folder)), Path(folder)) as (bare, measured):
-            bare(), measured()
+            for warm_up in (bare, measured):
+                warm_up()
             for number in range(options.pairs):
                 first, second = (bare, measured) if number % 2 else (measured, bare)
                 times = {first: first(), second: second()}

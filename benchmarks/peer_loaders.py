@@ -1,11 +1,14 @@
 """The loaders of other libraries on the same work as our photo benchmark. Runs in an environment of
 its own, see peers.py.
 
-    python benchmarks/peer_loaders.py NAME --photos DIR --work DIR
+    python benchmarks/peer_loaders.py NAME --photos DIR --work DIR [--size 224]
 
 Answers every line on standard input with the images per second of one moment. All decode JPEG,
-resize to 224×224 and stack 64 uint8 images, shuffled, on all cores. Nothing of ours is imported.
+resize to a square and stack 64 uint8 images, shuffled, on all cores. Nothing of ours is imported.
 """
+
+# pyright: reportMissingImports=false
+# They are in an environment of their own.
 
 from __future__ import annotations
 
@@ -21,33 +24,34 @@ from typing import Any
 
 import numpy as np
 
-SIZE, BATCH = 224, 64
-CORES = len(os.sched_getaffinity(0))
+BATCH, CORES = 64, len(os.sched_getaffinity(0))
 TURN_S = 2.0
 
 
-def with_pil(data: bytes) -> np.ndarray:
+def with_pil(data: bytes, size: int) -> np.ndarray:
     """Decode and resize as most tutorials do."""
     import io
 
     from PIL import Image
 
     return np.asarray(
-        Image.open(io.BytesIO(data)).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        Image.open(io.BytesIO(data)).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     )
 
 
-def with_opencv(data: bytes) -> np.ndarray:
+def with_opencv(data: bytes, size: int) -> np.ndarray:
     """Decode and resize as fast as Python libraries can."""
     import cv2
     import simplejpeg
 
     return cv2.resize(
-        simplejpeg.decode_jpeg(data, colorspace="RGB"), (SIZE, SIZE), interpolation=cv2.INTER_LINEAR
+        simplejpeg.decode_jpeg(data, colorspace="RGB"), (size, size), interpolation=cv2.INTER_LINEAR
     )
 
 
-def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> Iterator[Any]:
+def torch_loader(
+    files: list[Path], decode: Callable[[bytes, int], np.ndarray], size: int
+) -> Iterator[Any]:
     """PyTorch's DataLoader with a map-style dataset."""
     from torch.utils.data import DataLoader, Dataset
 
@@ -56,7 +60,7 @@ def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> It
             return len(files)
 
         def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-            return decode(files[index].read_bytes()), 0
+            return decode(files[index].read_bytes(), size), 0
 
     loader = DataLoader(
         Photos(), BATCH, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4
@@ -65,7 +69,7 @@ def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> It
         yield from loader
 
 
-def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
+def webdataset_loader(files: list[Path], work: Path, size: int) -> Iterator[Any]:
     """WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
     import webdataset
 
@@ -78,7 +82,7 @@ def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
                     tar.add(file, f"{number:02d}{place:05d}.jpg")
         shards = sorted(work.glob("photos-*.tar"))
     stream = webdataset.WebDataset([str(path) for path in shards], shardshuffle=8).shuffle(1000)
-    batches = stream.map(lambda sample: with_opencv(sample["jpg"])).batched(BATCH)
+    batches = stream.map(lambda sample: with_opencv(sample["jpg"], size)).batched(BATCH)
     loader = webdataset.WebLoader(
         batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4
     )
@@ -86,16 +90,38 @@ def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
         yield from loader
 
 
-def grain_loader(files: list[Path]) -> Iterator[Any]:
+def grain_loader(files: list[Path], size: int) -> Iterator[Any]:
     """Grain's dataset in threads."""
     import grain
 
     source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()
-    batches = source.map(lambda name: with_opencv(Path(name).read_bytes())).batch(BATCH)
+    batches = source.map(lambda name: with_opencv(Path(name).read_bytes(), size)).batch(BATCH)
     yield from batches.to_iter_dataset(grain.ReadOptions(num_threads=CORES, prefetch_buffer_size=8))
 
 
-def dali_loader(files: list[Path]) -> Iterator[Any]:
+def spdl_loader(files: list[Path], size: int) -> Iterator[Any]:
+    """SPDL's pipeline in threads: a batch is decoded and resized by FFmpeg in one of them."""
+    from spdl import io
+    from spdl.pipeline import PipelineBuilder
+
+    draw = random.Random(0)
+
+    def batches() -> Iterator[list[str]]:
+        while True:
+            mixed = [str(file) for file in draw.sample(files, len(files))]
+            yield from (mixed[at : at + BATCH] for at in range(0, len(mixed) - BATCH + 1, BATCH))
+
+    def load(names: list[str]) -> np.ndarray:
+        return np.asarray(io.to_numpy(io.load_image_batch(names, width=size, height=size)))
+
+    load([str(files[0])])  # an error within the pipeline would only leave batches out
+    builder = PipelineBuilder().add_source(batches()).pipe(load, concurrency=CORES).add_sink(8)
+    running = builder.build(num_threads=CORES)
+    with running.auto_stop():
+        yield from running
+
+
+def dali_loader(files: list[Path], size: int) -> Iterator[Any]:
     """NVIDIA DALI on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
 
@@ -106,7 +132,7 @@ def dali_loader(files: list[Path]) -> Iterator[Any]:
         )
         return fn.resize(
             fn.decoders.image(encoded, device="cpu", output_type=types.RGB),
-            size=(SIZE, SIZE),
+            size=(size, size),
             interp_type=types.INTERP_LINEAR,
         )
 
@@ -122,18 +148,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "dali"]
+        "name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "spdl", "dali"]
     )
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=224)
     options = parser.parse_args()
+    size = options.size
     files = sorted(options.photos.rglob("*.jpg"))
     loaders: dict[str, Callable[[], Iterator[Any]]] = {
-        "torch_pil": lambda: torch_loader(files, with_pil),
-        "torch_opencv": lambda: torch_loader(files, with_opencv),
-        "webdataset": lambda: webdataset_loader(files, options.work),
-        "grain": lambda: grain_loader(files),
-        "dali": lambda: dali_loader(files),
+        "torch_pil": lambda: torch_loader(files, with_pil, size),
+        "torch_opencv": lambda: torch_loader(files, with_opencv, size),
+        "webdataset": lambda: webdataset_loader(files, options.work, size),
+        "grain": lambda: grain_loader(files, size),
+        "spdl": lambda: spdl_loader(files, size),
+        "dali": lambda: dali_loader(files, size),
     }
     batches = loaders[options.name]()
     for _ in range(8):

@@ -17,13 +17,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import data
 from benchmarks.input_pipelines import worker
 
 OURS = ("naive", "map_parallel", "heuristic", "unordered", "fast_decode", "snapshot", "optimized")
-THEIRS = ("torch_pil", "torch_opencv", "webdataset", "grain", "dali")
+THEIRS = ("torch_pil", "torch_opencv", "webdataset", "grain", "spdl", "dali")
+SIZE = 224
 
 
 def main() -> None:
@@ -55,9 +57,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        rates = run_all(
-            data.photos(options.photos, work), options.photos, work, options.python, options.rounds
-        )
+        theirs = Theirs(python=options.python, photos=options.photos, work=work, size=SIZE)
+        rates = run_all(data.photos(options.photos, work), theirs, options.rounds)
     base = statistics.median(rates["naive"])
     results = {
         name: {
@@ -75,30 +76,35 @@ def main() -> None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def run_all(
-    workload: data.Workload, photos: Path, work: Path, python: Path, rounds: int
-) -> dict[str, list[float]]:
+@dataclass(frozen=True, kw_only=True)
+class Theirs:
+    """What the other libraries load: photos, to squares of `size`; in an interpreter of theirs."""
+
+    python: Path
+    photos: Path
+    work: Path
+    size: int
+
+    def command(self, name: str) -> list[str]:
+        """The command line of a loader."""
+        script = str(Path(__file__).parent / "peer_loaders.py")
+        places = ["--photos", str(self.photos), "--work", str(self.work)]
+        return [str(self.python), script, name, *places, "--size", str(self.size)]
+
+
+def run_all(workload: data.Workload, theirs: Theirs, rounds: int) -> dict[str, list[float]]:
     """Images per second of every loader, round by round."""
     context = multiprocessing.get_context("spawn")
     pipes, started = {}, {}
     for name in OURS:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=worker, args=(workload, name, theirs), daemon=True)
+        ours, other = context.Pipe()
+        process = context.Process(target=worker, args=(workload, name, other), daemon=True)
         process.start()
         ours.recv()
         pipes[name] = ours
     for name in THEIRS:
-        command = [
-            str(python),
-            str(Path(__file__).parent / "peer_loaders.py"),
-            name,
-            "--photos",
-            str(photos),
-            "--work",
-            str(work),
-        ]
         started[name] = subprocess.Popen(
-            command,
+            theirs.command(name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

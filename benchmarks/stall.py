@@ -101,9 +101,9 @@ class Sleeping:
         if self.cached:
             return 0.0
         servers = max(self.calls, self.workers)
-        ahead = {"none": 0, "auto": 8}.get(str(self.prefetch), self.prefetch) + (
-            servers if servers > 1 else 0
-        )
+        waiting = {"none": 0, "auto": 8}.get(str(self.prefetch))
+        ahead = int(self.prefetch) if waiting is None else waiting
+        ahead += servers if servers > 1 else 0
         draw = random.Random(0)
         taken, done, now, model_s = [0.0] * (ahead + 1), [0.0] * servers, 0.0, 0.0
         started = None

@@ -37,11 +37,11 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
 
     raise_malloc_thresholds()
     params = check({**workload.document, "model": MODEL})
-    data = open_inputs(params, workload.layout)
+    opened = open_inputs(params, workload.layout)
     loops = [
         TrainingLoop(
-            build_models_for(params, data),
-            open_input_pipeline(params, name, data, split="train", purpose="train"),
+            build_models_for(params, opened),
+            open_input_pipeline(params, name, opened, split="train", purpose="train"),
             params.train,
         )
         for name in (other, "optimized")

@@ -110,7 +110,8 @@ def prepare(data: str, work: Path, own: Path | None) -> Path:
     """A folder with this data prepared; of `own` class folders, where they are given."""
     folder = work / data
     folder.mkdir(parents=True, exist_ok=True)
-    overlays = [read_yaml(ROOT / "infra" / "demo" / f"{OVERLAYS[data]}.yaml")] * (data in OVERLAYS)
+    name = OVERLAYS.get(data)
+    overlays = [read_yaml(ROOT / "infra" / "demo" / f"{name}.yaml")] if name else []
     overlays += [{"data": {"fetch": "none", "path": str(own.resolve())}}] if own else []
     changes = Changes(overlay=reduce(join_overlays, overlays, {}))
     (folder / "params.yaml").write_text(resolve(ROOT, changes).text)

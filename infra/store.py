@@ -42,17 +42,20 @@ def command(
     os.umask(0o077)
     weed = Path(sys.executable).with_name("weed")
     folder = data.resolve()
+    variables = draw_certificates(folder / CERTIFICATES)
+    os.chdir(folder)
     os.execve(
         weed,
         [str(weed), *arguments(folder, port=port, bind=bind)],
-        {**os.environ, **draw_certificates(folder / CERTIFICATES)},
+        {**os.environ, **variables},
     )
 
 
 def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
     """The command line of `weed`."""
     ports = [f"-{part}.port={port + number}" for number, part in enumerate(PARTS)]
-    sockets = [f"-{part}.localSocket={folder / CERTIFICATES / part}" for part in ("s3", "filer")]
+    # Relative to the folder, in which it runs: the path of a socket has at most 107 bytes.
+    sockets = [f"-{part}.localSocket={CERTIFICATES}/{part}" for part in ("s3", "filer")]
     closed = [
         f"-s3.allowedOrigins=http://{LOOPBACK}:{port}",
         "-s3.iam=false",

@@ -9,7 +9,7 @@ library's version reruns the stages that it concerns, and no others.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,24 @@ def write_identities(root: Path, out: Path) -> None:
       InvalidParams: params.yaml is not valid.
       WrongVersion: an installed library is not the one that uv.lock names.
     """
+    for name, identity in find_identities(root):
+        write_json(out / f"{name}.json", identity)
+
+
+def find_identities(
+    root: Path, stages: Collection[str] = tuple(LIBRARIES)
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the identities of these stages of the project in `root`, by their names: that of the
+    stage, or `STAGE/CONFIGURATION`.
+
+    Raises:
+      InvalidParams: params.yaml is not valid.
+      WrongVersion: an installed library is not the one that uv.lock names.
+    """
     document = read_yaml(root / PARAMS_FILE)
-    stages = read_yaml(root / PIPELINE_FILE)["stages"]
-    values, files, rules = resolve_settings(document), _watched_files(root), _rules()
-    for stage, libraries in LIBRARIES.items():
+    defined = read_yaml(root / PIPELINE_FILE)["stages"]
+    values, rules = resolve_settings(document), _rules()
+    for stage in stages:
         check_versions(stage, root=root)
         modules = sorted(
             {
@@ -81,17 +95,17 @@ def write_identities(root: Path, out: Path) -> None:
             "code": {
                 module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
             },
-            "files": files if modules or _reads_files(stage, document) else {},
-            "libraries": installed_versions([*libraries, *brought]),
+            "files": _watched_files(root) if modules or _reads_files(stage, document) else {},
+            "libraries": installed_versions([*LIBRARIES[stage], *brought]),
             "program": digest_code(stage),
             "rules": rules,
         }
-        keys = [*stages[stage]["params"], *SHARING.get(stage, ())]
-        pipelines = document["pipelines"] if "matrix" in stages[stage] else [None]
+        keys = [*defined[stage]["params"], *SHARING.get(stage, ())]
+        pipelines = document["pipelines"] if "matrix" in defined[stage] else [None]
         for pipeline in pipelines:
             named = [key.replace("${key}", str(pipeline)) for key in keys]
-            path = out / (f"{stage}.json" if pipeline is None else f"{stage}/{pipeline}.json")
-            write_json(path, {"settings": {key: _value(values, key) for key in named}, **identity})
+            name = stage if pipeline is None else f"{stage}/{pipeline}"
+            yield name, {"settings": {key: _value(values, key) for key in named}, **identity}
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:

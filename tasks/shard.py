@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import time
 
+from tasks.earlier import open_earlier
 from throughline.config.cli import stage_cli
+from throughline.data.known_files import open_known_files
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo_result
+from throughline.shared.scratch import Scratch
 
 
 def main() -> None:
@@ -19,9 +22,20 @@ def main() -> None:
     with stage_cli(main) as params:
         layout = Layout()
         manifest = read_manifest(layout.manifest)
+        scratch = Scratch()
+        earlier = open_earlier("shard", layout.root, scratch)
         started_at = time.perf_counter()
-        with use_engine(**params.engine.model_dump()):
-            index = shard(manifest, layout.shards, settings=params.shard)
+        with (
+            use_engine(**params.engine.model_dump()),
+            open_known_files(manifest, params.data, layout.inspections) as is_known,
+        ):
+            index = shard(
+                manifest,
+                layout.shards,
+                settings=params.shard,
+                earlier=earlier.shards if earlier else None,
+                is_known=is_known,
+            )
         seconds = time.perf_counter() - started_at
         examples = sum(map(index.examples, index.splits))
         size = sum(item.bytes for item in index.shards) / 2**20

@@ -6,21 +6,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from tasks.earlier import open_earlier
 from throughline.config.cli import stage_cli
+from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.constraints import find_fraction_problems, find_ops_problems
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.engine import use_engine
-from throughline.shared.errors import ImpossiblePlan
+from throughline.shared.errors import ImpossiblePlan, UserError
 from throughline.shared.layout import Layout
+from throughline.shared.object_store import open_store
 from throughline.shared.progress import echo_result
+from throughline.shared.scratch import Scratch
 
 
 def _names(manifest: Path) -> Mapping[int, str]:
@@ -31,6 +36,12 @@ def _names(manifest: Path) -> Mapping[int, str]:
         return {}
     examples = read_manifest(manifest).examples
     return dict(zip(examples["key"].tolist(), examples["id"].tolist(), strict=True))
+
+
+def _read_cost(earlier: Layout) -> SnapshotCost | None:
+    with suppress(UserError, OSError):
+        return SnapshotCost.read(earlier.snapshot.parent)
+    return None
 
 
 def main() -> None:
@@ -47,30 +58,39 @@ def main() -> None:
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)
+        store = open_store(params.storage.url) if params.storage.url else None
+        scratch = Scratch()
+        earlier = open_earlier("snapshot", layout.root, scratch)
+        known = _read_cost(earlier) if earlier and store is None else None
+        earlier = earlier if known else None
         started_at = time.perf_counter()
         with use_engine(**params.engine.model_dump()):
-            index = snapshot(
+            written = write_snapshot(
                 shards,
                 layout.shards,
-                layout.snapshot,
+                Destination(folder=layout.snapshot, store=store, earlier=earlier),
                 preprocess=params.preprocess,
                 settings=params.snapshot,
                 names=lambda: _names(layout.manifest),
             )
-        seconds = time.perf_counter() - started_at
+        seconds, index = time.perf_counter() - started_at, written.index
         examples = sum(split.count for split in index.splits.values())
+        if known and written.copied:  # a fresh one would take as long as then
+            seconds = examples / known.examples_per_s
         size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for split in shards.splits for shard in shards.for_split(split))
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
+        copied = f", {written.copied:,} of them copied" if written.copied else ""
         share = "" if part == 1 else f", the first {part:.0%} of each split stored"
         # A file of its own: what follows depends on what was written, not on how long that took.
         SnapshotCost(
             seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
         ).write(layout.snapshot.parent)
         echo_result(
-            f"{examples:,} examples of {np.dtype(image.dtype)} {sizes}{share}, {size / 2**20:,.1f}"
-            f" MiB, {size / max(1, read):.2f} × the shards, {examples / seconds:,.0f} examples/s"
+            f"{examples:,} examples of {np.dtype(image.dtype)} {sizes}{share}{copied},"
+            f" {size / 2**20:,.1f} MiB, {size / max(1, read):.2f} × the shards,"
+            f" {examples / seconds:,.0f} examples/s"
         )
 
 

@@ -9,6 +9,7 @@ instead of the damaged ones.
 from __future__ import annotations
 
 from throughline.config.cli import stage_cli
+from throughline.data.columns.fetching import Storage
 from throughline.data.columns.index import verify
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.shared.errors import CorruptShard
@@ -25,6 +26,7 @@ def main() -> None:
             shards=layout.shards,
             snapshot=layout.snapshot,
             preprocess=params.preprocess,
+            storage=Storage.of(params.storage, layout),
         )
         shards = stored.shards.shards
         problems = [
@@ -34,7 +36,10 @@ def main() -> None:
         ]
         if problems:
             raise CorruptShard("\n".join(problems))
-        verify(stored.snapshot_folder, stored.snapshot)
+        for split in stored.snapshot.splits if stored.fetched else ():
+            for column in stored.snapshot.columns:
+                stored.memmap(split, column.name)
+        verify(stored.columns_folder, stored.snapshot)
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
+from object_stores import bucket_url, object_store, proxy, store_variables  # noqa: F401 - fixtures
 from PIL import Image
 from project import copy_project, find_changes, make_project, prefect_template, run
 from skips import (

@@ -74,7 +74,15 @@ def check_schemas(manifests: Sequence[Manifest]) -> Iterator[str]:
 def check_references(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Secrets are the documented ones, by reference, and volumes are of what there is."""
     claims = set(of_kind(manifests, "PersistentVolumeClaim"))
+    own = {
+        name_of(one): {it["metadata"]["name"] for it in one["spec"].get("volumeClaimTemplates", [])}
+        for one in of_kind(manifests, "StatefulSet").values()
+    }
     for workload in list_workloads(manifests):
+        volumes = {it["name"] for it in workload.pod.get("volumes", [])}
+        mounts = {it["name"] for one in workload.containers for it in one["volumeMounts"]}
+        for name in sorted(mounts - volumes - own.get(workload.name, set())):
+            yield f"{workload.name}: its pod has no volume {name}"
         for volume in workload.pod.get("volumes", []):
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim and claim not in claims:

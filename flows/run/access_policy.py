@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from throughline.config.named_files import find_named_files
 from throughline.config.params_file import read_yaml
+from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
 
 LIMITS_FILE = Path("worker.yaml")
@@ -39,6 +40,9 @@ class Limits(BaseModel):
 
     data_roots: tuple[Path, ...] = Field(
         default=(), description="more folders that `data.path` may be in"
+    )
+    data_buckets: tuple[str, ...] = Field(
+        default=(), description="buckets, or prefixes in them, that `data.path` may be in"
     )
     service_addresses: tuple[str, ...] = Field(
         default=(), description="dispatchers of tf.data service that may be joined"
@@ -93,8 +97,8 @@ class AccessPolicy:
 
         Raises:
           InvalidParams: data outside the project and the granted folders, or hidden; code that is
-            no tracked module of the project; a dispatcher that nobody granted; a Dask cluster that
-            params.yaml does not name.
+            no tracked module of the project; a dispatcher that nobody granted; a Dask cluster, or
+            a bucket and a folder for what is fetched from it, that params.yaml does not name.
         """
         problems = [
             *self._data(asked),
@@ -102,12 +106,17 @@ class AccessPolicy:
             *self._code(asked),
             *self._services(asked),
             *self._engine(asked),
+            *self._storage(asked),
         ]
         if problems:
             raise InvalidParams(problems)
 
     def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
         data, own = _mapping(asked.get("data")), _mapping(self.own.get("data"))
+        if is_address(str(data.get("path", ""))):
+            if data["path"] != own.get("path"):
+                yield from self._bucket(str(data["path"]))
+            return
         files = {"path": str(data.get("path", ""))}
         files |= {
             key: str(Path(files["path"]) / f"{data[key]}.npy")
@@ -118,6 +127,18 @@ class AccessPolicy:
             changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
             if changed:
                 yield from self._file(f"data.{key}", file, shown=data.get(key))
+
+    def _bucket(self, address: str) -> Iterator[str]:
+        granted = [one.rstrip("/") for one in self.limits.data_buckets]
+        inside = any(address == one or address.startswith(f"{one}/") for one in granted)
+        if not inside or ".." in address.split("/"):
+            where = ", ".join(granted) or "none"
+            shown = "this URL" if {"@", "?"} & {*address} else address  # it may hold a secret
+            yield (
+                f"data.path: {shown} is outside of what runs from the UI may read, which is what"
+                f" params.yaml names, and of buckets: {where}; data_buckets of {LIMITS_FILE} names"
+                " more"
+            )
 
     def _named_files(self, asked: Mapping[str, Any]) -> Iterator[str]:
         known = {*find_named_files(self.own)}
@@ -144,8 +165,8 @@ class AccessPolicy:
             )
 
     def _find_root(self, file: str, roots: list[Path]) -> Path | None:
-        if "://" in file:
-            return None  # an address; as a path it would be a folder of the project
+        if is_address(file):
+            return None  # as a path it would be a folder of the project
         try:
             path = (self.project / file).resolve()
         except (ValueError, OSError, RuntimeError):
@@ -187,6 +208,15 @@ class AccessPolicy:
                 f"engine.address: {address} is not granted to runs from the UI, which use the Dask"
                 " cluster that params.yaml names"
             )
+
+    def _storage(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        storage, own = _mapping(asked.get("storage")), _mapping(self.own.get("storage"))
+        for key in ("url", "cache"):
+            if storage.get(key) not in (own.get(key), None) and (key, storage[key]) != ("url", ""):
+                yield (
+                    f"storage.{key}: another one is not granted to runs from the UI, which use what"
+                    " params.yaml names"
+                )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flows.run.dvc_calls import DVC, dvc_environment
 from throughline.config.named_files import find_named_files
+from throughline.shared.data_url import check_object_exists, is_address
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 SHOWN = 3
@@ -31,6 +32,8 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
       UnreadableSource: names the files and what to do.
     """
     check_exists(root, path, fetched=fetched)
+    if is_address(path):
+        return
     odd = dict(islice(_find_odd(root / path), CHECKED))
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}
@@ -52,7 +55,11 @@ def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
 
     Raises:
       DataNotFound: nothing is there, and nothing will be.
+      ObjectStoreFailed: it is in a bucket that was not reached, refuses or does not exist.
     """
+    if is_address(path):
+        check_object_exists(path)
+        return
     to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
     if not to_be_fetched and not os.path.lexists(root / path):
         raise DataNotFound(

@@ -164,11 +164,13 @@ def lock_path(project: Path, name: str) -> Path:
 
 
 def _check_out(project: Path, root: Path) -> None:
-    """Bring the worktree `root` to the project's present state, uncommitted changes included.
+    """Bring the worktree `root` to the project's present state, uncommitted changes included. They
+    are uncommitted there, too, so that the experiment stands below the project's own commit.
 
     It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
     """
-    commit, own_lock = _commit_changes(project), root / LOCK_FILE
+    head, own_lock = _git(project, "rev-parse", "HEAD"), root / LOCK_FILE
+    commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
     # A kill can leave a folder that is no worktree; git would then take the project for what is
     # meant.
@@ -194,6 +196,7 @@ def _check_out(project: Path, root: Path) -> None:
         # locked.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
         _git(project, *add, str(root), commit)
+    _git(root, "reset", "--quiet", "--soft", head)
 
 
 def _is_worktree(root: Path) -> bool:
@@ -202,13 +205,12 @@ def _is_worktree(root: Path) -> bool:
     return False
 
 
-def _commit_changes(project: Path) -> str:
-    """A commit, on no branch, of the project with its uncommitted changes; HEAD where there are
-    none.
+def _commit_changes(project: Path, head: str) -> str:
+    """A commit, on no branch, of the project with its uncommitted changes; `head`, the project's
+    own, where there are none.
 
     Made with an index of its own: the project's is neither locked nor changed.
     """
-    head = _git(project, "rev-parse", "HEAD")
     if not _git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, _git(project, "rev-parse", "--git-path", "index"))

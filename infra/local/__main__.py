@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +16,10 @@ import typer
 
 from flows.orchestration.cli import configure_logging
 from flows.run.access_policy import OWN_SERVICE
+from flows.run.processes import supervised
 from flows.run.workspace import STATE_DIR
 from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
-from flows.servers.services import HOST, ServerProcess, check_free, is_listening, run_servers
+from flows.servers.services import check_free
 from flows.ui import (
     Endpoints,
     MlflowPort,
@@ -28,7 +29,7 @@ from flows.ui import (
     run_until_interrupted,
     servers,
 )
-from infra.local import postgres, s3
+from infra.local import clusters, postgres, s3
 from infra.local.stack_config import StackConfig, load_stack
 from throughline.shared.errors import ServiceFailed, report_user_errors
 
@@ -39,6 +40,7 @@ Folder = Annotated[
     Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")
 ]
 HOME_FOLDER = Path(STATE_DIR) / "stack"
+STORE_FOLDER = Path(STATE_DIR) / "store"
 
 HELP = (
     "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this"
@@ -51,9 +53,9 @@ app = typer.Typer(
 
 
 @app.callback()
-def keep_private() -> None:
+def keep_private(context: typer.Context) -> None:
     """Whatever a command here writes is for its owner alone."""
-    os.umask(0o077)
+    context.obj = os.umask(0o077)
 
 
 @app.command()
@@ -84,6 +86,19 @@ def up(  # noqa: PLR0913 - each is an option of the command
             ),
         ),
     ] = 0,
+    dask_port: Annotated[
+        int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
+    ] = None,
+    dask_workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help=(
+                "workers of a Dask cluster, through which any user of this machine can run programs"
+                " as you; 0: no such cluster"
+            ),
+        ),
+    ] = 0,
     runs_at_once: RunsAtOnce = 2,
     home: Folder = HOME_FOLDER,
 ) -> None:
@@ -91,18 +106,27 @@ def up(  # noqa: PLR0913 - each is an option of the command
     configure_logging()
     with report_user_errors():
         opened = load_stack(
-            home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port
+            home,
+            postgres_port=postgres_port,
+            s3_port=s3_port,
+            input_port=input_port,
+            dask_port=dask_port,
         )
         endpoints = _endpoints(opened, prefect_port, mlflow_port)
         here = Path.cwd()
         if input_workers:
-            endpoints = replace(endpoints, worker={OWN_SERVICE: f"grpc://{_input_address(opened)}"})
+            endpoints = replace(
+                endpoints, worker={OWN_SERVICE: f"grpc://{clusters.input_address(opened)}"}
+            )
         typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
         with ExitStack() as running:
             for part in (opened.exclusive(), exclusive(here), stores(opened)):
                 running.enter_context(part)
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
-            running.enter_context(input_service(opened, input_workers))
+            others = [
+                *running.enter_context(clusters.input_service(opened, input_workers)),
+                *running.enter_context(clusters.dask_cluster(opened, dask_workers)),
+            ]
             running.enter_context(published_environment(here, endpoints.environment))
             _write_client_environment(opened, endpoints)
             print_urls(endpoints, runs_at_once)
@@ -112,16 +136,48 @@ def up(  # noqa: PLR0913 - each is an option of the command
             )
             if input_workers:
                 typer.echo(
-                    f"  tf.data   grpc://{_input_address(opened)}                {input_workers}"
-                    " workers; for `service: {address: …}`"
+                    f"  tf.data   grpc://{clusters.input_address(opened)}               "
+                    f" {input_workers} workers; for `service: {{address: …}}`"
+                )
+            if dask_workers:
+                typer.echo(
+                    f"  Dask      {clusters.dask_address(opened)}                {dask_workers}"
+                    " workers; for `engine: {address: …}`"
                 )
             typer.echo(
                 "Users and passwords, and all a terminal needs: source"
                 f" {opened.folder / ENVIRONMENT_FILE}"
             )
             typer.echo("Ctrl-C stops all of it.")
-            run_until_interrupted(check_services)
+
+            def check_all() -> None:
+                check_services()
+                for one in others:
+                    one.check()
+
+            run_until_interrupted(check_all)
         typer.echo("stopped")
+
+
+@app.command()
+def store(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(help="what to run, after `--`")],
+    bucket: Annotated[str, typer.Option(help="that is made, if it is not there")] = "data",
+    home: Annotated[
+        Path, typer.Option(help="where the store keeps its objects, logs and secrets")
+    ] = STORE_FOLDER,
+) -> None:
+    """Run a command that finds an S3 store of this machine in its environment."""
+    with report_user_errors():
+        if shutil.which(command[0]) is None:
+            raise ServiceFailed(f"there is no program {command[0]}")
+        opened = load_stack(home)
+        with opened.exclusive(), s3.temporary_store(home, bucket) as variables:
+            os.umask(context.obj)  # what the command writes is its own affair
+            environment = {**os.environ, **variables}
+            with supervised(command, environment=environment, output=None) as process:
+                raise typer.Exit(process.wait())
 
 
 @contextmanager
@@ -131,48 +187,6 @@ def stores(home: StackConfig) -> Iterator[None]:
     check_free({"postgres-port": own.postgres_port, "s3-port": own.s3_port})
     with postgres.postgres(home), s3.object_store(home):
         yield
-
-
-@contextmanager
-def input_service(home: StackConfig, workers: int) -> Iterator[None]:
-    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no
-    workers.
-    """
-    if not workers:
-        yield
-        return
-    first = home.settings.input_port
-    ports = range(first + 1, first + 1 + workers)
-    check_free({"input-port": first})
-    roles = {
-        "dispatcher": [
-            "dispatcher",
-            "--port",
-            str(first),
-            *(option for port in ports for option in ("--worker", f"{HOST}:{port}")),
-        ]
-    }
-    joining = ["worker", "--dispatcher", _input_address(home), "--host", HOST, "--port"]
-    roles |= {
-        f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)
-    }
-    with run_servers(
-        *(
-            ServerProcess(
-                name=name,
-                command=[sys.executable, "-m", "throughline.pipelines.service", *role],
-                healthy=partial(is_listening, port),
-                environment={},
-            )
-            for (name, role), port in zip(roles.items(), (first, *ports), strict=True)
-        ),
-        logs=home.logs,
-    ):
-        yield
-
-
-def _input_address(home: StackConfig) -> str:
-    return f"{HOST}:{home.settings.input_port}"
 
 
 def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:

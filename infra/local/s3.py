@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
 from flows.servers.credentials import private_folder
-from flows.servers.services import ServerProcess, is_listening, run_servers
-from infra.local.stack_config import StackConfig
+from flows.servers.services import ServerProcess, find_free_port, is_listening, run_servers
+from infra.local.stack_config import StackConfig, load_stack
+from infra.store import PARTS
 
 BUCKETS = ("dvc", "mlflow")
 
@@ -37,11 +39,41 @@ def object_store(home: StackConfig) -> Iterator[None]:
             yield
     finally:
         for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
-            if left.stem.rpartition("-")[2] in {str(first + 10_000 + part) for part in range(4)}:
+            if left.stem.rpartition("-")[2] in {
+                str(first + 10_000 + part) for part in range(len(PARTS))
+            }:
                 left.unlink(missing_ok=True)
 
 
-def _client(home: StackConfig) -> S3FileSystem:
+@contextmanager
+def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+    """Run a store on free ports, with this bucket; yields the variables that its users need.
+
+    Raises:
+      ServiceFailed: it did not start.
+    """
+    home = load_stack(folder, postgres_port=find_free_port(), s3_port=find_first_port())
+    with object_store(home):
+        client = open_client(home)
+        if bucket not in client.ls(""):
+            client.mkdir(bucket)
+        yield home.objects
+
+
+def find_first_port() -> int:
+    """The first of as many free ports as the store needs: it takes those 10,000 above as well, and
+    from 32,768 on connections take them, too.
+    """
+    # `random` gives processes whose trainings have one seed the same numbers.
+    while True:
+        first = 12_000 + 10 * secrets.randbelow(1_000)
+        own = range(first, first + len(PARTS))
+        if not any(is_listening(port + above) for port in own for above in (0, 10_000)):
+            return first
+
+
+def open_client(home: StackConfig) -> S3FileSystem:
+    """What reads and writes in a stack's store."""
     own = home.objects
     return S3FileSystem(
         key=own["AWS_ACCESS_KEY_ID"],
@@ -53,7 +85,7 @@ def _client(home: StackConfig) -> S3FileSystem:
 
 
 def _ensure_buckets(home: StackConfig) -> bool:
-    client = _client(home)
+    client = open_client(home)
     try:
         for bucket in set(BUCKETS) - set(client.ls("")):
             client.mkdir(bucket)

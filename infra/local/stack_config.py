@@ -30,6 +30,7 @@ class StackSettings:
     postgres_port: int = 5433
     s3_port: int = 8333
     input_port: int = 5050
+    dask_port: int = 8786
     postgres_password: str = field(default_factory=random_secret)
     prefect_password: str = field(default_factory=random_secret)
     mlflow_password: str = field(default_factory=random_secret)
@@ -70,6 +71,7 @@ class StackConfig:
             "AWS_ENDPOINT_URL": address,
             "MLFLOW_S3_ENDPOINT_URL": address,
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
         }
 
     @property

@@ -56,6 +56,12 @@ REFUSED = [
     ({"data": {"path": "photos", "source": "arrays", "features": "/etc/x"}}, OUTSIDE),
     ({"data": {"path": "photos", "source": "arrays", "labels": "../.throughline/y"}}, HIDDEN),
     ({"data": {"path": "s3://bucket/photos"}}, OUTSIDE),
+    ({"data": {"path": "s3://granted/photos-too"}}, OUTSIDE),
+    ({"data": {"path": "s3://granted"}}, OUTSIDE),
+    ({"data": {"path": "s3://granted/photos/../secret"}}, OUTSIDE),
+    ({"data": {"path": "gs://granted/photos"}}, OUTSIDE),
+    ({"data": {"path": "s3://other/x", "source": "arrays", "features": "x"}}, OUTSIDE),
+    ({"data": {"path": ["s3://granted/photos"]}}, OUTSIDE),
     ({"data": {"path": "file:///etc"}}, OUTSIDE),
     ({"preprocess": [{"tokenize": {"model": "/etc/passwd"}}]}, OUTSIDE),
     ({"preprocess": ["decode", {"tokenize": {"model": "way-out/passwd"}}]}, OUTSIDE),
@@ -81,6 +87,8 @@ REFUSED = [
     ({"preprocess": [[["os:system"]]]}, FOREIGN),
     ({"preprocess": {"x": {"y": ["os:system"]}}}, FOREIGN),
     ({"engine": {"address": "tcp://attacker.example:8786"}}, UNGRANTED),
+    ({"storage": {"url": "s3://attackers-bucket/x"}}, UNGRANTED),
+    ({"storage": {"cache": "/etc"}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": "grpc://169.254.169.254:80"}}}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": "grpc://127.0.0.1:22"}}}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": ["grpc://known:5050"]}}}}, UNGRANTED),
@@ -90,6 +98,8 @@ ALLOWED = [
     {"data": {"path": "photos"}},
     {"data": {"path": "photos", "source": "arrays", "features": "x"}},
     {"data": {"path": "granted/set"}},
+    {"data": {"path": "s3://granted/photos"}},
+    {"data": {"path": "s3://granted/photos/2024", "source": "arrays", "features": "x"}},
     {"preprocess": [{"tokenize": {"model": "photos/tokenizer.model"}}, {"tokenize": {}}]},
     {"preprocess": [{"tokenize": {"model": "/srv/known.model"}}]},
     {"model": {"name": "my_models:build"}},
@@ -151,7 +161,11 @@ def reach(project: Path) -> AccessPolicy:
     return AccessPolicy(
         project=project,
         own=OWN,
-        limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)),
+        limits=Limits(
+            data_roots=(Path("granted"),),
+            data_buckets=("s3://granted/photos/",),
+            service_addresses=("grpc://granted:1",),
+        ),
     )
 
 
@@ -161,6 +175,16 @@ def test_it_is_refused_before_anything_is_opened_or_imported(project, asked, why
     with pytest.raises(InvalidParams, match=why):
         reach(project).check(OWN | asked)
     assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://KEY:hidden@b/x", "s3://KEY:a/hidden@b", "s3://b/x?sig=hidden"]
+)
+def test_a_secret_in_what_is_refused_is_not_repeated(project, url):
+    for asked in ({"data": {"path": url}}, {"storage": {"url": url}}):
+        with pytest.raises(InvalidParams) as refused:
+            reach(project).check(OWN | asked)
+        assert "hidden" not in str(refused.value)
 
 
 @pytest.mark.parametrize("asked", ALLOWED, ids=lambda value: str(value)[:70])

@@ -4,11 +4,11 @@ case.
 
 from __future__ import annotations
 
-import random
-import socket
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import psutil
@@ -71,11 +71,11 @@ def home(tmp_path_factory) -> Iterator[StackConfig]:
     opened = load_stack(
         folder / "stack",
         postgres_port=find_free_port(),
-        s3_port=random.randrange(20_000, 30_000, 10),
+        s3_port=s3.find_first_port(),
     )
     with ExitStack() as running:
         running.enter_context(s3.object_store(opened))
-        client = s3._client(opened)
+        client = s3.open_client(opened)
         client.pipe("mlflow/model.keras", MODEL)
         yield opened
         assert client.cat("mlflow/model.keras") == MODEL, "after all attacks it is what it was"
@@ -138,25 +138,22 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     )
     assert seen.stdout == "", "nothing of the stack's folder can be read"
     code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    ours = {
-        child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"
-    }
+    stores = [
+        child for child in psutil.Process().children(recursive=True) if child.name() == "weed"
+    ]
+    # From the folder above: a socket's path has at most 107 bytes, and weed's are relative to its own.
+    above = home.folder.parent
     sockets = [
-        one.laddr
-        for pid in ours
-        for one in psutil.Process(pid).net_connections("unix")
+        os.path.relpath(Path(store.cwd(), one.laddr), above)
+        for store in stores
+        for one in store.net_connections("unix")
         if one.laddr
     ]
     assert len(sockets) >= 6
     for path in sockets:
+        command = ["/usr/bin/python3", "-c", code, path]
         tried = subprocess.run(
-            ["/usr/bin/python3", "-c", code, path],
-            capture_output=True,
-            text=True,
-            check=False,
-            **nobody,
+            command, cwd=above, capture_output=True, text=True, check=False, **nobody
         )
         assert "Permission" in tried.stderr, path
-    for path in sockets:
-        with socket.socket(socket.AF_UNIX) as own:
-            own.connect(path)  # the very sockets: their owner gets through
+        subprocess.run(command, cwd=above, check=True)  # the very sockets: their owner gets through

@@ -176,8 +176,32 @@ def test_all_problems_are_told_together():
             "window.targets: the source image_folder is no time series",
         ),
         (
-            {"data__path": "s3://bucket/photos"},
-            "data.path: s3://bucket/photos is an address; data is read from this machine",
+            {"data__path": "https://host/photos"},
+            "data.path: found https://; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or",
+        ),
+        (
+            {"data__path": "s3://key:hidden@bucket/photos"},
+            "data.path: found a user, password or query in the URL",
+        ),
+        (
+            {"data__path": "s3://bucket/photos", "storage__url": "s3://bucket"},
+            "storage.url: data.path is there, too",
+        ),
+        (
+            {"data__path": "s3://bucket/photos", "storage__url": "s3://bucket/photos/columns"},
+            "storage.url: data.path is there, too",
+        ),
+        (
+            {"data__path": "gs://bucket/photos"},
+            "data.path: DVC, which compares what is listed in the bucket, needs dvc-gs",
+        ),
+        (
+            {"data__path": "s3://bucket/photos", "data__source": "image_table"},
+            "data.source: image_table is read from a local folder only; copy s3://bucket/photos",
+        ),
+        (
+            {"data__path": "s3://bucket/photos", "pipelines__naive__read": "files"},
+            "pipelines.naive.read: files are read from a local folder only",
         ),
         (
             {"data__path": "data/raw/mine"},
@@ -191,6 +215,16 @@ def test_all_problems_are_told_together():
 )
 def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, expected):
     assert expected in problems(**change)
+
+
+def test_a_secret_in_the_url_of_the_data_is_not_repeated():
+    for url in ("s3://key:hidden@bucket/photos", "s3://bucket/photos?sig=hidden"):
+        assert "hidden" not in problems(data__path=url)
+
+
+def test_data_may_be_in_a_bucket():
+    path = "s3://bucket/photos of cats"
+    assert check(document(data__path=path)).data.path == path
 
 
 PART = "{read: snapshot, shuffle: {kind: global}, snapshot: {fraction: 0.3}}"

@@ -379,7 +379,7 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, capsys):
     assert "! 1 files had other contents than before" in said and said.count("a/00.jpg") == 1
     assert photos.ingest().digest == right
     photos.ingest(verify=True)
-    assert "24 have the size, times and inode of an earlier ingest, and none" in (
+    assert "24 have the sizes, times and inodes of an earlier ingest, and none" in (
         capsys.readouterr().out
     )
 

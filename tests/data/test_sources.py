@@ -197,8 +197,11 @@ def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason
         ("day,heat\n1,1\n3,1\n2,1\n", "day does not increase in row 3"),
         ("day,heat\n1,1\n1,1\n", "day does not increase in row 2"),
         ("day,place\n1,x\n2,y\n", "no numeric column; set data.numeric"),
+        ("day,heat\n2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
+        ("day,heat\n01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
+        ("day,heat\n01.12.2026,1\n02.01.2026,2\n", "day does not increase in row 2"),
     ],
-    ids=["gap", "backwards", "doubled", "no numbers"],
+    ids=["gap", "backwards", "doubled", "no numbers", "no date", "two ways", "day first"],
 )
 def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, text, reason):
     path = tmp_path / "series.csv"

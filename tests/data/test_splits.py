@@ -1,16 +1,25 @@
-"""Splits, shard order and shard bounds are pure functions with the properties that training relies
+"""Splits, shard order and shard ranges are pure functions with the properties that training relies
 on.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
+import numpy as np
 import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from throughline.data.splits import assign_split, count_steps, shard_bounds, shard_order
+from throughline.data.splits import (
+    assign_split,
+    block_ranges,
+    count_steps,
+    first_of_digests,
+    shard_order,
+    shard_ranges,
+)
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
@@ -52,12 +61,70 @@ def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
 
 
 @given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=300),
+    st.integers(1, 20),
+    st.integers(1, 50_000),
+)
+def test_ranges_of_digests_cover_everything_once_in_its_own_part(digests, min_shards, target):
+    first = np.sort(np.asarray(digests, np.uint64))
+    total = 100 * len(first)
+    sizes = [100] * len(first)
+    bounds = shard_ranges(first, sizes, target_bytes=target, min_shards=min_shards)
+    assert [index for start, stop in bounds for index in range(start, stop)] == list(
+        range(len(first))
+    )
+    ranges = next(
+        count
+        for count in (min_shards, *(1 << power for power in range(30)))
+        if count >= min_shards and count * target >= total
+    )
+    parts = [{int(each) * ranges >> 64 for each in first[start:stop]} for start, stop in bounds]
+    assert all(len(part) == 1 for part in parts)
+    of_range = Counter(range_ for (range_,) in parts)
+    for range_, count in of_range.items():
+        examples = sum(int(each) * ranges >> 64 == range_ for each in first)
+        assert count == 1 or 100 * examples > 2 * target
+    assert all(100 * (stop - start) <= max(100, 2 * target) for start, stop in bounds)
+
+
+@given(st.sets(st.binary(max_size=8), min_size=1, max_size=60), st.binary(min_size=9, max_size=9))
+def test_a_new_example_changes_only_the_shard_that_it_lies_in(old, new):
+    def shards(contents):
+        digests = sorted(digest(content) for content in contents)
+        first = first_of_digests(digests)
+        bounds = shard_ranges(first, [1] * len(first), target_bytes=1000, min_shards=7)
+        return {tuple(digests[start:stop]) for start, stop in bounds}
+
+    added = shards({*old, new}) - shards(old)
+    assert len(added) == 1
+    assert digest(new) in added.pop()
+
+
+def test_growing_data_doubles_its_ranges():
+    draw = np.random.default_rng(0)
+
+    def count(examples):
+        first = np.sort(draw.integers(0, 2**63, examples).astype(np.uint64) * 2)
+        sizes = [1] * examples
+        return len(shard_ranges(first, sizes, target_bytes=1000, min_shards=5))
+
+    grown = (100, 5000, 5001, 8000, 8001, 16000, 16001)
+    assert [count(examples) for examples in grown] == [5, 5, 8, 8, 16, 16, 32]
+
+
+def test_equal_contents_do_not_make_one_large_shard():
+    first = np.full(1000, 2**40, np.uint64)
+    bounds = shard_ranges(first, [10] * 1000, target_bytes=1000, min_shards=4)
+    assert [stop - start for start, stop in bounds] == [100] * 10
+
+
+@given(
     st.lists(st.integers(0, 10_000), min_size=1, max_size=300),
     st.integers(1, 20),
     st.integers(1, 50_000),
 )
-def test_shard_bounds_cover_everything_once(sizes, min_shards, target):
-    bounds = shard_bounds(sizes, target_bytes=target, min_shards=min_shards)
+def test_ranges_of_blocks_cover_everything_once(sizes, min_shards, target):
+    bounds = block_ranges(sizes, target_bytes=target, min_shards=min_shards)
     assert [index for start, stop in bounds for index in range(start, stop)] == list(
         range(len(sizes))
     )
@@ -65,8 +132,8 @@ def test_shard_bounds_cover_everything_once(sizes, min_shards, target):
     assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
 
 
-def test_shards_of_equal_examples_are_of_equal_size():
-    bounds = shard_bounds([100] * 1000, target_bytes=10_000, min_shards=2)
+def test_shards_of_equal_blocks_are_of_equal_size():
+    bounds = block_ranges([100] * 1000, target_bytes=10_000, min_shards=2)
     assert [stop - start for start, stop in bounds] == [100] * 10
 
 

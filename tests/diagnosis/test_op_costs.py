@@ -49,7 +49,7 @@ def data(arrays, tmp_path_factory):
     )
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
     config = PipelineConfig(read="gzip_shards")
     spec = InputSpec(
@@ -70,7 +70,7 @@ def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
     assert max(costs.ops.values(), key=lambda cost: cost.example_us) is rest
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [0.0, 0.25])
 def test_a_part_of_the_snapshot_has_the_price_of_what_is_read_and_what_is_decoded(data, fraction):
     config = PipelineConfig(
@@ -97,7 +97,7 @@ def test_a_part_of_the_snapshot_has_the_price_of_what_is_read_and_what_is_decode
     assert (estimate_load(plan, unpriced, cores=2) is None) == (fraction > 0)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_plan_of_indexed_shards_has_a_price(data):
     config = PipelineConfig(read="indexed_shards", shuffle={"kind": "global"}, vectorize=True)
     spec = InputSpec(

@@ -123,6 +123,7 @@ def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
     assert blamed == pytest.approx({"decode": 80, "read": 20})
 
 
+@pytest.mark.slow
 def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):
     # A burn is long against the two time slices that a step may wait for its turn on a busy
     # machine.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from lanes import slow_but_first
 
 from throughline.training import checkpoint_store
 from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
@@ -150,7 +151,9 @@ def laid_out(moment, into, root, *, entries, torn):
     lay(root, into)
 
 
-@pytest.mark.parametrize(("entries", "torn"), [("seen", False), ("seen", True), ("flushed", False)])
+@pytest.mark.parametrize(
+    ("entries", "torn"), slow_but_first([("seen", False), ("seen", True), ("flushed", False)])
+)
 def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
     disk, tmp_path, entries, torn, monkeypatch, capsys
 ):

@@ -68,6 +68,7 @@ def version_of(path: Path) -> str:
     return version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monkeypatch, exchange):
     if not exchange:  # as file systems that cannot
@@ -88,6 +89,7 @@ def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monke
     assert versions == {"old", "new"} and operation > 10
 
 
+@pytest.mark.slow
 def test_the_old_folder_is_back_after_the_start_that_follows_a_kill_between_two_renames(
     tmp_path, monkeypatch
 ):

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from throughline.data.columns.index import map_column
+from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest, write_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.ops import Decode, Resize
 from throughline.settings import ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard
@@ -56,14 +57,14 @@ def damaged(photos, tmp_path):
 
 def take(folder, manifest, settings):
     names = dict(zip(manifest.examples["key"], manifest.examples["id"], strict=True))
-    return snapshot(
+    return write_snapshot(
         read_shard_index(folder / "shards"),
         folder / "shards",
-        folder / "snapshot",
+        Destination(folder=folder / "snapshot"),
         preprocess=PREPROCESS,
         settings=settings,
         names=lambda: names,
-    )
+    ).index
 
 
 def test_the_example_of_a_record_that_cannot_be_decoded_is_named(damaged, tmp_path):

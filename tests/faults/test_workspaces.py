@@ -107,19 +107,28 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
     project = cheap_project(tmp_path / name)
     subprocess.run([*DVC, "install"], cwd=project, check=True, capture_output=True)
+    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    (project / "added.txt").write_text("added")
+    git(project, "add", "added.txt")
+    head = git(project, "rev-parse", "HEAD")
     with opened(project) as workspace:
+        assert git(workspace.root, "rev-parse", "HEAD") == head
         done = run_supervised(
             [*DVC, "repro"], workspace.root, dvc_environment(workspace.environment)
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert save_experiment(workspace, "x") is None
     assert list((project / ".dvc" / "cache").rglob("*")), "what it made is in the project's cache"
-    assert (
-        "x"
-        in subprocess.run(
-            [*DVC, "exp", "list"], cwd=project, check=True, capture_output=True, text=True
-        ).stdout
-    )
+    said = [
+        subprocess.run([*DVC, *words], cwd=project, check=True, capture_output=True, text=True)
+        for words in (["exp", "list", "--name-only"], ["exp", "show", "--csv"])
+    ]
+    assert said[0].stdout.split() == ["x"], "below the commit, though it was not committed"
+    assert "\nx," in said[1].stdout
+    git(project, "reset", "--quiet", "--hard")
+    subprocess.run([*DVC, "exp", "apply", "x"], cwd=project, check=True, capture_output=True)
+    assert (project / "dvc.yaml").read_text().endswith("# changed\n")
+    assert (project / "added.txt").read_text() == "added"
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 

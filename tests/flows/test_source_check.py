@@ -10,7 +10,13 @@ from project import run
 
 from flows.run.source_check import check_named_files, check_source
 from throughline.config.named_files import find_named_files
-from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
+from throughline.shared.errors import (
+    DataNotFound,
+    InvalidParams,
+    ObjectStoreFailed,
+    UnreadableSource,
+)
+from throughline.shared.object_store import open_store
 
 
 def pipe(folder):
@@ -68,6 +74,18 @@ def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path)
     for fetched in ("none", "fashion_mnist"):
         with pytest.raises(DataNotFound, match=r"^data\.path: nothing does not exist"):
             check_source(tmp_path, "nothing", fetched=fetched)
+
+
+def test_a_bucket_in_which_nothing_is_there_is_named(tmp_path, bucket_url, proxy):
+    open_store(bucket_url).write("photos/cat/1.jpg", b"x")
+    proxy.requests.clear()
+    for path in ("", "/photos", "/photos/", "/photos/cat/1.jpg"):
+        check_source(tmp_path, f"{bucket_url}{path}")
+    assert not [path for method, path, _ in proxy.requests if method == "GET" and "?" not in path]
+    with pytest.raises(DataNotFound, match=rf"^data\.path: {bucket_url}/phot does not exist"):
+        check_source(tmp_path, f"{bucket_url}/phot")
+    with pytest.raises(ObjectStoreFailed, match=r"s3://other: there is no such bucket"):
+        check_source(tmp_path, "s3://other")
 
 
 def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_path, monkeypatch):

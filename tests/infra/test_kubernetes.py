@@ -23,12 +23,15 @@ from manifests import (
 )
 from network_checks import find_arrows
 from project import ROOT
+from ruamel.yaml import YAML
+
+from throughline.settings import StorageSettings
 
 # MLflow warns about itself when its command line is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 BASE, INPUT = "base", "overlays/input-service"
 HOSTS, JOBSET, KUEUE = "overlays/multi-host", "overlays/jobset", "overlays/kueue"
-GPU, DASK = "overlays/gpu", "overlays/dask"
+GPU, DASK, STORE = "overlays/gpu", "overlays/dask", "overlays/object-storage"
 FOLDERS = (BASE, *(f"overlays/{name}" for name in OVERLAYS))
 MISSING = object()
 POD = ("spec", "template", "spec")
@@ -87,6 +90,20 @@ PLANTED = (
     (DASK, "Deployment dask-worker", (*FIRST, "args", 9), "8789", "listens at [8789], and opens"),
     (DASK, "Deployment dask-worker", (*FIRST, "args", 4), "--threads", "No such option"),
     (DASK, "NetworkPolicy dask-worker", ("spec", "ingress"), [], "on one side only"),
+    (
+        STORE,
+        "CronJob training-hosts",
+        (*IN_JOB, "env", 4, "value"),
+        "http://store:1000",
+        "port 1000",
+    ),
+    (STORE, "CronJob training-hosts", (*IN_JOB, "env", 4, "value"), "http://stores:8333", "stores"),
+    (
+        *(STORE, "CronJob training-hosts", (*IN_JOB, "env", 6, "valueFrom", "secretKeyRef", "key")),
+        *("S3", "not among the documented secrets"),
+    ),
+    (STORE, "CronJob training-hosts", (*IN_JOB, "volumeMounts", 4, "name"), "x", "no volume x"),
+    (STORE, "NetworkPolicy training-hosts", ("spec", "egress", 2, "to"), [], "on one side only"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 3), OTHER_HOST, "--hosts names"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 8), "--config", "required: --pipeline"),
     (HOSTS, "CronJob training-hosts", (*JOB, "completions"), 3, "do not run at once"),
@@ -154,7 +171,7 @@ def test_an_overlay_adds_to_the_base_and_opens_nothing(name):
 
 
 def test_a_template_starts_nothing_by_itself():
-    for folder in (GPU, HOSTS, KUEUE):
+    for folder in (GPU, HOSTS, KUEUE, STORE):
         templates = of_kind(render(FOLDER / folder), "CronJob")
         assert templates and all(one["spec"]["suspend"] is True for one in templates.values())
 
@@ -194,6 +211,7 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
     assert {arrow for arrow in arrows if "store" in arrow} == {
         ("mlflow", "store", 8333),
         ("worker", "store", 8333),
+        ("training-hosts", "store", 8333),
     }
     assert {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")} == {
         ("dispatcher", "input-worker", 5051),
@@ -201,13 +219,34 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
     }
 
 
-def test_a_training_on_several_hosts_reaches_the_tracking_server_and_its_own_alone():
+def test_a_training_on_several_hosts_reaches_servers_of_the_stack_and_its_own_alone():
     policies = of_kind(render(FOLDER / HOSTS), "NetworkPolicy")
     assert not [rule for rule in policies["training-hosts"]["spec"]["egress"] if "ipBlock" in rule]
     arrows = find_arrows(list(policies.values()), "egress")
     assert {arrow[1] for arrow in arrows if arrow[0] == "training-hosts"} == {
-        *("training-hosts", "mlflow", "dispatcher", "input-worker"),
+        *("training-hosts", "mlflow", "store", "dispatcher", "input-worker"),
     }
+
+
+def test_the_key_of_the_store_is_given_only_to_those_that_read_columns_from_it():
+    """And what they fetch lies on a volume that is written by one pod and goes with it."""
+    for folder, given in ((HOSTS, False), (KUEUE, False), (STORE, True)):
+        training = workload(folder, "CronJob training-hosts")
+        (container,) = training.containers
+        names = {variable["name"] for variable in container["env"]}
+        keys = {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"}
+        assert keys & names == (keys if given else set())
+    (mount,) = (one for one in container["volumeMounts"] if one["mountPath"] == "/columns")
+    (volume,) = (one for one in training.pod["volumes"] if one["name"] == mount["name"])
+    claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_the_parameters_that_the_overlay_names_put_and_fetch_columns_there():
+    text = (FOLDER / STORE / "kustomization.yaml").read_text()
+    (said,) = re.findall(r"`storage: (\{.*?\})`", text)
+    storage = StorageSettings.model_validate(YAML(typ="safe").load(said))
+    assert (storage.url, str(storage.cache)) == ("s3://columns", "/columns")
 
 
 def test_the_dispatcher_keeps_its_journal_on_a_volume_that_stays():

@@ -5,7 +5,6 @@ lost, and restored.
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from skips import need
 from stack import Stack, processes_of, started
 
 from flows.servers.services import find_free_port
+from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -40,10 +40,14 @@ class Local:
         self.prefect, self.tracking, base = (
             find_free_port(),
             find_free_port(),
-            random.randrange(20_000, 30_000, 10),
+            s3.find_first_port(),
         )
         self.home: StackConfig = load_stack(
-            folder, postgres_port=find_free_port(), s3_port=base, input_port=base + 5
+            folder,
+            postgres_port=find_free_port(),
+            s3_port=base,
+            input_port=base + 5,
+            dask_port=base + 8,
         )
         self.environment = (
             environment(project)
@@ -51,7 +55,7 @@ class Local:
             | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
         )
 
-    def up(self, input_workers: int = 0):
+    def up(self, *options: str):
         ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
         return started(
             self.project,
@@ -59,8 +63,7 @@ class Local:
             "infra.local",
             "up",
             *ports,
-            "--input-workers",
-            str(input_workers),
+            *options,
             "--home",
             str(self.folder),
         )
@@ -114,7 +117,7 @@ def learnable(path: Path) -> None:
 def running(local) -> Iterator[ExitStack]:
     """The stack while it runs; closing it early stops the stack."""
     with ExitStack() as stopping:
-        stopping.enter_context(local.up(input_workers=2))
+        stopping.enter_context(local.up("--input-workers", "2", "--dask-workers", "1"))
         yield stopping
 
 
@@ -233,6 +236,19 @@ def test_data_goes_to_the_store_and_comes_back(local, compared):
     assert shards and [shard.read_bytes() for shard in shards] == before
 
 
+def test_stages_of_the_project_find_its_dask_cluster(local, running):
+    """A worker of it, which must have the project's program, does what a stage sends."""
+    address = f"tcp://127.0.0.1:{local.home.settings.dask_port}"
+    program = (
+        "import os; from throughline.shared.engine import in_parallel, use_engine\n"
+        f"with use_engine(address={address!r}):\n"
+        "    print(os.getpid(), *in_parallel(os.getpgid, [0, 0], workers=1))"
+    )
+    own, *others = local.run(sys.executable, "-c", program).split()
+    assert len(set(others)) == 1
+    assert own not in others
+
+
 def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, compared):
     stack = local.stack()
     found = stack.ask(
@@ -262,9 +278,12 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         boxes = page.locator(".ag-row .ag-checkbox-input-wrapper")
         for row in range(2):
             boxes.nth(row).click(force=True)
-        page.set_viewport_size({"width": 1800, "height": 3000})  # tables draw only what is in sight
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
+        # Tables draw only what is in sight.
+        for section in ("Visualizations", "Parameters"):
+            page.get_by_role("button", name=section, exact=True).click()
+        page.set_viewport_size({"width": 1800, "height": 3000})
         for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):
             expect(page.get_by_text(metric).first).to_be_attached()
         picture(page, "mlflow-two-runs")

@@ -7,7 +7,9 @@ import socket
 import psutil
 import pytest
 
-from infra.local.__main__ import input_service, stores
+from infra.local import clusters
+from infra.local.__main__ import stores
+from infra.local.clusters import dask_cluster, input_service
 from infra.local.stack_config import load_stack
 from throughline.shared.errors import ServiceFailed
 
@@ -24,8 +26,18 @@ def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option):
             pytest.fail("the stores were started")
 
 
-def test_without_workers_there_is_no_service_of_tf_data(tmp_path):
+@pytest.mark.parametrize("start", [input_service, dask_cluster])
+def test_without_workers_nothing_is_started(tmp_path, start):
     opened = load_stack(tmp_path / "stack")
     before = psutil.Process().children()
-    with input_service(opened, 0):
+    with start(opened, 0):
         assert psutil.Process().children() == before
+
+
+def test_where_dask_is_not_installed_no_cluster_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "find_spec", lambda name: None)
+    with (
+        pytest.raises(ServiceFailed, match="--dask-workers: Dask is not installed; `pip install"),
+        dask_cluster(load_stack(tmp_path / "stack"), 1),
+    ):
+        pytest.fail("a cluster was started")

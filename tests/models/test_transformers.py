@@ -122,6 +122,7 @@ def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
     assert all((np.abs(one[0, at] - other[0, at]) > 1e-4).any() for at in (3, 4))
 
 
+@pytest.mark.slow
 def test_a_decoder_answers_in_single_precision_and_is_saved(tmp_path):
     policy, module = keras.mixed_precision.global_policy(), "throughline.models.transformers"
     keras.mixed_precision.set_global_policy("mixed_bfloat16")

@@ -49,7 +49,7 @@ def test_some_configurations_deliver_the_same_examples(stored):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["arrays", "photos"])
+@pytest.mark.parametrize("kind", slow_but_first(["photos", "arrays"]))
 def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     extra = {"files": {"read": "files"}} if kind == "photos" else {}
     digests = {
@@ -80,7 +80,7 @@ CROPS = (
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["arrays", "photos"])
+@pytest.mark.parametrize("kind", slow_but_first(["photos", "arrays"]))
 @pytest.mark.parametrize("crop", slow_but_first(CROPS), ids=repr)
 def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
     """A fetch from the snapshot, a map of examples, and one of batches."""
@@ -248,7 +248,7 @@ def test_processes_of_a_host_share_what_autotune_may_take(stored):
     assert 0 < memory <= psutil.virtual_memory().total / 4
 
 
-@pytest.mark.parametrize("name", CLASSWISE)
+@pytest.mark.parametrize("name", slow_but_first(list(CLASSWISE)))
 def test_balanced_draws_every_class_alike(stored, name):
     pipe = pipeline(stored, **CONFIGS[name])
     counts = np.bincount(np.concatenate([label for _, label in batches(pipe, epochs=1)]))
@@ -316,7 +316,7 @@ def test_seed_and_epoch_are_a_pair_not_a_sum(stored):
     assert not same(batches(one), batches(zero, epochs=2)[zero.steps_per_epoch :])
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_augmentation_is_the_same_whatever_the_configuration(stored):
     def by_key(name, config):
         pipe = pipeline(
@@ -346,7 +346,7 @@ def test_augmentation_is_the_same_whatever_the_configuration(stored):
         assert by_key(name, CONFIGS[name]) == expected, name
 
 
-@pytest.mark.parametrize("name", ["naive", "vectorized", "snapshot"])
+@pytest.mark.parametrize("name", slow_but_first(["naive", "vectorized", "snapshot"]))
 def test_equal_ops_draw_independently(stored, name):
     def images(*augment):
         batches = (

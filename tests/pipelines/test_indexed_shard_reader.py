@@ -52,6 +52,7 @@ def test_the_batches_are_those_of_the_snapshot(stored, kind, name):
     assert same(batches(found, epochs=3), batches(snapshot, epochs=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -67,8 +68,8 @@ def test_every_order_and_sampling_is_that_of_the_snapshot(stored, config):
     assert same(batches(found, epochs=2), batches(snapshot, epochs=2))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but_first(list(CONFIGS)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CONFIGS))
 def test_starting_at_any_step_gives_the_same_rest(stored, name):
     pipe = indexed(stored, **CONFIGS[name])
     whole = batches(pipe, epochs=2)
@@ -86,9 +87,9 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
     assert same(found, expected)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["whole batches", "one by one"])
-@pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(2, 14), (3, 9)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one by one", "whole batches"])
+@pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9)])
 def test_workers_get_the_slices_that_they_get_of_the_snapshot(stored, name, workers, batch_size):
     def of(index, **config):
         made = pipeline(

@@ -59,6 +59,7 @@ def test_the_batches_of_two_epochs_are_pinned():
     assert batches.length(steps_of(batches, 0)).numpy().tolist() == PINNED_LENGTHS
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120),
@@ -92,6 +93,7 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120), size=st.integers(1, 7))
 def test_no_example_is_padded_further_than_to_its_boundary(lengths, size):
@@ -129,6 +131,7 @@ def test_epochs_differ_in_partners_and_order_and_have_the_same_shapes():
     assert len(set(lengths_in_order[:10])) > 1, "the batches of all buckets are mixed"
 
 
+@pytest.mark.slow
 def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
     lengths = [1] * 21 + [10]
     left_out = set()

@@ -5,6 +5,7 @@ for it, with other partners each epoch.
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def test_the_rows_of_two_epochs_are_pinned():
     assert rows_of(batches, 1) == PINNED[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),

@@ -63,7 +63,7 @@ def flat(batches):
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "naive"])
+@pytest.mark.parametrize("name", slow_but_first([name for name in CONFIGS if name != "naive"]))
 def test_every_way_delivers_the_same_texts(layout, name):
     naive = digest_examples(open_pipeline(layout, CONFIGS["naive"], "compare"))
     other = digest_examples(open_pipeline(layout, CONFIGS[name], "compare"))
@@ -71,7 +71,7 @@ def test_every_way_delivers_the_same_texts(layout, name):
     assert naive.examples > 100
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow_but_first(list(CONFIGS)))
 def test_an_epoch_of_training_draws_every_text_once_and_has_its_number_of_steps(layout, name):
     pipeline = open_pipeline(layout, CONFIGS[name])
     draws, _ = check_epoch(pipeline)
@@ -79,7 +79,8 @@ def test_an_epoch_of_training_draws_every_text_once_and_has_its_number_of_steps(
     assert len(flat(pipeline.dataset())) == pipeline.steps_per_epoch
 
 
-@pytest.mark.parametrize("name", slow_but_first(["pad_to", "tokens", "pack"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pad_to", "tokens", "pack"])
 def test_batches_by_length_are_the_same_from_any_step_on(layout, name):
     pipeline = open_pipeline(layout, CONFIGS[name])
     whole = flat(pipeline.dataset(epochs=2))
@@ -116,6 +117,7 @@ def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(
     assert tokens == sequence_lengths(pipeline.data, "train").sum()
 
 
+@pytest.mark.slow
 def test_padding_shapes_and_tokens_are_measured(layout):
     measured = {
         name: measure_sequences(open_pipeline(layout, CONFIGS[name]), examples_per_s=100.0)

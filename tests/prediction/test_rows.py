@@ -58,7 +58,7 @@ def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabu
     ]
 
 
-def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
+def test_numbers_have_the_decimal_mark_of_the_training(tmp_path, capsys):
     path = tmp_path / "rows.csv"
     for text in ("a\n1.234\n", "a;other\n1.234;1\n"):
         path.write_text(text)
@@ -71,6 +71,33 @@ def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
             trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
             (row,) = read_rows(path, trained, Wanted()).items
             assert isinstance(row, Example) and row.value == [number]
+            said = capsys.readouterr().err
+            assert ("1.234 in column a is a whole number" in said) == (decimal == ",")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "note"),
+    [
+        ('a,b\n"1,5","2,25"\n"2.000","4,0"\n', [[1.5, 2.25], [2000, 4]], ""),
+        ('a,b\n"1.234","2.000"\n', [[1.234, 2]], "1.234 in column a is a fraction"),
+        ("a;b\n1.234;12.5\n", [[1.234, 12.5]], ""),
+        ("a;b;other\n1.234;2;0,5\n", [[1234, 2]], "1.234 in column a is a whole number"),
+        ("a;b;other\n1;2;0.123\n", [[1, 2]], ""),
+    ],
+)
+def test_a_file_shows_its_own_mark_where_the_training_had_commas(
+    tmp_path, capsys, text, numbers, note
+):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    schema = labeled(
+        array_feature("numbers", (2,), "float32", TableColumns(names=("a", "b"), decimal=","))
+    )
+    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
+    rows = list(read_rows(path, trained, Wanted()).items)
+    assert [row.value.tolist() for row in rows] == np.float32(numbers).tolist()
+    said = capsys.readouterr().err
+    assert note in said and bool(said) == bool(note)
 
 
 @pytest.mark.parametrize(

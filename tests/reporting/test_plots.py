@@ -116,3 +116,8 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
     assert {"naive", "optimized", "epochs"} <= set(texts)
     plot_histories({"naive": epochs}, "loss", tmp_path / "loss")
     assert texts_of(tmp_path / "loss").count("validation loss") == 1
+    # A model of one's own need not be compiled with the metric that models are compared by.
+    plot_histories({"naive": epochs}, "mae", tmp_path / "without")
+    assert [text for text in texts_of(tmp_path / "without") if text.startswith("validation")] == [
+        "validation loss"
+    ]

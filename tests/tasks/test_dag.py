@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from throughline.results.build import BuildResult
 from throughline.shared.output_lock import hold_outputs
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def executed(output: str) -> list[str]:
@@ -145,7 +145,6 @@ def stale(folder) -> set[str]:
     return set(json.loads(run_quietly(folder, "dvc", "status", "--json")))
 
 
-@pytest.mark.slow
 def test_changing_one_configuration_concerns_only_its_own_stages(first):
     folder, _ = first
     params = copy.deepcopy(SMALL)
@@ -158,7 +157,6 @@ def test_changing_one_configuration_concerns_only_its_own_stages(first):
     assert executed(run(folder, "dvc", "repro")) == [], "going back restores from the run cache"
 
 
-@pytest.mark.slow
 def test_changing_the_preprocessing_concerns_everything_from_the_snapshot_on(first):
     folder, _ = first
     params = copy.deepcopy(SMALL)
@@ -169,7 +167,6 @@ def test_changing_the_preprocessing_concerns_everything_from_the_snapshot_on(fir
     assert not found & {"fetch", "ingest", "shard"}
 
 
-@pytest.mark.slow
 def test_an_accelerator_that_is_not_there_is_planned_for_and_changes_no_result(first):
     folder, _ = first
     command = ("python", "-m", "tasks.profiling", "--pipeline", "optimized")
@@ -179,7 +176,6 @@ def test_an_accelerator_that_is_not_there_is_planned_for_and_changes_no_result(f
     assert stale(folder) == set()
 
 
-@pytest.mark.slow
 def test_the_profile_computes_as_the_training_does(first):
     """In its precision, with its seed and as deterministically."""
     folder, _ = first
@@ -212,7 +208,6 @@ def test_the_profile_computes_as_the_training_does(first):
     assert (policy, deterministic) == ("mixed_bfloat16", "True")
 
 
-@pytest.mark.slow
 def test_results_are_pushed_and_pulled(first, tmp_path):
     folder, _ = first
     run(folder, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
@@ -257,7 +252,7 @@ def test_verifying_reads_every_byte(first, capsys):
     data = column.read_bytes()
     column.chmod(0o644)
     column.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    assert "image.bin: chunk 0" in refused(folder, "verify", capsys)
+    assert "image.bin: chunk of rows 0 to" in refused(folder, "verify", capsys)
     column.write_bytes(data)
     run_stages(folder, "verify")
 
@@ -280,7 +275,6 @@ def test_a_second_training_of_a_configuration_is_refused_while_one_writes(first,
         pass  # free again
 
 
-@pytest.mark.slow
 def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
     """kill -9 after the first checkpoint; the rest must give the very losses of an undisturbed
     training.

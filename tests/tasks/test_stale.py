@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
-from lanes import slow_but_first
 from project import ROOT, SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
@@ -50,7 +49,7 @@ PARAMS = copy.deepcopy(SMALL) | {
 }
 BOTH = tuple(SMALL["pipelines"])
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def each(*stages: str) -> set[str]:
@@ -173,7 +172,7 @@ OWN_CODE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "expected"), slow_but_first(OWN_CODE))
+@pytest.mark.parametrize(("name", "old", "new", "expected"), OWN_CODE)
 def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(
     clean, name, old, new, expected
 ):
@@ -234,14 +233,13 @@ DEFAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("section", "old", "new", "expected"), slow_but_first(DEFAULTS))
+@pytest.mark.parametrize(("section", "old", "new", "expected"), DEFAULTS)
 def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     clean, section, old, new, expected
 ):
     assert stale_after(clean, f"throughline/settings/{section}.py", old, new) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -281,12 +279,11 @@ PROGRAM = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "expected"), slow_but_first(PROGRAM))
+@pytest.mark.parametrize(("name", "old", "new", "expected"), PROGRAM)
 def test_a_change_of_the_program_concerns_what_it_decides(clean, name, old, new, expected):
     assert stale_after(clean, name, old, new) == expected
 
 
-@pytest.mark.slow
 def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
     clean, tmp_path, monkeypatch
 ):
@@ -336,7 +333,6 @@ def read_identities(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 def test_another_package_in_the_lock_file_concerns_nothing(clean):
     assert (
         stale_after(
@@ -346,7 +342,6 @@ def test_another_package_in_the_lock_file_concerns_nothing(clean):
     )
 
 
-@pytest.mark.slow
 def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
     for name in ("dvc.yaml", "params.yaml", *OWN):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -454,7 +449,6 @@ def small(tmp_path, array_file) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_what_a_stale_snapshot_advises_helps(small):
     run(small, "dvc", "repro", "build@optimized")
     (small / "helpers" / "amounts.py").write_text("BY = 7\n")
@@ -467,7 +461,6 @@ def test_what_a_stale_snapshot_advises_helps(small):
     assert not status(small) & {"identities", "ingest", "shard", "snapshot", "build@optimized"}
 
 
-@pytest.mark.slow
 def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
     """Ingest leaves what it has done where it stops; a mark in it shows whether the next run goes
     on with it.

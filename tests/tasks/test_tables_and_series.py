@@ -238,7 +238,7 @@ def table_document(folder, **data):
     return document
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     params = check(table_document(table))
     _, stored = opened(table, params)

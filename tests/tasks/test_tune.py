@@ -82,6 +82,7 @@ def test_data_that_is_not_prepared_is_said(tmp_path):
     assert done.stderr.startswith("MissingInput: data/shards holds no complete set of shards")
 
 
+@pytest.mark.slow
 def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
     monkeypatch.chdir(project)
     params, budgets, layout = check(SMALL), read_budgets(), Layout()

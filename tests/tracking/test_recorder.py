@@ -144,7 +144,7 @@ print("sent", recorder.sent, "active", mlflow.active_run())
 """
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_path):
     home = tmp_path / "home"
     home.mkdir()

@@ -21,7 +21,7 @@ def test_addresses_lead_to_runs_and_not_to_traces():
     assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(tmp_path):
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     try:

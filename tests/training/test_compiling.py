@@ -87,7 +87,7 @@ def build(name="mlp", **options):
     )
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, layout, tmp_path):
     finished = [
         run(
@@ -338,3 +338,38 @@ def test_what_early_stopping_watches_must_exist_before_the_first_step(layout, tm
     there = r"val_accuracy, val_loss, val_top2, accuracy, loss, top2; did you mean val_top2\?"
     with pytest.raises(UnknownModel, match=f"monitor: val_top is not .* has {there}"):
         run(params, layout, tmp_path)
+
+
+class Subtracted(keras.losses.Loss):
+    """As people write it."""
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+class Reshaped(Subtracted):
+    """As it has to be."""
+
+    def call(self, y_true, y_pred):
+        return super().call(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
+
+
+def squared(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("loss", ["Subtracted", "Reshaped", "squared", "mean_squared_error"])
+def test_a_loss_that_compares_each_label_with_all_outputs_is_refused(loss, own):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    known = loss == "mean_squared_error"
+    if own:
+        given = loss if known else globals()[loss]
+        model.compile("sgd", given() if isinstance(given, type) else given)
+    settings = TrainSettings(**({} if own else {"loss": loss if known else f"{__name__}:{loss}"}))
+    target = Target(kind="regression", shape=())
+    if loss == "Subtracted":
+        with pytest.raises(UnknownModel, match=r"Subtracted compares each label with all outputs"):
+            compile_model(model, settings, target=target, steps=5)
+        return
+    compile_model(model, settings, target=target, steps=5)

@@ -20,7 +20,7 @@ from throughline.shared.layout import Layout
 from throughline.tuning.contestant import Contestant, ContestantLost, do_once
 from throughline.tuning.jobs import Entry
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -78,7 +78,6 @@ def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout
     assert do_once("fit", entry_of(layout), 4, log=tmp_path / "log") > 0
 
 
-@pytest.mark.slow
 def test_nothing_of_a_killed_search_stays(layout, tmp_path):
     (tmp_path / "data").symlink_to((layout.root / "data").resolve())
     search = subprocess.Popen(

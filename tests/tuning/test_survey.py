@@ -97,7 +97,7 @@ def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fit
     assert sizes.at(fitting) <= max(disk, sizes.least)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, layout, tmp_path):
     part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
     pipelines = {"naive": {"read": "shards"}, "part": part}
@@ -131,7 +131,7 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
     assert prove_equal(entry) == prove_equal(whole_entry)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_prices_predict_a_rate_for_every_form_that_has_one(root, params):
     space = survey(params, root, [], find_limits(read_budgets(epochs=1), root)).space
     chosen = [each for each in space.candidates if each.family in ("stream", "snapshot")]

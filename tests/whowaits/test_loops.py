@@ -42,6 +42,7 @@ class Script:
         self.watch.mark()
 
 
+@pytest.mark.slow
 def test_a_loop_that_trains_is_measured_and_ended():
     script, batches = Script(seconds=6.0), []
     with pytest.raises(Ended):
@@ -64,6 +65,7 @@ def test_a_loop_that_does_not_train_is_left_alone():
     assert not script.session.trainings
 
 
+@pytest.mark.slow
 def test_validation_between_and_within_steps_is_not_the_trainings_time():
     script = Script(keep=True, seconds=3.5)
     for _ in range(4):
@@ -79,6 +81,7 @@ def test_validation_between_and_within_steps_is_not_the_trainings_time():
     assert len(training.timing.epochs) == 4
 
 
+@pytest.mark.slow
 def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory():
     script = Script(seconds=4.5)
     with pytest.raises(Ended):
@@ -89,6 +92,7 @@ def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory()
     assert training.timing.passive.waited_pct > 50
 
 
+@pytest.mark.slow
 def test_a_script_may_change_what_it_is_given():
     script, seen = Script(seconds=5.0), set()
     with pytest.raises(Ended):
@@ -99,6 +103,7 @@ def test_a_script_may_change_what_it_is_given():
     assert seen == {1}
 
 
+@pytest.mark.slow
 def test_what_ends_a_script_is_not_stopped_by_catching_exceptions():
     script = Script(seconds=4.0)
     with pytest.raises(Ended):
@@ -110,6 +115,7 @@ def test_what_ends_a_script_is_not_stopped_by_catching_exceptions():
                 pass
 
 
+@pytest.mark.slow
 def test_batches_are_kept_up_to_a_number():
     assert len(keep_batches(lambda: ([1],)).batches) == 64
     assert not keep_batches(lambda: None).batches

@@ -40,6 +40,7 @@ def test_a_cell_is_run_and_said_what_it_lacks(capsys):
     assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
 
 
+@pytest.mark.slow
 def test_an_error_within_is_the_programs_own(capsys):
     with pytest.raises(ValueError, match="its own"), whowaits.watch("my block") as seen:
         raise ValueError("its own")

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from throughline.config.params import Params
+from throughline.data.columns.fetching import Storage
 from throughline.data.shards.tfrecord import read_records
 from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -50,6 +51,7 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
         shards=layout.shards,
         snapshot=layout.snapshot,
         preprocess=params.preprocess,
+        storage=Storage.of(params.storage, layout),
     )
 
 
@@ -229,7 +231,7 @@ def open_input_pipeline(
         worker=worker,
         service_address=address,
     )
-    worker.check(pipeline.examples, params.batch_size)
+    worker.check(pipeline.examples, params.batch_size, lanes=config.shuffle.lanes)
     return pipeline
 
 

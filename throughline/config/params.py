@@ -32,6 +32,7 @@ from throughline.settings import (
     Settings,
     ShardSettings,
     SnapshotSettings,
+    StorageSettings,
     TrainSettings,
     WindowSettings,
 )
@@ -70,6 +71,7 @@ class ParamsDocument(Settings):
         default=[], description="random ops, drawn again each epoch from (seed, epoch, example)"
     )
     snapshot: SnapshotSettings = SnapshotSettings()
+    storage: StorageSettings = StorageSettings()
     window: WindowSettings = WindowSettings()
     postprocess: list[OpSpec] = Field(
         default=["rescale"],
@@ -98,6 +100,7 @@ class Params:
     augment: tuple[Op, ...]
     postprocess: tuple[Op, ...]
     snapshot: SnapshotSettings
+    storage: StorageSettings
     window: WindowSettings
     batch_size: int
     pipelines: Mapping[str, PipelineConfig]

@@ -15,6 +15,7 @@ from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
     find_fraction_problems,
+    find_lane_problems,
     find_ops_problems,
     find_text_problems,
     find_token_window_problems,
@@ -22,6 +23,7 @@ from throughline.plan.constraints import (
 from throughline.plan.schema import Encoding, find_encoding
 from throughline.settings import DataSettings, ModelSettings, PipelineConfig, WindowSettings
 from throughline.settings.source_kinds import SOURCES
+from throughline.shared.data_url import is_address, to_store_url
 from throughline.shared.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def find_problems(params: Params) -> list[str]:
             "data.split.validation: must be above 0; every epoch is judged on held-out examples"
         )
     found += _find_path_problems(params) + _find_source_problems(params)
+    found += _find_bucket_problems(params)
     found += _find_storing_problems(params)
     mixing = [op.name for op in params.augment if op.mixes_labels]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
@@ -94,6 +97,7 @@ def find_problems(params: Params) -> list[str]:
             augment=params.augment,
             postprocess=params.postprocess,
         )
+        reasons += find_lane_problems(config, params.batch_size)
         if not find_source_encoding(params.data).padded:
             reasons += find_batch_problems(config)
         reasons += find_fraction_problems(
@@ -138,6 +142,8 @@ def _find_task_problems(params: Params) -> Iterator[str]:
 
 def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
     """What a configuration asks for that the data or the training does not have."""
+    if config.read == "files" and is_address(params.data.path):
+        yield "read: files are read from a local folder only, and data.path is a bucket; use shards"
     if config.read == "files" and find_source_encoding(params.data).storage != "files":
         yield (
             f"read: the source {params.data.source} has no image files; use arrays, shards or"
@@ -181,13 +187,11 @@ def _find_storing_problems(params: Params) -> list[str]:
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """User data is on this machine, and not where `fetch` writes."""
-    if "://" in params.data.path:
-        return [
-            f"data.path: {params.data.path} is an address; data is read from this machine. Copy it"
-            f" first, such as by `dvc import-url {params.data.path} my/data`, and set data.path to"
-            " the copy"
-        ]
+    """User data is on this machine, and not where `fetch` writes, or in a bucket that can be
+    read.
+    """
+    if is_address(params.data.path):
+        return _find_address_problems(params)
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
     if not path.is_relative_to(raw) or (
         params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
@@ -202,6 +206,23 @@ def _find_path_problems(params: Params) -> list[str]:
         f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
         " Move data of your own elsewhere, such as my/data, and set data.path to it"
     ]
+
+
+def _find_address_problems(params: Params) -> list[str]:
+    """Why a bucket cannot be read from, or not in this way."""
+    path, source, found = params.data.path, params.data.source, list[str]()
+    scheme = path.partition("://")[0]
+    if importlib.util.find_spec(f"dvc_{scheme}") is None:
+        found.append(
+            f"data.path: DVC, which compares what is listed in the bucket, needs dvc-{scheme} for"
+            f" {scheme}://; `pip install dvc-{scheme}`"
+        )
+    if not SOURCES[source].in_bucket:
+        found.append(
+            f"data.source: {source} is read from a local folder only; copy {path} to this machine,"
+            " and set data.path to the copy"
+        )
+    return found
 
 
 def _find_source_problems(params: Params) -> list[str]:
@@ -296,6 +317,16 @@ def _find_name_problems(params: Params) -> list[str]:
         if missing
         else []
     )
+
+
+def _find_bucket_problems(params: Params) -> list[str]:
+    """Columns of the snapshot among the data, or the other way round."""
+    url, path = params.storage.url, params.data.path
+    if not url or not is_address(path):
+        return []
+    columns, data = f"{url}/", f"{to_store_url(path)}/"
+    apart = not columns.startswith(data) and not data.startswith(columns)
+    return [] if apart else ["storage.url: data.path is there, too; name a prefix of its own"]
 
 
 def _find_monitor_problems(params: Params) -> Iterator[str]:

@@ -24,18 +24,15 @@ from throughline.data.encodings.base import FileEncoding, FileInfo, Root
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
-from throughline.data.inspection_cache import open_inspection_cache
+from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import SPLITS, VALUES
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
-from throughline.shared.files import digest_blake2b, digest_json
-from throughline.shared.program import digest_program
+from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
 
 ROWS_AT_ONCE = 4096
 STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
-# Settings that say where files are, and those that are applied to what has been found in them.
-NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +151,9 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     encoding = cast("FileEncoding", find_encoding(source.encoding))
     converted = folder.path / "converted"
     converted.mkdir(exist_ok=True)
-    decisive = settings.model_dump(exclude=set(NOT_OF_A_FILE))
-    key = digest_json([encoding.name, decisive, digest_program("ingest")])
-    root = Root(source.root if source.root.is_dir() else source.root.parent)
+    key = key_of_inspections(encoding.name, settings)
+    local = source.root if source.root.is_dir() else source.root.parent
+    root = source.objects or Root(local)
     with (
         open_inspection_cache(folder.inspections, root=root, key=key) as cache,
         encoding.open_inspector(settings) as inspect,
@@ -176,7 +173,9 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
             "id": [file.id for file, _, _ in used],
             # A converted copy moves along when the finished folder gets its final name.
             "uri": [
-                str(folder.final / info.path.relative_to(folder.path) if moved else info.path)
+                str(folder.final / info.path.relative_to(folder.path))
+                if moved
+                else root.address(info.path)
                 for _, info, moved in used
             ],
             "row": [-1 if moved else file.offset for file, _, moved in used],

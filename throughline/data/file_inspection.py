@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, Root, StoredFile
+from throughline.data.encodings.base import FileInfo, InputFile, Inspect, RejectedValue, Root
 from throughline.data.inspection_cache import InspectionCache, read_stamp
+from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources import ExampleFile, Rejected
 from throughline.shared.engine import in_parallel
 from throughline.shared.limits import usable_cores
@@ -29,7 +30,7 @@ class FileInspection:
 
     inspect: Inspect
     cache: InspectionCache
-    root: Root
+    root: Root | ObjectFolder
     converted: Path
 
     def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
@@ -88,7 +89,7 @@ class FileInspection:
             self.cache.keep(usable)
             yield from (finding for _, finding in findings)
         if verify:
-            _report_stale(stale, compared=compared, count=len(files))
+            _report_stale(stale, self.root.stamped_by, compared=compared, count=len(files))
 
 
 @dataclass(frozen=True)
@@ -102,40 +103,38 @@ class FileBatch:
 
 
 def inspect_batch(
-    batch: FileBatch, *, inspect: Inspect, root: Root, converted: Path, now: Callable[[], int]
+    batch: FileBatch,
+    *,
+    inspect: Inspect,
+    root: Root | ObjectFolder,
+    converted: Path,
+    now: Callable[[], int],
 ) -> list[tuple[str, Finding]]:
     """The stamp of each file, and what is found in it. Stamps are read before the files: one that
     changes meanwhile has another afterwards.
     """
     return [
-        (read_stamp(file, now_ns=now()), _inspect(file, inspect, root, converted))
-        for file in batch.files
+        (read_stamp(file, now_ns=now()), _inspect(file, stored, inspect, converted))
+        for file, stored in zip(batch.files, root.open_all(batch.files), strict=True)
     ]
 
 
-def _inspect(file: ExampleFile, inspect: Inspect, root: Root, converted: Path) -> Finding:
-    stored = StoredFile(
-        path=file.path,
-        root=root.path,
-        offset=file.offset,
-        size=file.size,
-        in_root=root.holds_folder_of(file.path),
-    )
+def _inspect(file: ExampleFile, stored: InputFile, inspect: Inspect, converted: Path) -> Finding:
     try:
         return inspect(stored, converted)
     except RejectedValue as reason:
         return Rejected(id=file.id, reason=str(reason))
 
 
-def _report_stale(stale: Sequence[str], *, compared: int, count: int) -> None:
+def _report_stale(stale: Sequence[str], stamped_by: str, *, compared: int, count: int) -> None:
     if stale:
         shown = ", ".join(stale[:STALE_SHOWN]) + (" …" if stale[STALE_SHOWN:] else "")
         echo_problem(
-            f"{len(stale):,} files had other contents than before, although their sizes, times and"
-            f" inodes were the same: {shown}"
+            f"{len(stale):,} files had other contents than before, although their {stamped_by} were"
+            f" the same: {shown}"
         )
     else:
         echo_fact(
-            f"all {count:,} files were read; {compared:,} have the size, times and inode of an"
-            " earlier ingest, and none of these has changed"
+            f"all {count:,} files were read; {compared:,} have the {stamped_by} of an earlier"
+            " ingest, and none of these has changed"
         )

@@ -43,13 +43,15 @@ def ingest(
 
     Raises:
       DataNotFound, UnreadableSource: the source is missing or not what it should be.
+      ObjectStoreFailed: the bucket that it is in cannot be read, or changes meanwhile.
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
       UnusableDataset: what is left is not enough to train on.
     """
-    source = sources.scan(settings)
-    with resumable_folder(
-        out, key=digest_json([settings.model_dump(), digest_program("ingest")])
-    ) as folder:
+    key = digest_json([settings.model_dump(), digest_program("ingest")])
+    with (
+        sources.open_source(settings) as (source, objects),
+        resumable_folder(out, key=key) as folder,
+    ):
         where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
         found = examine(source, where, settings)
         rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
@@ -93,6 +95,8 @@ def ingest(
             stats=stats,
             folder=folder,
         )
+        if objects:
+            objects.check_unchanged()
         write_manifest(manifest)
     return manifest
 

@@ -20,13 +20,18 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from throughline.data.encodings.base import FileInfo, Root
+from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources import ExampleFile
-from throughline.shared.files import digest_blake2b
+from throughline.settings import DataSettings
+from throughline.shared.files import digest_blake2b, digest_json
 from throughline.shared.layout import from_here
+from throughline.shared.program import digest_program
 from throughline.shared.progress import echo_problem
 
 SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
+# Settings that say where files are, and those that are applied to what has been found in them.
+NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
 OTHERS_KEPT = 3  # what other settings have found, such as those of a run with changes
 _SURPLUS = 1000  # files that are gone and still listed, next to as many as there are
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
@@ -36,8 +41,12 @@ _CREATE = """CREATE TABLE IF NOT EXISTS {} (
 
 def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
     """What of a file changes with its contents: size, times [ns], inode; empty where that does not
-    say it: of a link, of what is no regular file, of a file that has just changed.
+    say it: of a link, of what is no regular file, of a file that has just changed. Of an object its
+    size, the store's tag and the time, as they were listed; empty where it has no tag.
     """
+    if one := file.object:
+        listed = f"{one.bytes} {one.tag} {one.modified_at.isoformat()} {file.offset} {file.size}"
+        return listed if one.tag else ""
     try:
         status = os.lstat(file.path)
     except (OSError, ValueError):
@@ -58,7 +67,7 @@ class InspectionCache:
         self,
         database: sqlite3.Connection | None,
         *,
-        root: Root,
+        root: Root | ObjectFolder,
         key: str,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -170,9 +179,15 @@ class InspectionCache:
             echo_problem(f"what is found in files cannot be kept, so all are read: {error}")
 
 
+def key_of_inspections(encoding: str, settings: DataSettings) -> str:
+    """Digest of what decides what is found in a file."""
+    decisive = settings.model_dump(exclude=set(NOT_OF_A_FILE))
+    return digest_json([encoding, decisive, digest_program("ingest")])
+
+
 @contextmanager
 def open_inspection_cache(
-    folder: Path | None, *, root: Root, key: str
+    folder: Path | None, *, root: Root | ObjectFolder, key: str
 ) -> Iterator[InspectionCache]:
     """The cache of a source, in a file of `folder`, for as long as the block; without a
     folder nothing is kept. `key` is a digest of what decides what is found in a file.

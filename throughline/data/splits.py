@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -35,11 +36,7 @@ def shard_order(examples: pd.DataFrame) -> np.ndarray:
     `examples` has the columns digest (hexadecimal) and id. A digest is as good as a random number,
     so sorting by it is a shuffle; equal contents follow their ids.
     """
-    first = (
-        np.frombuffer(bytes.fromhex("".join(examples["digest"].tolist())), ">u8")
-        .reshape(len(examples), -1)[:, 0]
-        .astype(np.uint64)
-    )
+    first = first_of_digests(examples["digest"].tolist())
     order = np.argsort(first)
     ordered = first[order]
     if np.any(ordered[1:] == ordered[:-1]):
@@ -48,25 +45,57 @@ def shard_order(examples: pd.DataFrame) -> np.ndarray:
     return order
 
 
-def shard_bounds(
+def first_of_digests(digests: Sequence[str]) -> np.ndarray:
+    """The first 64 bits of hexadecimal digests, (examples,) uint64."""
+    joined = np.frombuffer(bytes.fromhex("".join(digests)), ">u8")
+    return joined.reshape(len(digests), -1)[:, 0].astype(np.uint64)
+
+
+def shard_ranges(
+    first: np.ndarray, sizes: Sequence[int], *, target_bytes: float, min_shards: int
+) -> list[tuple[int, int]]:
+    """Cut examples in `shard_order` into [start, stop) by ranges of their digests: equal parts of
+    all digests that there can be. `first` has the first 64 bits of each, ascending, `sizes` their
+    sizes [bytes].
+
+    So that an example's content decides its shard, and a new one changes no other shard, the number
+    of ranges depends on little else than `min_shards`: where shards would exceed `target_bytes` on
+    average, it is the least power of two with which they do not. A range without any example makes
+    no shard; one of more than twice `target_bytes`, such as of equal contents, makes several.
+    """
+    passed = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
+    needed = max(1, math.ceil(passed[-1] / target_bytes))
+    ranges = min_shards if needed <= min_shards else 1 << (needed - 1).bit_length()
+    edges = [-(-(number << 64) // ranges) for number in range(1, ranges)]
+    stops = np.searchsorted(first, np.asarray(edges, np.uint64))
+    bounds = []
+    for start, stop in itertools.pairwise([0, *stops.tolist(), len(first)]):
+        if passed[stop] - passed[start] > 2 * target_bytes:
+            parts = block_ranges(sizes[start:stop], target_bytes=target_bytes, min_shards=1)
+            bounds += [(start + begin, start + end) for begin, end in parts]
+        elif stop > start:
+            bounds.append((start, stop))
+    return bounds
+
+
+def block_ranges(
     sizes: Sequence[int], *, target_bytes: float, min_shards: int
 ) -> list[tuple[int, int]]:
-    """Cut a sequence of example sizes [bytes] into consecutive [start, stop) ranges of about equal
-    bytes.
+    """Cut what is in order, such as the blocks of a series, by its sizes [bytes] into [start, stop)
+    of about equal bytes.
 
     As many shards as reach `target_bytes` each, at least `min_shards`, never more than there are
-    examples.
+    blocks.
     """
     passed = np.cumsum(np.asarray(sizes, np.int64))
-    examples, total = len(sizes), int(passed[-1])
-    count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), examples)
+    blocks, total = len(sizes), int(passed[-1])
+    count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), blocks)
     numbers = np.arange(1, count)
     stops = np.searchsorted(passed, total * numbers / count) + 1
-    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the
+    # Every shard gets a block, whatever the sizes: stops must increase, and leave enough for the
     # later shards.
-    stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, examples - count + numbers)
-    edges = [0, *stops.tolist(), examples]
-    return list(itertools.pairwise(edges))
+    stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, blocks - count + numbers)
+    return list(itertools.pairwise([0, *stops.tolist(), blocks]))
 
 
 def count_steps(examples: int, batch_size: int) -> int:

@@ -24,6 +24,13 @@ from throughline.plan.schema import Encoding
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
 
+# Orders that a stream does not have.
+RANDOM_ACCESS = {
+    "global": "a global permutation",
+    "window": "a permutation within windows",
+    "lanes": "a permutation within lanes",
+}
+
 
 def find_config_problems(
     config: PipelineConfig,
@@ -45,6 +52,23 @@ def find_config_problems(
             about_ops,
         )
     )
+
+
+def find_lane_problems(config: PipelineConfig, batch_size: int) -> list[str]:
+    """What speaks against the lanes of a configuration, for batches of this size."""
+    kind, lanes = config.shuffle.kind, config.shuffle.lanes
+    if (kind == "lanes") != (lanes is not None):
+        return [
+            "shuffle.lanes: how many parts are there? Use a multiple of the number of processes"
+            if kind == "lanes"
+            else f"shuffle.lanes: `kind: {kind}` has none; drop it, or use `kind: lanes`"
+        ]
+    if lanes and batch_size % lanes:
+        return [
+            f"shuffle.lanes: every batch takes as many rows of each, and batch_size, {batch_size},"
+            f" is no multiple of {lanes}"
+        ]
+    return []
 
 
 def find_variable_size_problems(
@@ -203,12 +227,8 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
             f"shuffle.kind: {what} can be permuted as a whole; use `global`, `window` or"
             " `none` instead of a buffer"
         )
-    if not in_any_order and config.shuffle.kind in ("global", "window"):
-        what = (
-            "a global permutation"
-            if config.shuffle.kind == "global"
-            else "a permutation within windows"
-        )
+    what = RANDOM_ACCESS.get(config.shuffle.kind)
+    if not in_any_order and what:
         yield (
             f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use"
             " `buffer`, or `read: snapshot` or `indexed_shards`"
@@ -290,7 +310,7 @@ def _of_batches(config: PipelineConfig) -> Iterator[str]:
         yield "vectorize: lengths are known after the ops; drop `vectorize` or `batch`"
     if config.sampling != "uniform":
         yield "sampling: batches by length draw every example once; drop `sampling` or `batch`"
-    if config.shuffle.kind == "window":
+    if config.shuffle.kind in ("window", "lanes"):
         yield "shuffle.kind: batches by length are permuted as a whole; use `global` or `none`"
 
 

@@ -14,6 +14,7 @@ from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
     find_fraction_problems,
+    find_lane_problems,
     find_ops_problems,
     find_sequence_problems,
     find_token_window_problems,
@@ -157,6 +158,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     problems = find_config_problems(
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
     )
+    problems += find_lane_problems(config, spec.batch_size)
     problems += find_variable_size_problems(config, spec.ops_to_uniform_shape)
     if isinstance(spec.window, TokenWindow):
         problems += find_token_window_problems(config)

@@ -335,6 +335,7 @@ def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
         "none": "in order",
         "global": "global shuffle",
         "window": f"shuffle within {shuffle.size}",
+        "lanes": f"shuffle of {shuffle.lanes} lanes",
         "buffer": "buffer",
     }
     return orders[shuffle.kind] + ("" if sampling == "uniform" else f",{_kind(sampling)}")

@@ -51,14 +51,21 @@ class TrainingWorker:
         """How many of an epoch's examples all workers together train on."""
         return examples - examples % batch_size % self.multiple
 
-    def check(self, examples: int, batch_size: int) -> None:
+    def check(self, examples: int, batch_size: int, *, lanes: int | None = None) -> None:
         """Refuse what cannot be shared equally.
 
         Raises:
-          ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples
-            than workers.
+          ImpossiblePlan: the batch cannot be cut into equal slices, lanes would be divided, or
+            there are fewer examples than workers.
         """
         multiple = self.multiple
+        if lanes and lanes % multiple:
+            raise ImpossiblePlan(
+                f"shuffle.lanes: {lanes} are no multiple of {multiple}, which every batch is"
+                f" shared by; use {-(-lanes // multiple) * multiple}"
+            )
+        if lanes and not examples:
+            raise ImpossiblePlan(f"shuffle.lanes: there are fewer examples than {lanes}; use fewer")
         if multiple % self.count:
             raise ImpossiblePlan(
                 f"train.batch_multiple: {multiple} cannot be shared equally by {self.count}"

@@ -4,27 +4,28 @@ get the numbers of the training's vocabularies, empty cells the medians of its t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from throughline.data.sources import time_series
 from throughline.data.sources.base import Rejected
-from throughline.data.sources.delimited import find_delimiter
 from throughline.data.sources.table import code_rows
 from throughline.data.sources.tabular import check_columns, read_table
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import Example, Examples, Wanted
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
+from throughline.shared.progress import note
 
 
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     columns = trained.spec.schema.input.columns
-    table = read_table(path, _settings(trained, path), likely_decimal=columns.decimal)
+    table = read_table(path, _settings(trained), likely_decimal=columns.decimal)
     check_columns(table, {"data.numeric": columns.names})
+    _note_all(path, table.describe_points(columns.names[: columns.numeric]))
     values, reasons = code_rows(table, columns)
 
     def items() -> Iterator[Example | Rejected]:
@@ -44,8 +45,9 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     named = {} if path.suffix == ".npy" else {"numeric": list(feature.columns.names)}
     # Columns that the training left out need not be there.
     changed = {"path": str(path), "ignore": [], **named}
-    settings = _settings(trained, path).model_copy(update=changed)
+    settings = _settings(trained).model_copy(update=changed)
     series = time_series.scan(settings, likely_decimal=feature.columns.decimal)
+    _note_all(path, series.warnings)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != feature.shape:
         raise UnreadableSource(
@@ -66,20 +68,16 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     )
 
 
-def _settings(trained: TrainedModel, path: Path) -> DataSettings:
-    """How the training read its file; 1.234 is what it was there, though no comma may show it.
-    Where commas divide the cells of a file, its numbers have points.
+def _note_all(path: Path, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        note(f"predict: {path}: {warning}")
+
+
+def _settings(trained: TrainedModel) -> DataSettings:
+    """How the training read its file; where its numbers had commas, those of another file show by
+    themselves what they have.
     """
     data = trained.spec.data
     if trained.spec.schema.input.columns.decimal != ",":
         return data
-    return data.model_copy(update={"decimal": "." if _has_comma_cells(path, data) else ","})
-
-
-def _has_comma_cells(path: Path, data: DataSettings) -> bool:
-    """Whether commas divide the cells of a file, of which there are several in a row."""
-    if not path.is_file() or path.suffix in (".parquet", ".npy"):
-        return False
-    with path.open(encoding=data.encoding, errors="replace") as file:
-        several = "," in file.readline()
-    return several and find_delimiter(path, data)[0] == ","
+    return data.model_copy(update={"decimal": "auto"})

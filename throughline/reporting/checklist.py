@@ -116,6 +116,7 @@ def _shuffled(it: Subject) -> Judged:
     rows = {
         "global": "one permutation of the whole split",
         "window": "chunks in random order, rows within a window",
+        "lanes": "rows within each lane, and all lanes in every batch",
     }
     return kind in rows or (kind == "buffer" and files), rows.get(kind, f"shuffle: {kind}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,18 +83,20 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
 def plot_histories(
     histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str, stem: Path
 ) -> None:
-    """Draw the validation loss, and the metric, of each configuration after each of its epochs;
-    `histories` are rows of history.csv by configuration.
+    """Draw the validation loss of each configuration after each of its epochs, and the metric where
+    the training followed it; `histories` are rows of history.csv by configuration.
     """
     figure = new_figure(9, max(3.0, 0.2 * len(histories) + 1.0))
-    shown = dict.fromkeys(["val_loss", f"val_{metric}"])
+    followed = {column for epochs in histories.values() for epoch in epochs for column in epoch}
+    columns = dict.fromkeys(["val_loss", f"val_{metric}"])
+    shown = [column for column in columns if column in followed]
     grid = figure.subplots(1, len(shown), squeeze=False)[0]
     colors = mpl.colormaps["tab20"]
     for axes, column in zip(grid, shown, strict=True):
         for number, (name, epochs) in enumerate(histories.items()):
             axes.plot(
                 [epoch["epoch"] + 1 for epoch in epochs],
-                [epoch[column] for epoch in epochs],
+                [epoch.get(column, math.nan) for epoch in epochs],
                 color=colors(number % colors.N),
                 marker="o",
                 markersize=3,

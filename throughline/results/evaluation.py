@@ -4,7 +4,6 @@ examples with the highest loss.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import ClassVar
 from throughline.results.base import ResultFile
 
 WORST_PICTURE = "worst.png"
-_NOT_IN_METRICS = re.compile(r"[^\w .:-]")  # MLflow refuses it in names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +64,7 @@ class Evaluation(ResultFile):
     @property
     def metrics(self) -> dict[str, float]:
         """The error of each target under its MLflow name."""
-        return {
-            f"{self.split}/mae/{_NOT_IN_METRICS.sub('_', name)}": error
-            for name, error in self.mae_by_target.items()
-        }
+        return {f"{self.split}/mae/{name}": error for name, error in self.mae_by_target.items()}
 
     @classmethod
     def picture_path(cls, folder: Path) -> Path:

@@ -27,6 +27,7 @@ from throughline.settings.pipeline import (
     SnapshotPart,
 )
 from throughline.settings.records import RecordSettings
+from throughline.settings.storage import StorageSettings
 from throughline.settings.training import (
     EarlyStoppingSettings,
     MeasureSettings,
@@ -57,6 +58,7 @@ __all__ = [
     "SnapshotPart",
     "SnapshotSettings",
     "SplitSettings",
+    "StorageSettings",
     "TrainSettings",
     "WindowSettings",
 ]

@@ -12,12 +12,14 @@ from pydantic import (
     PlainValidator,
     Tag,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
 from throughline.settings.base import Fraction, Settings
 from throughline.settings.records import RecordSettings
 from throughline.settings.source_kinds import SOURCES
+from throughline.shared.data_url import is_address, to_store_url
 from throughline.shared.errors import did_you_mean
 
 
@@ -69,8 +71,19 @@ class DataSettings(Settings):
         description="kind of input; one file each in throughline/data/sources/"
     )
     path: str = Field(
-        description="folder or file that holds the source; a DVC dependency of ingest"
+        description=(
+            "folder or file that holds the source, or s3://BUCKET/PREFIX (gs://, azure://); a DVC"
+            " dependency of ingest"
+        )
     )
+
+    @field_validator("path")
+    @classmethod
+    def _is_here_or_in_a_bucket(cls, path: str) -> str:
+        if is_address(path):
+            to_store_url(path)
+        return path
+
     folders: Literal["auto", "classes", "splits"] = Field(
         default="auto",
         description=(
@@ -190,12 +203,21 @@ class DataSettings(Settings):
 class ShardSettings(Settings):
     """How TFRecord shards are cut and written."""
 
-    target_size_mib: float = Field(default=128, gt=0, description="size to aim at per shard [MiB]")
+    target_size_mib: float = Field(
+        default=128,
+        gt=0,
+        description=(
+            "size that shards have at most, about [MiB]; where they would exceed it, their number"
+            " doubles"
+        ),
+    )
     min_shards: int = Field(
         default=8,
         ge=1,
         le=10_000,
-        description="at least so many per split, so that small data still reads in parallel",
+        description=(
+            "so many per split, or more for large data, so that small data still reads in parallel"
+        ),
     )
     compression: Literal["none", "gzip", "both"] = Field(
         default="none",

@@ -68,12 +68,14 @@ class CacheSettings(Settings):
 class ShuffleSettings(Settings):
     """The order of training examples within an epoch."""
 
-    kind: Literal["none", "buffer", "window", "global"] = Field(
+    kind: Literal["none", "buffer", "window", "lanes", "global"] = Field(
         default="buffer",
         description=(
             "none: order of the shards · buffer: shards in random order, and random draw from a"
             " buffer · of a snapshot or indexed shards, window: chunks of rows in random order,"
-            " mixed within a window, for data beyond memory · global: a true permutation"
+            " mixed within a window, for data beyond memory · lanes: as many rows of each of"
+            " `lanes` parts in every batch, so that a host reads its own parts alone · global: a"
+            " true permutation"
         ),
     )
     size: ShuffleSize = Field(
@@ -82,6 +84,14 @@ class ShuffleSettings(Settings):
             "buffer, window: examples mixed with each other; auto: a twentieth of the split, since"
             " filling a buffer takes time; with `prefetch`, two buffers are in memory, this epoch's"
             " and the next one's"
+        ),
+    )
+    lanes: int | None = Field(
+        default=None,
+        ge=2,
+        description=(
+            "lanes: contiguous parts of the rows; a multiple of the processes, and one that the"
+            " batch size is a multiple of"
         ),
     )
 

@@ -223,6 +223,12 @@ class DiskRefused(UserError):
     """
 
 
+class ObjectStoreFailed(UserError):
+    """An object store was not reached, refused, lacks a bucket or an object, or does not give the
+    bytes that were written; the object is named.
+    """
+
+
 class WorkspaceProblem(UserError):
     """The git or DVC state does not allow an isolated run."""
 

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from throughline.shared.errors import expect_current_schema
 PARTIAL = ".partial"
 DIGITS = 12  # of the digest of its work in the name of a partial folder
 OLD = ".old"
+COPIED_BYTES = 1 << 20  # at once
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 _TEMPORARY = re.compile(r"\..*\.(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
@@ -116,6 +117,25 @@ def clear_leftovers(folder: Path) -> None:
     for path in folder.glob(".*.tmp*"):
         if (match := _TEMPORARY.fullmatch(path.name)) and not _is_alive(int(match[1])):
             path.unlink(missing_ok=True)
+
+
+def copy_whole(source: Path, path: Path, *, digest: str) -> bool:
+    """Copy a file, atomically, if it is there and its bytes have this digest, as `digest_file`;
+    returns whether they have.
+    """
+    if not source.is_file():
+        return False
+    with suppress(_Damaged), atomic_file(path) as temporary:
+        with HashingWriter(temporary) as file, source.open("rb") as data:
+            shutil.copyfileobj(data, file, COPIED_BYTES)
+        if file.digest != digest:
+            raise _Damaged
+        return True
+    return False
+
+
+class _Damaged(Exception):
+    """What has been copied has another digest."""
 
 
 def write_json(path: Path, value: Any) -> None:

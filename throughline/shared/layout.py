@@ -54,7 +54,12 @@ class Layout:
     @property
     def inspections(self) -> Path:
         """Folder of what ingest has found in files, of the project and its runs with changes."""
-        return Path(os.environ.get(STORE_HOME, self.root)) / ".throughline" / "inspections"
+        return self.project / ".throughline" / "inspections"
+
+    @property
+    def project(self) -> Path:
+        """Folder of the project, also of its runs with changes, which have worktrees of it."""
+        return Path(os.environ.get(STORE_HOME, self.root))
 
     def run(self, name: str) -> Layout:
         """Where the outputs of a run with changes are."""

@@ -24,7 +24,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 # Messages, checks and bookkeeping, and settings: what these decide reaches a stage as values.
 SUPPORTING = (
+    "tasks.earlier",
+    "tasks.identities",
     "throughline.config",
+    "throughline.data.known_files",
     "throughline.settings",
     *(
         f"throughline.shared.{module}"
@@ -37,6 +40,7 @@ SUPPORTING = (
             "gc_pause",
             "layout",
             "libraries",
+            "object_store",
             "program",
             "progress",
             "scratch",

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -52,6 +53,22 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) 
     pool = ThreadPoolExecutor(workers)
     try:
         yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def in_threads_ahead(
+    function: Callable[[T], R], items: Iterable[T], *, workers: int
+) -> Iterator[R]:
+    """As `in_threads`, of which no more than `workers` results are waiting to be yielded."""
+    pool, pending = ThreadPoolExecutor(workers), deque[Future[R]]()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -33,6 +33,7 @@ from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remov
 from throughline.tracking.store import (
     STORE_ERRORS,
     is_refusal,
+    name_keys,
     reason,
     show_address,
     store_home,
@@ -95,15 +96,14 @@ class Recorder:
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
-        self._send(
-            "params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()}
-        )
+        flat = name_keys(flatten(values))
+        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in flat.items()})
 
     def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log metrics; absent ones (None) stay absent."""
         self._send(
             "metrics",
-            {key: float(value) for key, value in values.items() if value is not None},
+            {key: float(value) for key, value in name_keys(values).items() if value is not None},
             step,
             time.time_ns() // 1_000_000,
         )

@@ -8,9 +8,12 @@ and written nowhere.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import mlflow
@@ -27,6 +30,9 @@ NOT_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY
 _WITHOUT_PATH = ("databricks",)  # addresses that look like one
 _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/@]+@")
+_REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
+LONGEST_KEY = 250
+Value = TypeVar("Value")
 _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
 
 
@@ -61,6 +67,25 @@ def make_absolute(address: str, home: Path) -> str:
     if scheme in ("", "file") and not path.startswith("//") and address not in _WITHOUT_PATH:
         return (home / path).as_uri()
     return address
+
+
+def name_keys(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Values under keys that MLflow takes: `_` stands for each character that it refuses. It would
+    refuse all values for one key.
+
+    >>> name_keys({"data.areas.m²": 1, "data.areas.(m)": 2, "data.areas._m_": 3})
+    {'data.areas.m²': 1, 'data.areas._m_': 2, 'data.areas._m__2': 3}
+    """
+    named: dict[str, Value] = {}
+    for key, value in values.items():
+        known = _REFUSED.sub("_", key)[:LONGEST_KEY]
+        if posixpath.normpath(known) != known or known.startswith((".", "/")):
+            known = known.replace("/", "_").lstrip(".") or "_"
+        place = 1
+        while (unique := known if place == 1 else f"{known[: LONGEST_KEY - 4]}_{place}") in named:
+            place += 1
+        named[unique] = value
+    return named
 
 
 def show_address() -> str:

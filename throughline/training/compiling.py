@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from throughline.models.builders import Target, import_object
 from throughline.models.inference import gives_probabilities
@@ -54,12 +55,18 @@ def compile_model(
     for numbers), unless the builder has compiled the model itself.
 
     Raises:
-      UnknownModel: a loss, optimizer, metric or schedule does not exist, or the builder and
-        params.yaml both name one.
+      UnknownModel: a loss, optimizer, metric or schedule does not exist, the builder and
+        params.yaml both name one, or a loss does not bring labels and outputs together.
     """
     if getattr(model, "compiled", False):
         _keep_own(model, settings)
-        return
+    else:
+        _compile(model, settings, target=target, steps=steps)
+    if target.kind == "regression":
+        _check_shapes(model)
+
+
+def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
     packed = isinstance(model, PackedModel)
     outputs = {"from_logits": not gives_probabilities(model)}
     loss = make_named(
@@ -111,6 +118,27 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
         model.steps_per_execution = settings.steps_per_execution
     if settings.jit_compile:
         model.jit_compile = True
+
+
+def _check_shapes(model: keras.Model) -> None:
+    """Refuse a loss that takes labels (batch,) and outputs (batch, 1) for those of (batch, batch),
+    as a subclass of Loss does that subtracts them: it would train on nonsense without an error.
+    """
+    loss = getattr(model, "loss", None)
+    if not isinstance(loss, keras.losses.Loss) or getattr(model, "output_shape", None) != (None, 1):
+        return
+    labels = np.arange(1, 5, dtype=np.float32)
+    outputs = labels[::-1, None] ** 2
+    try:
+        as_given, in_columns = (np.asarray(loss(one, outputs)) for one in (labels, labels[:, None]))
+    except Exception:  # noqa: BLE001 - of these values it may raise anything; of its own it says so
+        return
+    if not np.isclose(as_given, in_columns, rtol=1e-3):
+        raise UnknownModel(
+            f"the loss {type(loss).__name__} compares each label with all outputs: labels are"
+            " (batch,), and the model gives (batch, 1); begin its call with y_true ="
+            " keras.ops.reshape(y_true, keras.ops.shape(y_pred))"
+        )
 
 
 def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.Optimizer:

@@ -1,9 +1,9 @@
 """Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk.
 No TensorFlow.
 
-    data/snapshot/index.json            key, columns (dtype, shape), splits (count, chunks with
-    digests) data/snapshot/train/image.bin       examples × height × width × channels, uint8, C
-    order data/snapshot/train/label.bin       examples, int64        …and key.bin
+    data/snapshot/index.json        key, columns (dtype, shape), splits (count, chunks with digests)
+    data/snapshot/train/image.bin   examples × height × width × channels, uint8, C order
+    data/snapshot/train/label.bin   examples, int64        …and key.bin
 
 Values that differ in size are in a ragged column (`ragged.py`). Of the model's input a snapshot may
 store the first rows alone; labels and keys are always there.
@@ -18,6 +18,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -171,18 +172,32 @@ def write_rows(
     """
     digests, rows = {}, 0
     for column in columns:
-        array = np.ascontiguousarray(values[column.name], np.dtype(column.dtype))
-        rows = len(array)
-        if array.shape[1:] != column.shape:
-            raise ValueError(
-                f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}"
-            )
-        stored = array.reshape(-1).view(np.uint8).data
-        with column_path(folder, split, column.name).open("r+b") as file:
-            file.seek(start * column.stride)
-            file.write(stored)
+        rows = len(values[column.name])
+        stored = encode_rows(column, values[column.name])
+        write_encoded_rows(folder, split, column, start=start, data=stored)
         digests[column.name] = digest_blake3(stored)
     return Chunk(start=start, count=rows, digests=digests)
+
+
+def encode_rows(column: Column, values: np.ndarray) -> memoryview:
+    """The bytes of consecutive rows of a column that is not ragged; `values` has shape (rows,
+    *column.shape) and the column's dtype.
+    """
+    array = np.ascontiguousarray(values, np.dtype(column.dtype))
+    if array.shape[1:] != column.shape:
+        raise ValueError(
+            f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}"
+        )
+    return array.reshape(-1).view(np.uint8).data
+
+
+def write_encoded_rows(
+    folder: Path, split: str, column: Column, *, start: int, data: bytes | memoryview
+) -> None:
+    """Write the bytes of consecutive rows of a column that is not ragged."""
+    with column_path(folder, split, column.name).open("r+b") as file:
+        file.seek(start * column.stride)
+        file.write(data)
 
 
 def flush(folder: Path, split: str, columns: Sequence[Column]) -> None:
@@ -197,8 +212,14 @@ def write_index(folder: Path, index: SnapshotIndex) -> None:
     write_json(folder / INDEX, asdict(index))
 
 
-def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
-    """Read the index and check that the snapshot is the one asked for and has all its bytes.
+def holds_columns(folder: Path) -> bool:
+    """Whether the columns of a snapshot are in its folder, and not in an object store."""
+    return any(folder.glob("*/*.bin"))
+
+
+def read_index(folder: Path, *, key: str | None = None, with_columns: bool = True) -> SnapshotIndex:
+    """Read the index and check that the snapshot is the one asked for and has all its bytes. Those
+    of the columns are not looked for unless `with_columns`.
 
     Raises:
       MissingInput: there is no complete snapshot.
@@ -222,7 +243,12 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
                     f"{path} is not the file that the index describes;"
                     f" {rebuild_hint(folder, 'snapshot')}"
                 )
-        for split, rows in index.splits.items():
+        if with_columns and not holds_columns(folder) and any(map(index.bytes, index.splits)):
+            raise MissingInput(
+                f"{folder} holds the index alone: its columns were put into an object store, or are"
+                f" lost; set storage.url to where they are, or {rebuild_hint(folder, 'snapshot')}"
+            )
+        for split, rows in index.splits.items() if with_columns else ():
             for column in index.columns:
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)
                 size = path.stat().st_size if path.exists() else None
@@ -243,24 +269,35 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
     """
     for split, rows in index.splits.items():
         for column in index.columns:
-            path = column_path(folder, split, column.name)
-            for number, chunk in enumerate(rows.chunks):
-                if column.name not in chunk.digests:
-                    continue
-                begin, end = _span(folder, split, column, chunk, rows.rows(column))
-                with path.open("rb") as file:
-                    file.seek(begin)
-                    data = file.read(end - begin)
-                if digest_blake3(data) != chunk.digests[column.name]:
-                    last = chunk.start + chunk.count - 1
-                    raise CorruptColumn(
-                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its"
-                        f" digest; {rebuild_hint(folder, 'snapshot')}"
-                    )
+            for chunk in rows.chunks:
+                if column.name in chunk.digests:
+                    read_chunk(folder, split, column, chunk, rows.rows(column))
 
 
-def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> tuple[int, int]:
-    """Bytes [begin, end) of a chunk within a column's file."""
+def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> bytes:
+    """The bytes of a chunk of a column, of `count` rows.
+
+    Raises:
+      CorruptColumn: they do not match their digest; names the file and the rows.
+    """
+    path = column_path(folder, split, column.name)
+    begin, end = find_span(folder, split, column, chunk, count)
+    with path.open("rb") as file:
+        file.seek(begin)
+        data = file.read(end - begin)
+    if digest_blake3(data) != chunk.digests[column.name]:
+        last = chunk.start + chunk.count - 1
+        raise CorruptColumn(
+            f"{path}: chunk of rows {chunk.start} to {last} does not match its digest;"
+            f" {rebuild_hint(folder, 'snapshot')}"
+        )
+    return data
+
+
+def find_span(
+    folder: Path, split: str, column: Column, chunk: Chunk, count: int
+) -> tuple[int, int]:
+    """Bytes [begin, end) of a chunk within a column's file, of `count` rows."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
     offsets = map_column(folder, split, column.extent, count)[
@@ -302,5 +339,10 @@ def _read_through(path: Path, size: int) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     block = bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
+        # Where only some rows have been fetched, the others are holes.
+        with suppress(OSError):
+            first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+            size = min(size, os.lseek(file.fileno(), first, os.SEEK_HOLE))
+            file.seek(first)
         while file.tell() < size and file.readinto(block):
             pass

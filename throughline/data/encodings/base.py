@@ -8,18 +8,44 @@ import errno
 import os
 import stat
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol
 
 from throughline.plan.schema import Encoding, Feature, Storage
 from throughline.settings import DataSettings
 
+if TYPE_CHECKING:
+    from throughline.data.sources.base import ExampleFile
+
 
 class RejectedValue(Exception):
     """The reason why something cannot be used as an example, in words for the list of rejects."""
+
+
+class InputFile(Protocol):
+    """A file, or what stands for one, that is to be examined."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, or its name."""
+        ...
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a file of many."""
+        ...
+
+    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
+        """Its bytes; `check` gets the open file, if any, and its size, and refuses what is not to
+        be read.
+
+        Raises:
+          RejectedValue: the reason.
+        """
+        ...
 
 
 class Root:
@@ -27,9 +53,26 @@ class Root:
     below it is looked at once.
     """
 
+    stamped_by: ClassVar[str] = "sizes, times and inodes"
+
     def __init__(self, path: Path) -> None:
         self.path, self.real = path, os.path.realpath(path)
         self._holds: dict[str, bool] = {}
+
+    def address(self, path: Path) -> str:
+        """Where a file is, by the manifest."""
+        return str(path)
+
+    def open_all(self, files: Iterable[ExampleFile]) -> Iterator[InputFile]:
+        """Files to be examined, in their order."""
+        for file in files:
+            yield StoredFile(
+                path=file.path,
+                root=self.path,
+                offset=file.offset,
+                size=file.size,
+                in_root=self.holds_folder_of(file.path),
+            )
 
     def holds_folder_of(self, path: Path) -> bool:
         """Whether the folder of a file is this one or below it, links followed."""
@@ -116,7 +159,7 @@ class FileInfo:
     note: str | None = None
 
 
-Inspect = Callable[[StoredFile, Path], FileInfo]
+Inspect = Callable[[InputFile, Path], FileInfo]
 
 
 class FileEncoding(Encoding):

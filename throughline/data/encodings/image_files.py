@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, StoredFile
+from throughline.data.encodings.base import FileInfo, InputFile, Inspect, RejectedValue
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_soundness import is_sound
 from throughline.settings import DataSettings
@@ -59,14 +59,14 @@ class ImageInspector:
     def __reduce__(self) -> tuple[type[ImageInspector], tuple[int]]:
         return ImageInspector, (self.max_pixels,)
 
-    def __call__(self, file: StoredFile, converted: Path) -> FileInfo:
+    def __call__(self, file: InputFile, converted: Path) -> FileInfo:
         return inspect_image(
             file, max_pixels=self.max_pixels, converted=converted, decoder=self.decoder
         )
 
 
 def inspect_image(
-    file: StoredFile, *, max_pixels: int, converted: Path, decoder: Decoder
+    file: InputFile, *, max_pixels: int, converted: Path, decoder: Decoder
 ) -> FileInfo:
     """Decode an image file completely and make sure that TensorFlow will see the same picture.
 

@@ -31,7 +31,7 @@ class Shard:
     A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
     what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of
     an uncompressed one (`record_offsets.py`), and empty for a compressed or repaired one, which has
-    none.
+    none. `made_of` is the digest of its examples, their contents, keys, labels and sizes in order.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Shard:
     compression: Compression
     repaired: bool = False
     offsets_digest: str = ""
+    made_of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

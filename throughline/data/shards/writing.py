@@ -1,13 +1,12 @@
 """Writing all examples into TFRecord shards in a deterministic, content-keyed global shuffle.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a
-kill and are not written again.
+kill and are not written again, and neither are those that an earlier run has made of the same
+examples.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +17,8 @@ import numpy as np
 import pandas as pd
 
 from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
+from throughline.data.shards.earlier_shards import EarlierShard, find_earlier_shards, take_shard
+from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import (
@@ -33,7 +34,12 @@ from throughline.data.shards.tfrecord import (
     shard_name,
     write_frames,
 )
-from throughline.data.splits import shard_bounds, shard_order
+from throughline.data.splits import (
+    block_ranges,
+    first_of_digests,
+    shard_order,
+    shard_ranges,
+)
 from throughline.plan.schema import Schema
 from throughline.settings import ShardSettings
 from throughline.shared.engine import in_parallel
@@ -43,9 +49,8 @@ from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
-# Of the manifest's columns; the last three where examples are files.
-MANIFEST_COLUMNS = ("key", "row", "label", "bytes", "id", "uri", "digest")
-_READ_LOCK = threading.Lock()
+# Of the manifest's columns; the last two where examples are files.
+MANIFEST_COLUMNS = ("digest", "key", "row", "label", "bytes", "id", "uri")
 COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
     "none": ("none",),
     "gzip": ("gzip",),
@@ -73,7 +78,7 @@ class OrderedExamples:
             # A series keeps the order of time.
             order = np.argsort(rows["row"]) if schema.is_series else shard_order(rows)
             files = schema.input.encoding.storage == "files"
-            names = MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:4]
+            names = MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:5]
             self._of[split] = rows[list(names)].iloc[order]
         return self._of[split]
 
@@ -89,7 +94,8 @@ def _open_examples(folder: Path, digest: str) -> OrderedExamples:
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
     """Which examples one shard holds, by their places in the order of their split: the first, and
-    the one after the last.
+    the one after the last. `made_of` is the digest of all of them; `earlier` is the shard of an
+    earlier set that was made of the same, if there is one.
     """
 
     path: Path
@@ -98,6 +104,8 @@ class ShardJob:
     first: int
     end: int
     compression: Compression
+    made_of: str
+    earlier: EarlierShard | None
 
     def __str__(self) -> str:
         return self.path.name
@@ -118,11 +126,22 @@ class ShardJob:
         return self.examples.of(self.split).iloc[self.first : self.end]
 
 
-def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardIndex:
-    """Write the shards of all splits into `out`, replacing it only when all are complete.
+def shard(
+    manifest: Manifest,
+    out: Path,
+    *,
+    settings: ShardSettings,
+    earlier: Path | None = None,
+    is_known: Callable[[pd.DataFrame], bool] = lambda rows: True,
+) -> ShardIndex:
+    """Write the shards of all splits into `out`, replacing it only when all are complete. Those of
+    the same examples are taken from the set in the folder `earlier`, if any, which the same program
+    has written with the same settings; of examples that are files, if `is_known` says that the
+    files of these rows are still those that ingest has seen.
 
     Raises:
-      DataNotFound: an image file disappeared since ingest.
+      DataNotFound: an image file has disappeared or changed since ingest.
+      ObjectStoreFailed: the bucket that it is in cannot be read.
     """
     same_work = digest_json(
         {
@@ -132,7 +151,7 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
         }
     )
     with resumable_folder(out, key=same_work) as folder:
-        jobs = list(_plan_jobs(manifest, folder, settings))
+        jobs = list(_plan_jobs(manifest, folder, settings, earlier, is_known))
         # Threads, not processes: reading, hashing and writing release the GIL, and records of one
         # size are made as arrays.
         written = in_parallel(write_shard, jobs, workers=settings.writers)
@@ -148,13 +167,12 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
 
 
 def write_shard(job: ShardJob) -> Shard:
-    """Write one shard, unless an interrupted run has already finished it."""
-    exists = job.path.exists()
-    digest = (
-        digest_file(job.path)
-        if exists
-        else write_frames(job.path, _frames(job), compression=job.compression)
-    )
+    """Write one shard, unless an interrupted or an earlier run has already finished it."""
+    if job.path.exists():
+        digest = digest_file(job.path)
+    else:
+        digest = take_shard(job.earlier, job.path)
+        digest = digest or write_frames(job.path, _frames(job), compression=job.compression)
     records = job.end - job.first
     return Shard(
         name=job.path.name,
@@ -165,20 +183,30 @@ def write_shard(job: ShardJob) -> Shard:
         digest=digest,
         compression=job.compression,
         offsets_digest=write_offsets(job.path) if job.compression == "none" else "",
+        made_of=job.made_of,
     )
 
 
-def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardJob]:
-    examples = OrderedExamples(manifest)
+def _plan_jobs(
+    manifest: Manifest,
+    folder: Path,
+    settings: ShardSettings,
+    earlier: Path | None,
+    is_known: Callable[[pd.DataFrame], bool],
+) -> Iterator[ShardJob]:
+    examples, known = OrderedExamples(manifest), find_earlier_shards(earlier, manifest.schema)
+    files = manifest.schema.input.encoding.storage == "files"
     for split in SPLITS:
         if manifest.for_split(split).empty:
             continue
         rows = examples.of(split)
-        bounds = shard_bounds(
-            rows["bytes"].tolist(),
-            target_bytes=settings.target_size_mib * 2**20,
-            min_shards=settings.min_shards,
-        )
+        bounds = _cut(rows, manifest.schema, settings)
+        parts = [rows.iloc[first:end] for first, end in bounds]
+        made_of = [_digest_examples(part) for part in parts]
+        held = [
+            any(one == made for one, _ in known) and (not files or is_known(part))
+            for made, part in zip(made_of, parts, strict=True)
+        ]
         for compression in COMPRESSIONS[settings.compression]:
             for number, (first, end) in enumerate(bounds):
                 yield ShardJob(
@@ -188,7 +216,25 @@ def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Ite
                     first=first,
                     end=end,
                     compression=compression,
+                    made_of=made_of[number],
+                    earlier=known.get((made_of[number], compression)) if held[number] else None,
                 )
+
+
+def _digest_examples(rows: pd.DataFrame) -> str:
+    contents = "\n".join(rows["digest"].tolist()).encode()
+    return digest_blake2b(
+        contents, *(rows[name].to_numpy().tobytes() for name in ("key", "label", "bytes"))
+    )
+
+
+def _cut(rows: pd.DataFrame, schema: Schema, settings: ShardSettings) -> list[tuple[int, int]]:
+    """Which rows of a split, in the order of shards, each of its shards holds."""
+    sizes, target_bytes = rows["bytes"].tolist(), settings.target_size_mib * 2**20
+    if schema.is_series:
+        return block_ranges(sizes, target_bytes=target_bytes, min_shards=settings.min_shards)
+    first = first_of_digests(rows["digest"].tolist())
+    return shard_ranges(first, sizes, target_bytes=target_bytes, min_shards=settings.min_shards)
 
 
 def _map_values(manifest: Manifest) -> np.ndarray:
@@ -258,49 +304,23 @@ def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
 
 
 def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    # Serialized: two threads that read and digest small files contend for the GIL, which takes
-    # longer than that. The others flush meanwhile.
-    with _READ_LOCK:
-        for example_id, key, label, uri, row, size, digest in job.rows[
-            ["id", "key", "label", "uri", "row", "bytes", "digest"]
-        ].itertuples(index=False):
-            value = _file_bytes(uri, size, example_id, offset=row)
-            if digest_blake2b(value) != digest:
-                raise DataNotFound(
-                    f"{uri} (example {example_id}) has other contents than at ingest;"
-                    " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
-                    " --verify`"
-                )
-            head, tail = encode_head_and_tail(
-                len(value), key=key, label=label, feature=job.schema.input.name
+    rows = list(
+        job.rows[["id", "key", "label", "uri", "row", "bytes", "digest"]].itertuples(index=False)
+    )
+    parts = [
+        FilePart(example_id=example_id, uri=uri, offset=row, bytes=size)
+        for example_id, _, _, uri, row, size, _ in rows
+    ]
+    for (example_id, key, label, uri, _, _, digest), value in zip(
+        rows, read_parts(parts), strict=True
+    ):
+        if digest_blake2b(value) != digest:
+            raise DataNotFound(
+                f"{uri} (example {example_id}) has other contents than at ingest;"
+                " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
+                " --verify`"
             )
-            yield frame(head, value, tail)
-
-
-def _file_bytes(uri: str, size: int, example_id: str, *, offset: int) -> bytes:
-    """The contents of a small file of known size, in as few calls as it takes, or a part of one
-    from byte `offset` on, where that is not −1.
-    """
-    start, extra = (0, 1) if offset < 0 else (offset, 0)  # one byte more shows that a file grew
-    try:
-        descriptor = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            value = os.pread(descriptor, size + extra, start)
-            # One call reads 2 GiB at most.
-            while 0 < len(value) < size and (
-                more := os.pread(descriptor, size + extra - len(value), start + len(value))
-            ):
-                value += more
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DataNotFound(
-            f"{uri} (example {example_id}) was there at ingest and cannot be read now:"
-            f" {error.strerror}; run `dvc repro`"
-        ) from error
-    if len(value) != size:
-        raise DataNotFound(
-            f"{uri} (example {example_id}) has another size than at ingest, {size:,} bytes then;"
-            " run `dvc repro`"
+        head, tail = encode_head_and_tail(
+            len(value), key=key, label=label, feature=job.schema.input.name
         )
-    return value
+        yield frame(head, value, tail)

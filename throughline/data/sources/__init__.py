@@ -8,6 +8,12 @@ A new kind of input is a file here with a function `scan`, its name in `SCANNERS
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import (
     arrays,
     fashion_mnist,
@@ -31,6 +37,10 @@ from throughline.data.sources.base import (
     Texts,
 )
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import SOURCES
+from throughline.shared.data_url import is_address
+from throughline.shared.errors import UserError
+from throughline.shared.scratch import Scratch
 
 __all__ = [
     "SCANNERS",
@@ -41,6 +51,7 @@ __all__ = [
     "Rejected",
     "Series",
     "Texts",
+    "open_source",
     "scan",
 ]
 
@@ -58,11 +69,61 @@ SCANNERS = {
 }
 
 
-def scan(settings: DataSettings) -> Files | Texts | Arrays | Series:
-    """Look at the source that `data` describes.
+Source = Files | Texts | Arrays | Series
+
+
+def scan(settings: DataSettings) -> Source:
+    """Look at the source that `data` describes, on this machine.
 
     Raises:
       DataNotFound: nothing is at `data.path`.
       UnreadableSource: what is there is not what `data.source` says.
     """
     return SCANNERS.get(settings.source, file_folder.scan)(settings)
+
+
+@contextmanager
+def open_source(settings: DataSettings) -> Iterator[tuple[Source, ObjectFolder | None]]:
+    """Look at the source that `data` describes, to be read within the block; also what it is below
+    in a bucket, if it is in one.
+
+    Raises:
+      as `scan`.
+      ObjectStoreFailed: the store was not reached or refuses; names what it is about.
+    """
+    if not is_address(settings.path):
+        yield scan(settings), None
+        return
+    objects = open_folder(settings.path)
+    if SOURCES[settings.source].in_bucket == "objects":
+        folders = {"text_folder": text_folder.scan}.get(settings.source, file_folder.scan)
+        yield folders(settings, objects), objects
+        return
+    name = PurePosixPath(settings.path).name
+    scratch = Scratch()
+    copy = scratch.new_folder() / ("" if objects.single else name)
+    copy.mkdir(exist_ok=True)
+    objects = objects.copy_into(copy)
+    path = copy / name if objects.single else copy
+    with _naming(str(path), settings.path):
+        source = scan(settings.model_copy(update={"path": str(path)}))
+        yield _in_bucket(source, objects) if isinstance(source, Files) else source, objects
+
+
+def _in_bucket(source: Files, folder: ObjectFolder) -> Files:
+    """Parts of copied files, as parts of the objects that these were made of."""
+    by_path = {folder.copy / one.name: one for one in folder.objects if folder.copy}
+    files = [replace(file, object=by_path[file.path]) for file in source.files]
+    return replace(source, files=files, objects=folder)
+
+
+@contextmanager
+def _naming(copy: str, address: str) -> Iterator[None]:
+    """Let errors of the block name the address of what is read from a copy."""
+    try:
+        yield
+    except UserError as error:
+        error.args = tuple(
+            one.replace(copy, address) if isinstance(one, str) else one for one in error.args
+        )
+        raise

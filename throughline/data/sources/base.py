@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from throughline.data.object_folder import ObjectFolder
 from throughline.plan.schema import Schema
+from throughline.shared.object_store import StoredObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,8 @@ class Rejected:
 @dataclass(frozen=True, kw_only=True)
 class ExampleFile:
     """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
-    `split` is None unless the source decides it.
+    `split` is None unless the source decides it. Of an object of a bucket, which `object` is then,
+    `path` is its name, or where it has been copied to.
     """
 
     id: str
@@ -31,11 +34,13 @@ class ExampleFile:
     split: str | None = None
     offset: int = -1
     size: int = 0
+    object: StoredObject | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Files below one root; none may lead outside it. `encoding` names what they hold.
+    """Files below one root; none may lead outside it. `objects` is what they are below, where that
+    is in a bucket. `encoding` names what they hold.
 
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
     files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
@@ -52,6 +57,7 @@ class Files:
     notes: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    objects: ObjectFolder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

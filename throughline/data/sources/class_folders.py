@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import ExampleFile, Rejected
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -40,27 +41,35 @@ class ClassFolders:
 
 
 def list_class_folders(
-    settings: DataSettings, suffixes: Collection[str], *, what: str, classes: bool = True
+    settings: DataSettings,
+    suffixes: Collection[str],
+    *,
+    what: str,
+    classes: bool = True,
+    objects: ObjectFolder | None = None,
 ) -> ClassFolders:
-    """List the files with these suffixes below `data.path`; `what` they are, for errors. Without
-    `classes` those in that folder itself are examples, too.
+    """List the files with these suffixes below `data.path`, or `objects`; `what` they are, for
+    errors. Without `classes` those in that folder itself are examples, too.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
       UnreadableSource: folders may be read as classes or as splits; names the key that decides.
     """
     root = Path(settings.path)
-    if not root.is_dir():
+    if objects.single if objects else not root.is_dir():
         raise DataNotFound(
-            f"{root} is not a folder; `data.path` must be a folder"
+            f"{settings.path} is not a folder; `data.path` must be a folder"
             + (" with one sub-folder per class" if classes else f" of {what}")
         )
-    listing = _Listing(root, suffixes, in_root=not classes)
-    listing.list_all()
+    listing = _Listing(Path() if objects else root, suffixes, in_root=not classes)
+    if objects:
+        listing.take(objects)
+    else:
+        listing.list_all()
     if not listing.files:
         shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
         raise DataNotFound(
-            f"{root} holds no {'class folder with ' if classes else ''}{what}"
+            f"{settings.path} holds no {'class folder with ' if classes else ''}{what}"
             f" ({', '.join(sorted(suffixes))}){shown}"
         )
     files = listing.files
@@ -160,25 +169,42 @@ class _Listing:
             else:
                 self._list_below(link)
 
+    def take(self, folder: ObjectFolder) -> None:
+        """The objects of a folder, as if they were files."""
+        objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
+        marks = find_folder_marks(folder.objects)
+        for name in objects:
+            path, is_folder = Path(name), name in marks
+            if any(part.startswith(".") for part in path.parent.parts):
+                continue
+            marked = [path] if is_folder and not path.name.startswith(".") else []
+            for above in (*marked, *path.parents):
+                names.setdefault(above, [])
+            if not is_folder:
+                names[path.parent].append(path.name)
+        with_folders = {path.parent for path in names if path != self.root}
+        for path in sorted(names):
+            self._take_names(path, names[path], is_leaf=path not in with_folders)
+        self.files = [replace(file, object=objects[file.id]) for file in self.files]
+
     def _list_below(self, start: Path) -> None:
         for name, folders, names in os.walk(start, onerror=self._unreadable):
             folder = Path(name)
             self._listed.add(folder.resolve())
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             self._links += [folder / name for name in folders if (folder / name).is_symlink()]
-            chosen = sorted(
-                name
-                for name in names
-                if _suffix(name) in self.suffixes and not name.startswith(".")
-            )
-            self._add(folder, chosen)
-            self.skipped.update(
-                _suffix(name) or "without a suffix"
-                for name in sorted(set(names).difference(chosen))
-                if not name.startswith(".")
-            )
-            if not chosen and not folders and folder != self.root:
-                self.empty.append(_readable(folder.relative_to(self.root)))
+            self._take_names(folder, names, is_leaf=not folders)
+
+    def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
+        """The files of one folder, which is a leaf where it has no folders."""
+        visible = sorted(name for name in names if not name.startswith("."))
+        chosen = [name for name in visible if _suffix(name) in self.suffixes]
+        self._add(folder, chosen)
+        self.skipped.update(
+            _suffix(name) or "without a suffix" for name in sorted(set(visible).difference(chosen))
+        )
+        if not chosen and is_leaf and folder != self.root:
+            self.empty.append(_readable(folder.relative_to(self.root)))
 
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from throughline.data.encodings.base import FileEncoding
+from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.base import Files
 from throughline.data.sources.class_folders import list_class_folders
 from throughline.plan.schema import find_encoding
@@ -13,14 +14,15 @@ from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
 
 
-def scan(settings: DataSettings) -> Files:
-    """List the files of the source's encoding below `data.path`, and what cannot be listed.
+def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
+    """List the files of the source's encoding below `data.path`, which may be a folder of
+    `objects`, and what cannot be listed.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
-    listed = list_class_folders(settings, encoding.suffixes, what=encoding.noun)
+    listed = list_class_folders(settings, encoding.suffixes, what=encoding.noun, objects=objects)
     return Files(
         root=Path(settings.path),
         files=listed.files,
@@ -28,4 +30,5 @@ def scan(settings: DataSettings) -> Files:
         rejected=listed.rejected,
         empty_classes=listed.empty,
         skipped=listed.skipped,
+        objects=objects,
     )

@@ -70,7 +70,8 @@ def find_decimal(
     likely: str = "",
 ) -> str:
     """The decimal mark of a table: as set, or a comma where columns hold fractions with one and
-    none with a point.
+    none with a point. Where every fraction could have a thousands separator instead, it is the
+    `likely` one, but no comma where commas divide the cells.
 
     Raises:
       UnreadableSource: both occur; or every comma could divide thousands, or every point in a table
@@ -80,29 +81,41 @@ def find_decimal(
     if settings.decimal != "auto":
         return settings.decimal
     commas = _find_fractions(columns, ",")
-    points = _find_fractions(columns, ".") if commas or (delimiter == ";" and not likely) else {}
+    points = _find_fractions(columns, ".") if commas or likely or delimiter == ";" else {}
     if not commas:
         used = {name: cells for name, cells in points.items() if name not in settings.ignore}
         if used and _all_thousands(points, "."):
+            if likely:
+                return "." if delimiter == "," and len(columns) > 1 else likely
             raise UnreadableSource(
                 f"{path}: {_first_fraction(used, '.')} may be a fraction or have a thousands"
                 " separator",
                 "set data.decimal: '.' for a fraction, ',' for a separator",
             )
         return "."
-    if points:
+    if points and not (likely == "," and _all_thousands(points, ".")):
         raise UnreadableSource(
             f"{path}: fractions are written both ways, {_first_fraction(commas, ',')} and"
             f" {_first_fraction(points, '.')}",
             "set data.decimal",
         )
-    if _all_thousands(commas, ","):
+    if _all_thousands(commas, ",") and likely != ",":
         raise UnreadableSource(
             f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
             " separator",
             "set data.decimal: ',' for a fraction, or remove the separators",
         )
     return ","
+
+
+def find_lone_points(columns: Mapping[str, pa.StringArray]) -> str:
+    """A number such as 1.234, and its column, that a decimal comma makes whole, where no number
+    shows which of the two is the decimal mark; empty where there is none.
+    """
+    points = _find_fractions(columns, ".")
+    if not points or _find_fractions(columns, ",") or not _all_thousands(points, "."):
+        return ""
+    return _first_fraction(points, ".")
 
 
 def _find_fractions(

@@ -4,7 +4,7 @@ has been seen. Not a source itself: tables, series and lists of images use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from throughline.data.sources.delimited import (
     open_delimited,
     refuse_joined_lines,
 )
-from throughline.data.sources.number_text import find_decimal, read_numbers
+from throughline.data.sources.number_text import find_decimal, find_lone_points, read_numbers
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
@@ -79,6 +79,19 @@ class TextTable:
         """What of the notation was detected, for people to check."""
         comma = self.settings.decimal == "auto" and self.decimal == ","
         return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
+
+    def describe_points(self, names: Iterable[str]) -> list[str]:
+        """How numbers of these columns were read that can be whole or fractions, in a table whose
+        decimal mark is likely to be the comma; for people to check.
+        """
+        texts = {name: self.columns[name] for name in names if name not in self.floats}
+        doubtful = find_lone_points(texts) if self.likely_decimal == "," else ""
+        how = (
+            "is a whole number, as the training had decimal commas"
+            if self.decimal == ","
+            else "is a fraction, as commas divide the cells"
+        )
+        return [f"{doubtful} {how}"] if doubtful else []
 
     def describe_nested(self) -> list[str]:
         """The columns that cannot be read at all."""

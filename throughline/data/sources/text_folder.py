@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from throughline.data.encodings.base import RejectedValue
-from throughline.data.encodings.texts import check_encoding, read_document
+from throughline.data.encodings.base import RejectedValue, Root
+from throughline.data.encodings.texts import check_encoding, check_size
+from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
 from throughline.data.sources.text_records import label_or_none
@@ -17,17 +18,19 @@ from throughline.settings import DataSettings
 SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
 
 
-def scan(settings: DataSettings) -> Texts:
-    """List the text files below `data.path`, and what cannot be listed; they are read one by one.
+def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
+    """List the text files below `data.path`, which may be a folder of `objects`, and what cannot be
+    listed; they are read one by one.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with texts in it.
     """
     check_encoding(settings.encoding)
     classes = settings.label_kind != "none"
-    listed = list_class_folders(settings, SUFFIXES, what="texts", classes=classes)
+    listed = list_class_folders(settings, SUFFIXES, what="texts", classes=classes, objects=objects)
+    root = objects or Root(Path(settings.path))
     return Texts(
-        documents=_documents(listed, Path(settings.path), settings),
+        documents=_documents(listed, root, settings),
         total=len(listed.files) + len(listed.rejected),
         empty_classes=listed.empty,
         skipped=listed.skipped,
@@ -35,12 +38,12 @@ def scan(settings: DataSettings) -> Texts:
 
 
 def _documents(
-    listed: ClassFolders, root: Path, settings: DataSettings
+    listed: ClassFolders, root: Root | ObjectFolder, settings: DataSettings
 ) -> Iterator[Document | Rejected]:
     yield from listed.rejected
-    for file in listed.files:
+    for file, stored in zip(listed.files, root.open_all(listed.files), strict=True):
         try:
-            content = read_document(file.path, root=root, max_bytes=settings.max_bytes)
+            content = stored.read(lambda _, size: check_size(size, settings.max_bytes))
             label = label_or_none(file.label, settings)
             yield Document(id=file.id, content=content, label=label, split=file.split)
         except RejectedValue as reason:

@@ -23,6 +23,7 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_columns,
 )
+from throughline.data.sources.moments import find_late, find_time_problem
 from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
@@ -70,7 +71,13 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
         schema=schema,
         readings=readings,
         dialect=table.describe_dialect() if table else (),
-        warnings=[*table.describe_nested(), *_name_left_out(readings, settings)] if table else (),
+        warnings=[
+            *table.describe_nested(),
+            *table.describe_points(columns),
+            *_name_left_out(readings, settings),
+        ]
+        if table
+        else (),
     )
 
 
@@ -153,15 +160,27 @@ def _choose_columns(table: TextTable) -> list[str]:
 
 def _check_time(table: TextTable, name: str) -> None:
     """Refuse moments, numbers or dates, that do not increase from row to row."""
-    moments = (
-        pd.Series(table.numbers(name))
+    cells = table.cells(name)
+    problem = (
+        find_late(pd.Series(table.numbers(name)))
         if guess_kind(table, name) == "number"
-        else pd.to_datetime(pd.Series(table.cells(name)), errors="coerce", utc=True)
+        else find_time_problem(cells)
     )
-    steps = moments.diff().iloc[1:]
-    late = np.flatnonzero(~(steps > steps * 0).to_numpy())
-    if len(late):
+    if problem is None:
+        return
+    row = problem.row + 1
+    if problem.unreadable:
         raise UnreadableSource(
-            f"{table.path}: {name} does not increase in row {int(late[0]) + 2}; sort the table and"
-            " drop doubled rows"
+            f"{table.path}: {name} in row {row} is {cells[problem.row]!r}, neither a number nor a"
+            " date",
+            "write times as 2026-01-31 13:00",
         )
+    if problem.two_ways:
+        raise UnreadableSource(
+            f"{table.path}: {name} holds dates that read several ways (day, month or year first),"
+            f" and by one of these does not increase in row {row} ({cells[problem.row]})",
+            "write dates as 2026-01-31",
+        )
+    raise UnreadableSource(
+        f"{table.path}: {name} does not increase in row {row}; sort the table and drop doubled rows"
+    )

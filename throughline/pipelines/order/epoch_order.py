@@ -11,6 +11,7 @@ import tensorflow as tf
 from throughline.data.splits import count_steps
 from throughline.pipelines.order.samplers import (
     ClassIndex,
+    lane_shuffle,
     permute,
     sample_by_class,
     window_shuffle,
@@ -38,13 +39,27 @@ class EpochOrder:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all workers, without those that they cannot share equally."""
-        return self.worker.shared(self.count, self.batch_size)
+        """Examples in an epoch, over all workers, without those that they, or lanes, cannot share
+        equally.
+        """
+        of_lanes = self.count - self.count % (self.shuffle.lanes or 1)
+        return self.worker.shared(of_lanes, self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
         return count_steps(self.examples, self.batch_size)
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """The first of the rows that this worker reads, and the one after the last: those of its
+        lanes, or all.
+        """
+        lanes, worker = self.shuffle.lanes, self.worker
+        if lanes is None:
+            return 0, self.count
+        first, stop = (lanes * index // worker.count for index in (worker.index, worker.index + 1))
+        return first * self.count // lanes, stop * self.count // lanes
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, batch on this worker) that `steps` (n,) are made of.
@@ -82,6 +97,15 @@ class EpochOrder:
             window = shuffle_buffer_size(self.shuffle.size, examples=self.count)
             return window_shuffle(
                 positions, count=self.count, window=window, seed=self.seed, epoch=epochs
+            )
+        if self.shuffle.lanes is not None:
+            return lane_shuffle(
+                positions,
+                count=self.count,
+                lanes=self.shuffle.lanes,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                epoch=epochs,
             )
         return positions
 

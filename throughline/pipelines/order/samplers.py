@@ -114,6 +114,28 @@ def window_shuffle(
     return (rows + tf.cast(rotation, tf.int64)) % count
 
 
+def lane_shuffle(
+    positions: tf.Tensor, *, count: int, lanes: int, batch_size: int, seed: int, epoch: tf.Tensor
+) -> tf.Tensor:
+    """Map positions to rows so that a batch takes as many rows of each of `lanes` contiguous parts,
+    one part after the other: whoever has the same share of every batch reads the same rows only.
+
+    The rows of a lane are permuted. Lanes differ by one row at most; one more than in the smallest
+    is left out, another one each epoch. `batch_size` is a multiple of `lanes`, and there are
+    positions for `count // lanes` rows of each.
+
+    >>> positions, epoch = tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64)
+    >>> print(lane_shuffle(positions, count=9, lanes=2, batch_size=4, seed=1, epoch=epoch).numpy())
+    [1 3 8 7 0 2 6 5]
+    """
+    usual = batch_size // lanes  # rows of a lane in every batch but the last
+    step, place = positions // batch_size, positions % batch_size
+    share = tf.minimum(tf.constant(usual, tf.int64), count // lanes - step * usual)
+    lane, row = place // share, step * usual + place % share
+    begin, end = lane * count // lanes, (lane + 1) * count // lanes
+    return begin + swap_or_not(row, end - begin, fold(seed, epoch, "lane", lane))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassIndex:
     """Draws by class as tables, so that a draw is a few look-ups.

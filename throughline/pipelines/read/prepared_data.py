@@ -5,17 +5,19 @@ original files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from throughline.data.columns import ragged
+from throughline.data.columns.fetching import FetchedColumns, Storage
 from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     count_stored,
+    holds_columns,
     map_column,
     read_index,
 )
@@ -50,7 +52,9 @@ class FileList:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """The shards, the snapshot and, on demand, the original files of a split."""
+    """The shards, the snapshot and, on demand, the original files of a split. `fetched`: the
+    snapshot's columns, where they are in an object store.
+    """
 
     shards_folder: Path
     shards: ShardIndex
@@ -58,6 +62,20 @@ class PreparedData:
     snapshot: SnapshotIndex
     preprocess: tuple[Op, ...]
     files: Callable[[str], FileList]
+    fetched: FetchedColumns | None = None
+
+    @property
+    def columns_folder(self) -> Path:
+        """Where the columns are that have been mapped."""
+        return self.fetched.folder if self.fetched else self.snapshot_folder
+
+    def for_rows(self, rows: tuple[int, int]) -> PreparedData:
+        """The same for whoever reads the rows of a split from the first of these up to the second,
+        and no other: of columns in an object store only these are fetched.
+        """
+        if self.fetched is None:
+            return self
+        return replace(self, fetched=replace(self.fetched, rows=rows))
 
     def path(self, shard: Shard) -> Path:
         """Where a shard is to be read from."""
@@ -80,10 +98,14 @@ class PreparedData:
         return self.column(self.shards.schema.input.name)
 
     def memmap(self, split: str, name: str) -> np.ndarray:
-        """The values of one column of a split, of all rows that it stores, memory-mapped."""
+        """The values of one column of a split, of all rows that it stores, memory-mapped; fetched
+        before, where they are in an object store.
+        """
         column = self.column(name)
+        if self.fetched:
+            self.fetched.fetch(split, column)
         stored = self.snapshot.splits[split].rows(column)
-        return map_column(self.snapshot_folder, split, column, stored)
+        return map_column(self.columns_folder, split, column, stored)
 
     def memmap_first(self, split: str, name: str, rows: int) -> np.ndarray:
         """The values of the first rows of one column of a split, memory-mapped."""
@@ -146,25 +168,39 @@ class PreparedData:
 
 
 def open_prepared_data(
-    *, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]
+    *,
+    manifest: Path,
+    shards: Path,
+    snapshot: Path,
+    preprocess: Sequence[Op],
+    storage: Storage | None = None,
 ) -> PreparedData:
-    """Open what the earlier stages wrote and check that it belongs together.
+    """Open what the earlier stages wrote and check that it belongs together. Columns that are not
+    in the snapshot's folder are fetched from `storage` when they are first read.
 
     Raises:
       MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
       StaleSnapshot: the snapshot is not of these shards and ops.
     """
     index = read_shard_index(shards, sizes=False)
-    written = read_index(snapshot, key=compute_snapshot_key(index, preprocess))
+    fetches = storage is not None and not holds_columns(snapshot)
+    key = compute_snapshot_key(index, preprocess)
+    written = read_index(snapshot, key=key, with_columns=not fetches)
+    whole = index.with_repaired(written.repaired)
     data = PreparedData(
         shards_folder=shards,
-        shards=index.with_repaired(written.repaired),
+        shards=whole,
         snapshot_folder=snapshot,
         snapshot=written,
         preprocess=tuple(preprocess),
         files=lambda split: list_files(
             manifest, split, among=data.memmap(split, "key") if written.repaired else None
         ),
+        fetched=FetchedColumns(
+            storage=storage, snapshot_folder=snapshot, index=written, shards=whole
+        )
+        if storage is not None and fetches
+        else None,
     )
     for shard in data.shards.shards:
         check_shard(data.path(shard), shard)

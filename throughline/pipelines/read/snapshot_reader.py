@@ -83,7 +83,7 @@ class SnapshotReader:
         first = dict.fromkeys(values if self.stored or self._all_stored else (), self.stored)
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
-                name: map_variable(self.data, self.split, name, rows=rows)
+                name: map_variable(self._own_data, self.split, name, rows=rows)
                 for name, rows in {**first, **dict.fromkeys(self._features[1:])}.items()
             }
             return (
@@ -91,6 +91,14 @@ class SnapshotReader:
                 if self.gather.on == "host"
                 else {name: tf.identity(variable) for name, variable in variables.items()}
             )
+
+    @cached_property
+    def _own_data(self) -> PreparedData:
+        """The data, of whose columns this worker reads its own lanes only, if there are any."""
+        order = self.order
+        if isinstance(order, EpochOrder) and order.shuffle.lanes and self.gather.window is None:
+            return self.data.for_rows(order.region)
+        return self.data
 
     @property
     def _all_stored(self) -> bool:
@@ -210,7 +218,7 @@ class SnapshotReader:
     def _make_crop_fetch_fn(self) -> FetchFn:
         """A fetch that reads nothing of the images but the boxes that the first op crops."""
         ops, column = self.gather.fetched_ops, self.data.input_column
-        crop = make_crop_fn(self.data, self.split, ops[0])
+        crop = make_crop_fn(self._own_data, self.split, ops[0])
 
         def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
             examples = {
@@ -292,7 +300,7 @@ def map_variable(
     values = np.asarray(
         data.memmap(split, name) if rows is None else data.memmap_first(split, name, rows)
     )
-    read_ahead(column_path(data.snapshot_folder, split, name), values.nbytes)
+    read_ahead(column_path(data.columns_folder, split, name), values.nbytes)
     with tf.device("CPU:0"):
         tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
         return tf.Variable(tensor, trainable=False, name=name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from throughline.data.columns.index import (
     count_stored,
     write_index,
 )
+from throughline.data.columns.stored import Destination, put_index
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.repair import (
     REPAIRED,
@@ -30,11 +32,10 @@ from throughline.data.shards.repair import (
     shard_path,
 )
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
+from throughline.pipelines.write.earlier_rows import find_earlier_snapshot
+from throughline.pipelines.write.rows import STATISTICS_OF, PlacedShard, WriteContext
 from throughline.pipelines.write.snapshot_writer import (
-    STATISTICS_OF,
     NotDecoded,
-    PlacedShard,
-    WriteContext,
     finish_split,
     write_or_resume,
 )
@@ -59,6 +60,14 @@ if TYPE_CHECKING:
 UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be for these texts
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrittenSnapshot:
+    """The index of a snapshot, and how many of its examples were copied from an earlier one."""
+
+    index: SnapshotIndex
+    copied: int
+
+
 def snapshot(
     shards: ShardIndex,
     shards_folder: Path,
@@ -66,8 +75,23 @@ def snapshot(
     *,
     preprocess: Sequence[Op],
     settings: SnapshotSettings | None = None,
-    names: Callable[[], Mapping[int, str]] = dict,
 ) -> SnapshotIndex:
+    """`write_snapshot` into a folder."""
+    destination = Destination(folder=out)
+    return write_snapshot(
+        shards, shards_folder, destination, preprocess=preprocess, settings=settings
+    ).index
+
+
+def write_snapshot(
+    shards: ShardIndex,
+    shards_folder: Path,
+    out: Destination,
+    *,
+    preprocess: Sequence[Op],
+    settings: SnapshotSettings | None = None,
+    names: Callable[[], Mapping[int, str]] = dict,
+) -> WrittenSnapshot:
     """Write the preprocessed examples of all splits into `out`: columns image or features, label
     and key.
 
@@ -75,7 +99,9 @@ def snapshot(
     statistics, and so that what is damaged is found now. Images that still differ in size, and the
     tokens of texts, make a ragged column. Of a series the rows are time steps, and there is no
     label: windows are cut when they are read. `names` gives the ids of examples by their keys, for
-    messages about damaged ones.
+    messages about damaged ones. With an object store the columns are put there, and the folder
+    holds the index and what is small; the bytes are the same. Into a folder, rows are copied that
+    an earlier snapshot has of the same shards.
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
@@ -118,12 +144,13 @@ def snapshot(
 def _write_snapshot(
     shards: ShardIndex,
     shards_folder: Path,
-    out: Path,
+    destination: Destination,
     preprocess: Sequence[Op],
     settings: SnapshotSettings,
     damage: Damage,
-) -> SnapshotIndex:
+) -> WrittenSnapshot:
     schema, key = shards.schema, compute_snapshot_key(shards, preprocess)
+    out, store = destination.folder, destination.store
     with resumable_folder(
         out,
         key=digest_json(
@@ -132,6 +159,8 @@ def _write_snapshot(
                 "fraction": settings.stored_fraction,
                 "problems": damage.problems,
                 "program": digest_program("snapshot"),
+                # What a note says is written is there, and nowhere else.
+                "store": store.url if store else "",
             }
         ),
     ) as folder:
@@ -153,6 +182,7 @@ def _write_snapshot(
         # A compressed set next to the uncompressed one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
+        files = tokens.files if tokens else {}
         context = WriteContext(
             folder=folder,
             shards_folder=shards_folder,
@@ -163,13 +193,17 @@ def _write_snapshot(
                 split: count_stored(count, settings.stored_fraction)
                 for split, count in counts.items()
             },
+            key=key,
+            store=store,
+            earlier=None
+            if store
+            else find_earlier_snapshot(destination.earlier, preprocess, columns, files),
         )
-        for split, count in counts.items():
+        for split, count in counts.items() if store is None else ():
             allocate(folder, split, context.columns_of_all_rows, count)
             allocate(folder, split, context.value_columns, context.stored[split])
-        written = in_parallel(
-            partial(write_or_resume, context), _place(chosen), workers=usable_cores()
-        )
+        placed = list(_place(chosen))
+        written = in_parallel(partial(write_or_resume, context), placed, workers=usable_cores())
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
         by_split = {
             split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split]
@@ -184,12 +218,15 @@ def _write_snapshot(
             },
             repaired=repaired,
             vocabulary=tokens.vocabulary if tokens else 0,
-            files=tokens.files if tokens else {},
+            files=files,
         )
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
         write_index(folder, index)
-    return index
+        if store:
+            put_index(store, key, folder)
+    copied = sum(one.shard.examples for one, rows in zip(placed, done, strict=True) if rows.copied)
+    return WrittenSnapshot(index=index, copied=copied)
 
 
 def _columns(

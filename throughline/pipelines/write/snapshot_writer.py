@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from throughline.data.columns import ragged
-from throughline.data.columns.channel_stats import Moments, compute_moments
+from throughline.data.columns.channel_stats import compute_moments
 from throughline.data.columns.index import (
     Chunk,
     Column,
@@ -22,71 +22,20 @@ from throughline.data.columns.index import (
     flush,
     write_rows,
 )
+from throughline.data.columns.stored import ColumnUpload
 from throughline.data.shards.index import Shard
-from throughline.data.shards.repair import shard_path
+from throughline.pipelines.write.earlier_rows import copy_rows
+from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
-from throughline.plan.schema import Schema
 from throughline.results.base import parse
 from throughline.shared.errors import CorruptShard, ImpossiblePlan, expect_current_schema
-from throughline.shared.files import atomic_file, digest_blake3, read_json, write_json
+from throughline.shared.files import digest_blake3, read_json, write_json
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
-STATISTICS_OF = "train"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteContext:
-    """What writing one shard's rows needs to know of the whole; `stored`: of how many rows of each
-    split, the first, the model's input is stored.
-    """
-
-    folder: Path
-    shards_folder: Path
-    columns: Sequence[Column]
-    ops: Sequence[Op]
-    schema: Schema
-    stored: Mapping[str, int]
-
-    @property
-    def value(self) -> Column:
-        """The column of the model's input."""
-        return next(one for one in self.columns if one.name == self.schema.input.name)
-
-    @property
-    def value_columns(self) -> Sequence[Column]:
-        """The columns of the stored rows: the model's input and, of a ragged one, its offsets."""
-        return (self.value, self.value.extent) if self.value.ragged else (self.value,)
-
-    @property
-    def columns_of_all_rows(self) -> Sequence[Column]:
-        """The columns that store every row: label and key."""
-        return [one for one in self.columns if one not in self.value_columns]
-
-    @property
-    def fixed_size_columns(self) -> Sequence[Column]:
-        """The columns that are written as their rows come: all but a ragged one and its offsets."""
-        return self.columns_of_all_rows if self.value.ragged else self.columns
-
-    def part_path(self, split: str, start: int) -> Path:
-        """Where the values of a ragged column from row `start` on lie until those of all shards can
-        be joined.
-        """
-        return self.folder / split / f".part-{start:012d}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardRows:
-    """The rows of one shard: its chunks, the moments of the training split's values, and of a
-    ragged column their shapes (rows, rank).
-    """
-
-    chunks: Sequence[Chunk]
-    moments: Sequence[Moments]
-    shapes: Sequence[Sequence[int]] = ()
 
 
 class NotDecoded(Exception):
@@ -100,28 +49,21 @@ class NotDecoded(Exception):
         return NotDecoded, (str(self), self.shard, self.ops)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedShard:
-    """A shard and its first row within its split."""
-
-    shard: Shard
-    start: int
-
-    def __str__(self) -> str:
-        return self.shard.name
-
-
 def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
-    """Write the rows of one shard, unless an interrupted run has already done it; the note that
-    says so is written last.
+    """Write the rows of one shard, unless an interrupted run has already done it, and a store has
+    lost none of it since; the note that says so is written last. Those that an earlier snapshot has
+    are copied.
     """
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
     if note.exists():
         with expect_current_schema(note, "snapshot"):
-            return parse(ShardRows, read_json(note))
-    written = write_shard(context, shard, placed.start)
-    flush(context.folder, shard.split, context.fixed_size_columns)
+            done = parse(ShardRows, read_json(note))
+        if context.store is None or all(map(context.store.find, done.objects)):
+            return done
+    written = copy_rows(context, placed) or write_shard(context, shard, placed.start)
+    if context.store is None:
+        flush(context.folder, shard.split, context.fixed_size_columns)
     write_json(note, written)
     return written
 
@@ -135,27 +77,25 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     """
     import tensorflow as tf
 
-    path = shard_path(context.shards_folder, context.folder, shard)
+    path = context.shard_path(shard)
     chunks, parts, shapes, count = [], [], [], 0
+    upload = context.open_upload(shard.split)
     try:
         stored = context.stored[shard.split] - start
         for group in _preprocessed(path, shard, context):
-            if shard.split == STATISTICS_OF and not context.schema.is_text:
+            if context.takes_statistics(shard.split):
                 # Of what comes together, whatever of it is stored: the same sums, to the last bit.
                 inputs = group[context.value.name]
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
             for values in _split_at(group, stored - count):
                 inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
-                chunk = write_rows(
-                    context.folder,
-                    shard.split,
-                    context.fixed_size_columns if is_stored else context.columns_of_all_rows,
-                    start=start + count,
-                    values=values,
+                columns = context.fixed_size_columns if is_stored else context.columns_of_all_rows
+                chunk = _write_rows(
+                    context, upload, shard.split, columns, start=start + count, values=values
                 )
                 if is_stored and isinstance(inputs, list):
-                    chunk = _write_part(context, shard, chunk, inputs)
+                    chunk = _write_part(context, upload, shard, chunk, inputs)
                     shapes += [value.shape for value in inputs]
                 chunks.append(chunk)
                 count += chunk.count
@@ -170,7 +110,10 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro"
             " --force shard`"
         )
-    return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
+    if upload:
+        upload.finish()
+    objects = upload.names if upload else ()
+    return ShardRows(chunks=chunks, moments=parts, shapes=shapes, objects=objects)
 
 
 def _as_stored(inputs: Any, context: WriteContext) -> Any:
@@ -190,16 +133,38 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
     return inputs
 
 
+def _write_rows(
+    context: WriteContext,
+    upload: ColumnUpload | None,
+    split: str,
+    columns: Sequence[Column],
+    *,
+    start: int,
+    values: Mapping[str, np.ndarray],
+) -> Chunk:
+    """Write consecutive rows of these columns where they go; returns the chunk with its digests."""
+    if upload:
+        return upload.write_rows(columns, start=start, values=values)
+    return write_rows(context.folder, split, columns, start=start, values=values)
+
+
 def _write_part(
-    context: WriteContext, shard: Shard, chunk: Chunk, values: list[np.ndarray]
+    context: WriteContext,
+    upload: ColumnUpload | None,
+    shard: Shard,
+    chunk: Chunk,
+    values: list[np.ndarray],
 ) -> Chunk:
     """Write the values of a chunk of the ragged column where they wait for those before them;
     returns the chunk with their digest.
     """
     data = ragged.pack(values)
-    with atomic_file(context.part_path(shard.split, chunk.start)) as temporary:
-        temporary.write_bytes(data)
-    return replace(chunk, digests={context.value.name: digest_blake3(data), **chunk.digests})
+    chunk = replace(chunk, digests={context.value.name: digest_blake3(data), **chunk.digests})
+    if upload:
+        upload.add(chunk, context.value.name, data)
+        return chunk
+    context.write_bytes(shard.split, context.value, chunk.start, data)
+    return chunk
 
 
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
@@ -216,22 +181,41 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
     )
     offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
     stored = [chunk for chunk in chunks if column.name in chunk.digests]
-    ragged.concatenate_parts(
-        [context.part_path(split, chunk.start) for chunk in stored],
-        column_path(context.folder, split, column.name),
-    )
-    for number, chunk in enumerate(stored):
-        values = {column.extent.name: offsets[chunk.start : chunk.start + chunk.count]}
-        placed = write_rows(
-            context.folder, split, (column.extent,), start=chunk.start, values=values
+    if context.store is None:
+        ragged.concatenate_parts(
+            [context.part_path(split, chunk.start) for chunk in stored],
+            column_path(context.folder, split, column.name),
         )
-        chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
-    flush(context.folder, split, (column.extent,))
+    chunks = [
+        chunk for rows in written for chunk in _write_extents(context, split, rows.chunks, offsets)
+    ]
+    if context.store is None:
+        flush(context.folder, split, (column.extent,))
     return SplitColumns(
         count=count,
         chunks=tuple(chunks),
         ragged={column.name: ragged.end_offset(offsets, np.dtype(column.dtype).itemsize)},
     )
+
+
+def _write_extents(
+    context: WriteContext, split: str, chunks: Sequence[Chunk], offsets: np.ndarray
+) -> Iterator[Chunk]:
+    """Write the offsets of a shard's values, of those that are stored; yields all of its chunks
+    with their digests.
+    """
+    extent, upload = context.value.extent, context.open_upload(split)
+    for chunk in chunks:
+        digests = chunk.digests
+        if context.value.name in digests:
+            values = {extent.name: offsets[chunk.start : chunk.start + chunk.count]}
+            placed = _write_rows(
+                context, upload, split, (extent,), start=chunk.start, values=values
+            )
+            digests = {**digests, **placed.digests}
+        yield replace(chunk, digests=digests)
+    if upload:
+        upload.finish()
 
 
 def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:

@@ -72,7 +72,7 @@ class Block:
 
     def add(self, step: Step) -> None:
         """Count a step."""
-        self.steps += 1
+        self.steps += step.steps
         self.wait_s += step.wait_s
         self.work_s += step.work_s
         self.between_s += step.between_s
@@ -84,13 +84,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took [s], and in which epoch it was."""
+    """What one step took [s], and in which epoch it was; or `steps` in a row, what was between them
+    included in their work.
+    """
 
     wait_s: float
     work_s: float
     between_s: float = 0.0
     epoch: int = 0
     opens_epoch: bool = False
+    steps: int = 1
 
     @property
     def total_s(self) -> float:
@@ -161,6 +164,11 @@ class Timing:
         """Whether the time is."""
         return self.elapsed_s >= self.seconds
 
+    @property
+    def warm(self) -> bool:
+        """Whether steps take what they will take: those in which graphs are made are over."""
+        return self.seen > WARM_UP_STEPS
+
     def begin(self) -> None:
         """The first step begins."""
         if self.started is None:
@@ -168,10 +176,10 @@ class Timing:
 
     def trained(self, step: Step) -> None:
         """A step of the training as it is has ended."""
-        self.seen += 1
+        self.seen += step.steps
         while len(self.epochs) <= step.epoch:
             self.epochs.append(Block())
-        if self.seen <= WARM_UP_STEPS:
+        if not self.warm:
             self._pause_s = max(self._pause_s, step.total_s)
             self._block_began = self.now()
             return
@@ -182,11 +190,6 @@ class Timing:
             self._time_round(step)
         else:
             self._time_passively(step)
-
-    def waited(self, seconds: float) -> None:
-        """So much of what the last steps took was waiting."""
-        self.passive.wait_s += seconds
-        self.passive.work_s -= seconds
 
     def _time_passively(self, step: Step) -> None:
         if self.passive.first_epoch and self.passive.steps and step.epoch > 0:

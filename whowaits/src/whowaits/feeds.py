@@ -23,6 +23,7 @@ class Feed:
     """How a train function gets its batches: what differs between the backends."""
 
     waits_between_calls = False
+    waits_in_graph = False  #: counted there, with nothing to do for it at a call
 
     def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
         self._function, self._waits = function, waits
@@ -75,6 +76,8 @@ class Feed:
 
 class TensorFlowFeed(Feed):
     """The function takes its batches from an iterator of tf.data, inside of its graph."""
+
+    waits_in_graph = True
 
     def memory(self, taken: BatchesTaken) -> Any:
         """An iterator over the batches, again and again, that looks to a graph like the one of the

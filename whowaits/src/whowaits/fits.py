@@ -195,12 +195,16 @@ class _Clock:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the training where the input has ended for good."""
+        if self.timed:
+            self.timed.close_epoch()
         self.session.beat(expects=STEP_S)
         if self.timed and self.timed.is_starved:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation takes as long as it takes."""
+        if self.timed:
+            self.timed.close_epoch()
         self.session.beat(expects=None)
 
     def on_test_end(self, logs: Any = None) -> None:

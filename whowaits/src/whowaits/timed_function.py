@@ -15,7 +15,8 @@ from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
 TRIED_UNTIL_S = 105.0  # from the first step of the training
-SHORT_S, READ_EACH = 0.01, 8  # a step; steps whose waits are read at once
+# Steps that are only watched are recorded as one: what they take together, and at most.
+TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
 
 class TimedFunction:
@@ -36,6 +37,8 @@ class TimedFunction:
         self._opened = perf_counter()  # when this epoch began
         self._memory: Any = None
         self._warm_up = 0
+        # Steps since the last record, when the last of them ended, and how many the next is of.
+        self._unrecorded, self._skipped_until, self._together = 0, 0.0, 1
 
     @property
     def is_starved(self) -> bool:
@@ -49,14 +52,41 @@ class TimedFunction:
         """The next step is the first of an epoch."""
         if self._epoch >= 0 and not self._took:
             self._training.steps_per_epoch = self.steps_in_epoch
-        if self._epoch >= 0 and not self._timing.active:
-            self._timing.waited(self._waits.take())
+        if not self._timing.active:
+            self._waits.take()  # of a validation
+        self._together = 1
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
         self._returned, self._opened = None, perf_counter()
 
+    def close_epoch(self) -> None:
+        """The training stops for a while: record the steps that wait for others."""
+        if self._unrecorded and self._returned is not None:
+            self._record(self._skipped_until - self._returned, steps=self._unrecorded)
+
+    def _skip(self, arguments: tuple[Any, ...]) -> Any:
+        """Train on a batch, to be recorded with those that follow."""
+        result = self._function(*arguments)
+        self._unrecorded += 1
+        self.steps_in_epoch += 1
+        self._skipped_until = perf_counter()
+        if self._skipped_until - (self._returned or 0.0) > LONGEST_TOGETHER_S:
+            self._together = 1
+        return result
+
+    def _record(self, took_s: float, *, steps: int) -> None:
+        """Steps in a row that nothing came between."""
+        wait_s = min(took_s, self._waits.take())
+        epoch = max(0, self._epoch)
+        step = Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps)
+        self._timing.trained(step)
+        self._together, self._unrecorded = self._count_together(step), 0
+        self._returned = perf_counter()
+
     def __call__(self, *arguments: Any) -> Any:
         """Train on a batch."""
+        if self._unrecorded + 1 < self._together:
+            return self._skip(arguments)
         entered = perf_counter()
         if self._timing.seen and self._session.serves(self._training):
             self._serve()
@@ -79,10 +109,11 @@ class TimedFunction:
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
-        within = 0.0
-        if not self._feed.waits_between_calls and (self._timing.active or self._reads_now(took)):
-            within = self._waits.take()
-            within = min(took, within) if self._timing.active else within
+        if self._unrecorded and self._returned is not None:
+            self.steps_in_epoch += 1
+            self._record(perf_counter() - self._returned, steps=self._unrecorded + 1)
+            return result
+        within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
         # Before an epoch's first step its iterator is made, which is the input's work, too.
         opening = max(0.0, entered - self._opened) if self._opens else 0.0
         step = Step(
@@ -96,14 +127,17 @@ class TimedFunction:
         self.steps_in_epoch += 1
         self._training.examples = self._training.examples or self._feed.examples(arguments)
         self._timing.trained(step)
+        self._together = self._count_together(step)
         self._returned = perf_counter()
         return result
 
-    def _reads_now(self, took_s: float) -> bool:
-        """Whether the waits until now are read after this step of a training that is watched as it
-        is: reading takes time, so it is done after every eighth short step.
+    def _count_together(self, step: Step) -> int:
+        """How many of the next steps are recorded as one. A record takes some 60 µs, so of a
+        training that is watched as it is there is one in 10 ms.
         """
-        return took_s >= SHORT_S or self._opens or self._timing.seen % READ_EACH == 0
+        if self._timing.active or not self._feed.waits_in_graph or not self._timing.warm:
+            return 1
+        return max(1, min(MOST_TOGETHER, int(TOGETHER_S * step.steps / max(step.total_s, 1e-9))))
 
     def _between_steps(self, arguments: tuple[Any, ...]) -> None:
         """Do what the timing asks for, until it asks for a step of the training."""

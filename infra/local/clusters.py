@@ -1,0 +1,111 @@
+"""Servers of the stack that ask for no password, each on request: a tf.data service and a Dask
+cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+
+from flows.servers.services import (
+    HOST,
+    Running,
+    ServerProcess,
+    check_free,
+    is_listening,
+    run_servers,
+)
+from infra.local.stack_config import StackConfig
+from throughline.shared.errors import ServiceFailed
+
+
+def input_address(home: StackConfig) -> str:
+    """Where the dispatcher of the tf.data service listens."""
+    return f"{HOST}:{home.settings.input_port}"
+
+
+def dask_address(home: StackConfig) -> str:
+    """Where the scheduler of the Dask cluster listens."""
+    return f"tcp://{HOST}:{home.settings.dask_port}"
+
+
+@contextmanager
+def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
+    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no
+    workers. Yields what runs.
+    """
+    if not workers:
+        yield []
+        return
+    first = home.settings.input_port
+    ports = range(first + 1, first + 1 + workers)
+    for port in (first, *ports):
+        check_free({"input-port": port})
+    roles = {
+        "dispatcher": [
+            "dispatcher",
+            "--port",
+            str(first),
+            *(option for port in ports for option in ("--worker", f"{HOST}:{port}")),
+        ]
+    }
+    joining = ["worker", "--dispatcher", input_address(home), "--host", HOST, "--port"]
+    roles |= {
+        f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)
+    }
+    module = "throughline.pipelines.service"
+    with _run(
+        {name: [module, *role] for name, role in roles.items()}, [first, *ports], home
+    ) as running:
+        yield running
+
+
+@contextmanager
+def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
+    """A Dask scheduler and its workers, of one thread each, for as long as the block; nothing for
+    no workers. A worker that ends is started again. Yields what runs.
+
+    Raises:
+      ServiceFailed: Dask is not installed, or the port is taken.
+    """
+    if not workers:
+        yield []
+        return
+    if find_spec("distributed") is None:
+        raise ServiceFailed(
+            "--dask-workers: Dask is not installed; `pip install 'distributed>=2026.8'`"
+        )
+    first = home.settings.dask_port
+    ports = range(first + 1, first + 1 + workers)
+    for port in (first, *ports):
+        check_free({"dask-port": port})
+    here = ["--host", HOST, "--no-dashboard"]
+    scheduler = ["distributed.cli.dask_scheduler", "--port", str(first), *here]
+    worker = ["distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
+    worker += [*here, "--local-directory", str(home.folder / "dask"), "--worker-port"]
+    commands = {"dask-scheduler": scheduler} | {
+        f"dask-worker-{place}": [*worker, str(port)] for place, port in enumerate(ports, start=1)
+    }
+    with _run(commands, [first, *ports], home) as running:
+        yield running
+
+
+@contextmanager
+def _run(
+    commands: Mapping[str, Sequence[str]], ports: Sequence[int], home: StackConfig
+) -> Iterator[list[Running]]:
+    """Modules of this Python with their options, by the names of their logs; each has a port."""
+    servers = (
+        ServerProcess(
+            name=name,
+            command=[sys.executable, "-m", *command],
+            healthy=partial(is_listening, port),
+            environment=home.objects,
+        )
+        for (name, command), port in zip(commands.items(), ports, strict=True)
+    )
+    with run_servers(*servers, logs=home.logs) as running:
+        yield running

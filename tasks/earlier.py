@@ -1,0 +1,125 @@
+"""What the last run of a stage by DVC has written, in DVC's cache: DVC removes a stage's outputs
+before it runs, but dvc.lock says what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML, YAMLError
+
+from tasks.identities import find_identities
+from throughline.shared.errors import UserError, WorkspaceProblem
+from throughline.shared.files import write_json
+from throughline.shared.layout import Layout
+from throughline.shared.scratch import Scratch
+
+WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
+
+
+def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
+    """Where the shards and the snapshot are that the last run of a stage has read and written:
+    links to DVC's cache. None unless it ran with the settings, program, own code, files and
+    libraries of today: what it has written of the same input is what the stage would write. None,
+    too, where the variable THROUGHLINE_FRESH is set.
+
+    The links last as long as `scratch`.
+
+    Raises:
+      WorkspaceProblem: DVC runs the stage, and would record another identity than that of today.
+    """
+    layout, lock = Layout(scratch.new_folder()), root / "dvc.lock"
+    identity = _check_identity(stage, root, layout.root) if "DVC_STAGE" in os.environ else ""
+    if os.environ.get("THROUGHLINE_FRESH") or not lock.exists():
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError, UserError):
+        last = YAML(typ="safe").load(lock)["stages"][stage]
+        files = {one["path"]: one["md5"] for one in (*last["deps"], *last["outs"])}
+        identity = identity or _digest_identity(stage, root, layout.root)
+        if files[f"data/identities/{stage}.json"] != identity:
+            return None
+        cache = find_cache(root)
+        for name in files.keys() & WANTED:
+            _link(cache, files[name], layout.root / name)
+        return layout
+    return None
+
+
+def _check_identity(stage: str, root: Path, folder: Path) -> str:
+    """The digest of the identity that a stage has now; raises WorkspaceProblem where DVC would
+    record another one.
+    """
+    identity = _digest_identity(stage, root, folder)
+    written = root / "data" / "identities" / f"{stage}.json"
+    if _md5(written) != identity:
+        raise WorkspaceProblem(
+            f"what decides the results of {stage} has changed since {written} was written; run `dvc"
+            " repro` again"
+        )
+    return identity
+
+
+def _digest_identity(stage: str, root: Path, folder: Path) -> str:
+    """The digest, as DVC takes it, of the identity that a stage has now."""
+    ((name, identity),) = find_identities(root, stages=(stage,))
+    path = folder / f"{name}.json"
+    write_json(path, identity)
+    return _md5(path)
+
+
+def _md5(path: Path) -> str:
+    """As DVC says it of a file; empty where there is none."""
+    data = path.read_bytes() if path.exists() else None
+    return "" if data is None else hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _link(cache: Path, digest: str, path: Path) -> None:
+    """Make a link to a file of the cache, or of a folder to each of its files."""
+    for name, cached in list_cached(cache, digest):
+        link = path / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(cached)
+
+
+def list_cached(cache: Path, digest: str) -> Iterator[tuple[str, Path]]:
+    """The files of an output in DVC's cache, by their names within it; one that is a file has none.
+
+    Raises:
+      OSError, ValueError, KeyError: a folder's list is not there, or is none.
+    """
+    if not digest.endswith(".dir"):
+        yield "", path_in_cache(cache, digest)
+        return
+    listed: list[Mapping[str, Any]] = json.loads(path_in_cache(cache, digest).read_bytes())
+    yield from ((file["relpath"], path_in_cache(cache, file["md5"])) for file in listed)
+
+
+def path_in_cache(cache: Path, digest: str) -> Path:
+    """Where DVC's cache has what has this digest."""
+    return cache / "files" / "md5" / digest[:2] / digest[2:]
+
+
+def find_cache(root: Path) -> Path:
+    """The absolute path of DVC's cache.
+
+    Raises:
+      WorkspaceProblem: DVC does not say where it is.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "cache", "dir"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise WorkspaceProblem(f"dvc cache dir: {done.stderr.strip()}")
+    return (root / done.stdout.strip()).absolute()

@@ -1,0 +1,96 @@
+"""Put a folder, or a file, into a bucket, from where `data.path` reads it.
+
+Every file becomes an object, also one that is there already; objects without a file stay, and what
+has a name that begins with a dot is left out, as ingest does. A link counts as what it leads to.
+What cannot be read, or leads out of the folder, is refused before anything is put there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from throughline.config.cli import command_cli
+from throughline.data.object_folder import READERS
+from throughline.shared.data_url import to_store_url
+from throughline.shared.errors import DataNotFound, InvalidParams, UnexpectedFiles
+from throughline.shared.object_store import ObjectStore, open_store
+from throughline.shared.progress import echo_result, in_threads, progress
+
+
+def upload(source: Path, url: str) -> str:
+    """Put what is at `source` into a bucket: a file as the object of this URL, a folder's files
+    below it. Returns what has been put there.
+
+    Raises:
+      DataNotFound: there is no such file or folder, or no file in it.
+      UnexpectedFiles: a part of the folder is none that ingest would read; names it.
+      InvalidParams: the URL is none of a bucket.
+      ObjectStoreFailed: the store was not reached or refuses; names the object.
+    """
+    try:
+        address = to_store_url(url)
+    except ValueError as error:
+        raise InvalidParams([f"URL: {error}"]) from None
+    above, _, name = address.rpartition("/")
+    if source.is_file():
+        store, files = open_store(above), {name: source}
+    elif not source.is_dir():
+        raise DataNotFound(f"{source} is no file, nor a folder")
+    else:
+        found = sorted(_list_files(source))
+        store = open_store(address)
+        files = {path.relative_to(source).as_posix(): path for path in found}
+    if not files:
+        raise DataNotFound(f"{source} has no files in it")
+    sizes = in_threads(partial(_put, store), files.items(), workers=READERS)
+    size = sum(progress(sizes, total=len(files), label="upload", unit="files"))
+    return f"{len(files):,} objects, {size / 2**20:,.1f} MiB, in {url}"
+
+
+def _list_files(source: Path) -> Iterator[Path]:
+    """The files below a folder; real folders come before those that links lead to."""
+    root, starts, listed = source.resolve(), [source], set[Path]()
+    for start in starts:
+        if not start.resolve().is_relative_to(root) or start.resolve() in listed:
+            raise UnexpectedFiles(
+                f"{start} is a link out of {source}, or to a folder that is listed itself; remove"
+                " it, or put a copy in its place"
+            )
+        for name, folders, names in os.walk(start, onerror=_refuse):
+            folder = Path(name)
+            listed.add(folder.resolve())
+            folders[:] = sorted(one for one in folders if not one.startswith("."))
+            starts += [folder / one for one in folders if (folder / one).is_symlink()]
+            for path in (folder / one for one in names if not one.startswith(".")):
+                if not path.is_file():
+                    raise UnexpectedFiles(f"{path} is no file that can be read; remove it")
+                yield path
+
+
+def _refuse(error: OSError) -> None:
+    raise UnexpectedFiles(f"{error.filename} cannot be listed: {error.strerror}") from error
+
+
+def _put(store: ObjectStore, file: tuple[str, Path]) -> int:
+    name, path = file
+    store.write_file(name, path)
+    return path.stat().st_size
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="folder or file, such as data/raw/photos")
+    parser.add_argument("url", help="such as s3://my-bucket/photos")
+
+
+def main() -> None:
+    """Put a folder or file into a bucket."""
+    with command_cli(main, _add_options) as (_, options):
+        echo_result(upload(options.source, options.url))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A real object store for tests, and a proxy before it that counts requests and can spoil them."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import resource
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from infra.local import s3
+from throughline.data.columns import fetching, stored
+from throughline.data.columns.fetching import FetchedColumns
+from throughline.data.columns.index import Column
+
+RANGE_BYTES = 400
+BUCKET = "data"
+Fault = Callable[[str, str], str | None]  # method and path → what goes wrong, or None
+
+
+@pytest.fixture(scope="session")
+def store_variables(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """Of a store that runs as long as the tests do."""
+    folder = tmp_path_factory.mktemp("objects")
+    with s3.temporary_store(folder, BUCKET) as variables:
+        yield variables
+        for process in psutil.process_iter(["name", "cmdline"]):
+            if process.info["name"] == "weed" and str(folder) in str(process.info["cmdline"]):
+                process.kill()  # it would take 15 s to say goodbye
+
+
+@pytest.fixture
+def object_store(store_variables, monkeypatch) -> dict[str, str]:
+    """The store, for this process and those that it starts."""
+    for name, value in store_variables.items():
+        monkeypatch.setenv(name, value)
+    return store_variables
+
+
+@pytest.fixture
+def bucket_url(object_store) -> str:
+    """An empty place in the bucket, of one test alone."""
+    return f"s3://{BUCKET}/{secrets.token_hex(8)}"
+
+
+@dataclass
+class Proxy:
+    """What has passed, and what goes wrong: `fault` gets method and path of each request and says
+    `cut`, `late`, `corrupt`, `503`, or None for none.
+    """
+
+    endpoint: str
+    fault: Fault = lambda method, path: None
+    requests: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def bytes_of(self, method: str) -> int:
+        """Bytes of the bodies that the store sent in answer to requests of a method."""
+        return sum(size for name, _, size in self.requests if name == method)
+
+    def count(self, method: str) -> int:
+        """How many requests of a method there were."""
+        return sum(name == method for name, _, _ in self.requests)
+
+
+@pytest.fixture
+def proxy(object_store, monkeypatch) -> Iterator[Proxy]:
+    """The store, reached through a proxy."""
+    with running_proxy(object_store["AWS_ENDPOINT_URL"]) as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+        yield running
+
+
+@contextmanager
+def running_proxy(target: str) -> Iterator[Proxy]:
+    """Run a proxy before the store at `target`, on a free port."""
+    proxy = Proxy(endpoint="")
+
+    class Handler(_Handler):
+        host, state = urlsplit(target).netloc, proxy
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        proxy.endpoint = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    host: str
+    state: Proxy
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.state.fault(self.command, self.path)
+        status, headers, data = (503, {}, b"") if fault == "503" else self._ask(body)
+        if fault == "late":
+            time.sleep(0.1)
+        if fault == "corrupt":
+            data = bytes([data[0] ^ 0xFF]) + data[1:]
+        self.state.requests.append((self.command, self.path, len(data)))
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+        self.close_connection = fault == "cut"
+
+    def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.host, timeout=30)
+        # The signature is over the host that the client sees, so it is passed as it is.
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(body or None)
+        reply = connection.getresponse()
+        data = reply.read()
+        connection.close()
+        own = ("transfer-encoding", "connection")
+        return reply.status, {k: v for k, v in reply.getheaders() if k.lower() not in own}, data
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass  # noqa: N815 - http.server's names
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: what passed is in `requests`."""
+
+
+def fetch_slowly(columns: FetchedColumns, column: Column, endpoint: str) -> None:
+    """Fetch a column of the training split in small pieces, in a process that may be killed."""
+    fetching.RANGE_BYTES, stored.OBJECT_BYTES = RANGE_BYTES, RANGE_BYTES
+    os.environ["AWS_ENDPOINT_URL"] = endpoint
+    columns.fetch("train", column)
+
+
+def fetch_with_file_limit(columns: FetchedColumns, column: Column) -> None:
+    """Fetch a column of the training split where files may not grow; exits with 3 if that is said
+    as an error of the disk.
+    """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        columns.fetch("train", column)
+    except OSError:
+        os._exit(3)

@@ -1,0 +1,171 @@
+"""The client of an object store, against a real one: what it does, and what it says where it
+cannot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+
+from throughline.shared.errors import ObjectStoreFailed
+from throughline.shared.object_store import RETRIES, check_url, open_store
+
+DATA = bytes(range(256)) * 100
+
+
+def test_what_is_written_is_read_listed_and_removed(bucket_url):
+    opened = open_store(bucket_url + "/")
+    opened.write("a/one", DATA)
+    opened.write("b/two", b"2")
+    assert opened.read("a/one") == b"".join(opened.stream("a/one")) == DATA
+    assert opened.read_range("a/one", start=1000, length=500) == DATA[1000:1500]
+    assert opened.find("a/one").bytes == len(DATA)
+    assert opened.find("a/none") is None
+    assert {one.name: one.bytes for one in opened.list()} == {"a/one": len(DATA), "b/two": 1}
+    assert [one.name for one in opened.list("a")] == ["a/one"]
+    opened.delete(["a/one", "a/none", "b/two"])
+    assert not list(opened.list())
+
+
+def test_an_object_that_is_missing_or_too_short_is_named(bucket_url):
+    opened = open_store(bucket_url)
+    opened.write("short", b"12345")
+    with pytest.raises(ObjectStoreFailed, match=f"{bucket_url}/none: there is no such object"):
+        opened.read("none")
+    with pytest.raises(ObjectStoreFailed, match="short ends after 5 bytes, 12 are needed"):
+        opened.read_range("short", start=2, length=10)
+
+
+def test_a_bucket_that_is_missing_is_named(object_store):
+    with pytest.raises(ObjectStoreFailed, match="s3://other/x/a: there is no such"):
+        open_store("s3://other/x").read("a")
+    with pytest.raises(ObjectStoreFailed, match="there is no such bucket; create it"):
+        list(open_store("s3://other").list())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "a-wrong-secret", r"no permission \(SignatureDoesNotMatch\)"),
+        ("AWS_ACCESS_KEY_ID", "", "check the credentials|credentials are incomplete"),
+        (
+            "AWS_ENDPOINT_URL",
+            "http://127.0.0.1:1",
+            "the store was not reached .* tried 3 times more",
+        ),
+        ("AWS_ALLOW_HTTP", "false", "set AWS_ALLOW_HTTP=true"),
+    ],
+)
+def test_no_permission_and_no_network_are_said_in_words(
+    bucket_url, object_store, monkeypatch, variable, value, words
+):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ObjectStoreFailed, match=words) as refused:
+        open_store(bucket_url).read("a")
+    said = str(refused.value)
+    assert said.startswith(f"{bucket_url}/a: ")
+    assert "\n" not in said
+    assert "<" not in said
+    assert object_store["AWS_SECRET_ACCESS_KEY"] not in said + repr(open_store(bucket_url))
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "data/folder", "s3://", "http://host/bucket"])
+def test_another_scheme_is_refused(url):
+    with pytest.raises(ObjectStoreFailed, match="no bucket; expected s3://BUCKET/PREFIX"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hidden@data/x",
+        "s3://KEY:abc/hidden+x@data/x",
+        "s3://hidden@data",
+        "s3://data/x?sig=hidden",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url):
+    with pytest.raises(ObjectStoreFailed, match="credentials come from the env") as refused:
+        open_store(url)
+    assert "hidden" not in str(refused.value)
+    with pytest.raises(ValueError, match="credentials come from the environment"):
+        check_url(url)
+
+
+def test_another_process_gets_no_credentials(bucket_url, object_store, monkeypatch):
+    opened = open_store(bucket_url)
+    opened.write("a", DATA)
+    sent = pickle.dumps(opened)
+    assert object_store["AWS_SECRET_ACCESS_KEY"].encode() not in sent
+    assert pickle.loads(sent).read("a") == DATA
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "its-own")
+    with pytest.raises(ObjectStoreFailed, match="no permission"):
+        pickle.loads(sent).read("a")
+
+
+def test_a_servers_error_is_tried_again_and_then_names_the_object(bucket_url, proxy):
+    opened = open_store(bucket_url)
+    opened.write("a", DATA)
+    answers = iter(["503"] * RETRIES)
+    proxy.fault = lambda method, path: next(answers, None)
+    assert opened.read("a") == DATA
+    proxy.requests.clear()
+    proxy.fault = lambda method, path: "503"
+    with pytest.raises(ObjectStoreFailed, match=r"/a: the store answered HTTP 503 .* 3 times more"):
+        opened.read("a")
+    assert proxy.count("GET") == 1 + RETRIES
+
+
+def test_an_object_that_is_not_the_one_that_was_listed_is_named(bucket_url):
+    opened = open_store(bucket_url)
+    opened.write("a/b", DATA)
+    (one,) = opened.list()
+    assert opened.list_folder() == (["a"], [])
+    assert opened.list_folder("a") == ([], [one])
+    assert opened.read_as_listed(one) == DATA
+    assert opened.read_as_listed(one, start=1000, length=500) == DATA[1000:1500]
+    opened.write("a/b", DATA[::-1])
+    for part in ({}, {"start": 0, "length": 10}):
+        with pytest.raises(ObjectStoreFailed, match="/a/b has changed since it was listed"):
+            opened.read_as_listed(one, **part)
+    opened.delete(["a/b"])
+    with pytest.raises(ObjectStoreFailed, match="/a/b: there is no such object"):
+        opened.read_as_listed(one)
+
+
+def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_not_at_all(bucket_url, proxy):
+    opened, other = open_store(bucket_url), open_store(bucket_url)
+    opened.write("a", DATA)
+    (one,) = opened.list()
+    numbers = itertools.count()
+
+    def replace_before_the_rest(method, path):
+        number = next(numbers) if method == "GET" else None
+        if number == 1:
+            other.write("a", bytes(len(DATA)))
+        return "cut" if number == 0 else None
+
+    proxy.fault = replace_before_the_rest
+    with pytest.raises(ObjectStoreFailed, match=r"/a: the store .*body error"):
+        opened.read_as_listed(one)
+
+
+def test_a_file_is_put_as_its_bytes_are(bucket_url, tmp_path):
+    (tmp_path / "file").write_bytes(DATA)
+    opened = open_store(bucket_url)
+    opened.write_file("a", tmp_path / "file")
+    assert opened.read("a") == DATA
+    with pytest.raises(FileNotFoundError):
+        opened.write_file("b", tmp_path / "none")
+
+
+@pytest.mark.parametrize("fault", ["late", "cut"])
+def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fault):
+    opened = open_store(bucket_url)
+    opened.write("a", DATA)
+    faults = iter([fault])
+    proxy.fault = lambda method, path: next(faults, None)
+    assert opened.read_range("a", start=0, length=len(DATA)) == DATA
+    assert next(faults, None) is None

@@ -1,0 +1,137 @@
+"""Looking after snapshots in an object store: what is damaged is named, and only what nothing
+reaches is removed.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from project import run
+from small_pipelines import PREPROCESS
+
+from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable_keys, find_unreachable, verify
+from throughline.data.columns.stored import Destination
+from throughline.data.shards.index import read_shard_index
+from throughline.pipelines.write.snapshot import write_snapshot
+from throughline.settings import StorageSettings
+from throughline.shared.errors import ObjectStoreFailed, WorkspaceProblem
+from throughline.shared.layout import Layout
+from throughline.shared.object_store import StoredObject, open_store
+
+LATER = datetime.now(UTC) + 2 * LEFT_ALONE
+STAGE = """\
+stages:
+  snapshot:
+    cmd: mkdir -p data/snapshot && cp key.json data/snapshot/index.json
+    deps: [key.json]
+    outs: [data/snapshot]
+"""
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory) -> Path:
+    """A project with snapshots of the keys `first` and `second` in commits, `tried` in an
+    experiment, and `second` in the worktree.
+    """
+    folder = tmp_path_factory.mktemp("history")
+    for words in (("git", "init", "-q"), ("dvc", "init", "-q")):
+        run(folder, *words)
+    for name, value in (("user.name", "t"), ("user.email", "t@example.org")):
+        run(folder, "git", "config", name, value)
+    (folder / "dvc.yaml").write_text(STAGE)
+    for key in ("first", "second", "tried"):
+        (folder / "key.json").write_text(json.dumps({"key": key}))
+        run(folder, "dvc", "repro", "-q")
+        if key == "tried":
+            run(folder, "dvc", "exp", "save", "--name", "trial")
+        else:
+            run(folder, "git", "add", "-A")
+            run(folder, "git", "commit", "-qm", key)
+    run(folder, "git", "checkout", "-q", "--", ".")
+    run(folder, "dvc", "checkout", "-q", "--force")
+    return folder
+
+
+@pytest.mark.slow
+def test_what_a_commit_or_an_experiment_has_is_kept_and_nothing_else(history, bucket_url):
+    store = open_store(bucket_url)
+    for key in ("first", "second", "tried", "nobody"):
+        store.write(f"{key}/train/image/000000000000-a", b"1")
+        store.write(f"{key}/index/b.json", b"2")
+    others = ("photos/cats/1.jpg", "dvc/files/md5/ab/cdef", "files/md5/ab/01", "readme.txt")
+    for name in others:
+        store.write(name, b"3")
+    assert find_reachable_keys(history) == {"first", "second", "tried"}
+    listed = list(collect_garbage(store, history, now=LATER, removes=False))
+    assert listed == [f"{bucket_url}/nobody: 2 objects, 0.0 MiB, can be removed"]
+    assert len(list(store.list())) == 8 + len(others)
+    assert not list(collect_garbage(store, history, now=datetime.now(UTC), removes=True))
+    removed = list(collect_garbage(store, history, now=LATER, removes=True))
+    assert removed == [f"{bucket_url}/nobody: 2 objects, 0.0 MiB, removed"]
+    keys = {one.name.partition("/")[0] for one in store.list()}
+    assert keys == {"first", "second", "tried", *(name.split("/")[0] for name in others)}
+
+
+@pytest.mark.slow
+def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url):
+    store = open_store(bucket_url)
+    store.write("nobody/index/b.json", b"2")
+    cached = next(
+        path
+        for path in history.glob(".dvc/cache/files/md5/*/*")
+        if path.read_bytes() == b'{"key": "first"}'
+    )
+    away = cached.rename(history / "away")
+    with pytest.raises(WorkspaceProblem, match=r"cannot be read, so none is removed; get the hist"):
+        list(collect_garbage(store, history, now=LATER, removes=True))
+    away.rename(cached)
+    assert len(list(store.list())) == 1
+
+
+def test_a_snapshot_that_somebody_writes_is_left_alone():
+    now = datetime.now(UTC)
+
+    def write_ago(name: str, time) -> StoredObject:
+        return StoredObject(name=name, bytes=1, modified_at=now - time, tag="")
+
+    objects = [
+        write_ago("new/index/a.json", 2 * LEFT_ALONE),
+        write_ago("new/index/b.json", LEFT_ALONE / 2),
+        write_ago("old/index/a.json", LEFT_ALONE),
+        write_ago("used/index/a.json", 2 * LEFT_ALONE),
+        write_ago("others/index/a.txt", 2 * LEFT_ALONE),
+    ]
+    assert list(find_unreachable(objects, {"used"}, now=now)) == ["old"]
+
+
+def test_verify_reads_every_object_and_names_what_is_damaged(arrays, tmp_path, bucket_url):
+    for name in ("manifest", "shards"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / name).symlink_to(arrays / name)
+    layout, store = Layout(tmp_path), open_store(bucket_url)
+    params = SimpleNamespace(
+        preprocess=PREPROCESS["arrays"], storage=StorageSettings(url=bucket_url)
+    )
+    write_snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        Destination(folder=layout.snapshot, store=store),
+        preprocess=params.preprocess,
+    )
+    objects = [one for one in store.list() if "/index/" not in one.name]
+    assert verify(params, layout).startswith(f"{len(objects)} objects, ")
+    damaged = next(one for one in objects if "/test/key/" in one.name)
+    data = bytearray(store.read(damaged.name))
+    data[-1] ^= 1
+    store.write(damaged.name, bytes(data))
+    with pytest.raises(ObjectStoreFailed, match=r"/test/key/.* does not match its digest.* rows"):
+        verify(params, layout)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "manifest",
+        "shards",
+        "snapshot",
+    ]

@@ -1,0 +1,41 @@
+"""A project whose snapshot is in an object store: DVC runs it alone, and results are those of one
+with its columns in files.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+
+import pytest
+from project import SMALL, make_project, run, write_params
+
+
+def read_results(folder):
+    """What does not depend on how long things took: digests of examples, and losses."""
+    run_folder = folder / "runs" / "optimized"
+    history = (run_folder / "history.csv").read_text().splitlines()
+    column = history[0].split(",").index("train_loss")
+    digests = json.loads((run_folder / "input.json").read_text())["examples_digests"]
+    return digests, [line.split(",")[column] for line in history]
+
+
+@pytest.mark.slow
+def test_dvc_trains_from_a_bucket_what_it_trains_from_files(array_file, bucket_url, tmp_path):
+    """Workers of a Dask cluster put the columns there."""
+    params = copy.deepcopy(SMALL)
+    stored = {**params, "storage": {"url": bucket_url}, "engine": {"workers": 1}}
+    folder = make_project(tmp_path / "project", array_file, stored)
+    run(folder, "dvc", "repro", "train@optimized")
+    assert not [*(folder / "data" / "snapshot").rglob("*.bin")]
+    assert [*(folder / ".throughline" / "cache").rglob("image.bin")]
+    said = run(folder, sys.executable, "-m", "tasks.storage", "verify")
+    assert "all digests match" in said
+    found, index = read_results(folder), (folder / "data" / "snapshot" / "index.json").read_bytes()
+    write_params(folder, params)
+    assert "up to date" in run(folder, "dvc", "status", "snapshot"), "where it is reruns nothing"
+    run(folder, "dvc", "repro", "--force", "--single-item", "snapshot")
+    assert (folder / "data" / "snapshot" / "index.json").read_bytes() == index
+    run(folder, "dvc", "repro", "--force", "--single-item", "train@optimized")
+    assert read_results(folder) == found

@@ -1,0 +1,63 @@
+"""What a training that is only watched is said to do, with short steps recorded together."""
+
+from __future__ import annotations
+
+import pytest
+
+from whowaits import timed_function
+from whowaits.session import Options, Session, Training
+from whowaits.timed_function import TimedFunction
+from whowaits.waits import Waits
+
+EPOCHS, GAP_S = 4, 0.02
+
+
+class Counted(Waits):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def take(self) -> float:
+        self.reads += 1
+        return super().take()
+
+
+def watch(step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Training, Counted]:
+    """A training by a clock of its own, of whose steps a quarter is waiting, and as much between
+    two of them.
+    """
+    waits, session, now = Counted(), Session(Options(keep=True), print), [100.0]
+    monkeypatch.setattr(timed_function, "perf_counter", lambda: now[0])
+    training = session.open("fit", backend="tensorflow")
+    training.timing.now = lambda: now[0]
+
+    def train(iterator: object) -> None:
+        waits.add(step_s / 4)
+        now[0] += 3 * step_s / 4
+
+    timed = TimedFunction(train, session, training, waits)
+    for _ in range(EPOCHS):
+        timed.open_epoch()
+        now[0] += GAP_S  # in which its iterator is made
+        for _ in range(steps):
+            timed(iter(()))
+            now[0] += step_s / 4
+        timed.close_epoch()
+        waits.add(5.0)  # of a validation, which is none of the training's
+        now[0] += 9.0
+    return training, waits
+
+
+@pytest.mark.parametrize("steps", [20, 90])
+@pytest.mark.parametrize("step_s", [0.0001, 0.0005, 0.003, 0.012])
+def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, steps, monkeypatch):
+    training, waits = watch(step_s, steps, monkeypatch)
+    passive, epochs = training.timing.passive, EPOCHS - 1
+    assert training.steps_per_epoch == steps and training.timing.seen == EPOCHS * steps
+    assert passive.steps == epochs * steps and not passive.first_epoch
+    assert passive.wait_s == pytest.approx(epochs * (GAP_S + steps * step_s / 4))
+    # Before an epoch's first step, and after its last, nothing lies between.
+    between = passive.total_s - epochs * (GAP_S + 3 / 4 * steps * step_s)
+    assert between == pytest.approx(epochs * (steps - 1) * step_s / 4)
+    together = waits.reads < EPOCHS * steps / 2
+    assert together == (step_s < timed_function.TOGETHER_S / 2)

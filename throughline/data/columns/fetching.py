@@ -1,0 +1,201 @@
+"""Columns of a snapshot that are in an object store, fetched into a local folder before they are
+mapped.
+
+A column is fetched into `COLUMN.bin.partial`, and renamed when every chunk of it has matched its
+digest: a file named `COLUMN.bin` has no hole, which would read as zeros. Where a process reads some
+rows only, as with a shuffle of lanes, their chunks alone are fetched, into a folder that is named
+by these rows. What an interrupted fetch has left is compared with the digests, and what matches is
+not fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from filelock import FileLock
+
+from throughline.data.columns.index import INDEX, Column, SnapshotIndex, column_path
+from throughline.data.columns.stored import (
+    ColumnObject,
+    check_stored_index,
+    describe_rows,
+    list_objects,
+)
+from throughline.data.shards.index import ShardIndex
+from throughline.settings import StorageSettings
+from throughline.shared.errors import DiskRefused, ObjectStoreFailed
+from throughline.shared.files import PARTIAL, digest_file, flush
+from throughline.shared.layout import Layout
+from throughline.shared.object_store import RETRIES, ObjectStore, open_store
+from throughline.shared.progress import in_threads, progress
+
+THREADS = 8
+RANGE_BYTES = 8 << 20
+BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where columns are kept, and the folder that they are fetched into."""
+
+    url: str
+    cache: Path
+
+    @classmethod
+    def of(cls, settings: StorageSettings, layout: Layout) -> Storage | None:
+        """As params.yaml says, for all runs of the project; None where columns are in files."""
+        if not settings.url:
+            return None
+        return cls(url=settings.url, cache=layout.project / settings.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedColumns:
+    """The columns of one snapshot in an object store, of which all rows are fetched, or those from
+    the first of `rows` up to the second. May be used by several threads and processes at once, also
+    of several hosts that share the folder.
+    """
+
+    storage: Storage
+    snapshot_folder: Path
+    index: SnapshotIndex
+    shards: ShardIndex
+    rows: tuple[int, int] | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the columns are once they have been fetched; another index or other rows, another
+        folder.
+        """
+        if self.rows:
+            return self._whole.folder / f"rows-{self.rows[0]}-{self.rows[1]}"
+        digest = digest_file(self.snapshot_folder / INDEX)
+        return self.storage.cache / f"{self.index.key}-{digest}"
+
+    @cached_property
+    def _whole(self) -> FetchedColumns:
+        return replace(self, rows=None)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """The store, which has been found to hold this snapshot."""
+        store = open_store(self.storage.url)
+        check_stored_index(store, self.index.key, self.snapshot_folder)
+        return store
+
+    def fetch(self, split: str, column: Column) -> None:
+        """See to it that a column of a split is in the folder, with the rows that are read. Where a
+        value begins is fetched of all rows.
+
+        Raises:
+          ObjectStoreFailed: names the object and the rows.
+          StaleSnapshot: the store does not hold this snapshot.
+          DiskRefused: the column does not fit on the disk; says both sizes.
+        """
+        path, size = self._path(split, column), self.index.splits[split].bytes(column)
+        if path.exists() or size == 0:
+            return
+        if column.ragged:
+            self._whole.fetch(split, column.extent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            whole = self._whole._path(split, column)
+            if path.exists():
+                return
+            if whole.exists():
+                path.hardlink_to(whole)
+            else:
+                self._fetch_into(path, split, column, size)
+
+    def _path(self, split: str, column: Column) -> Path:
+        return column_path(self.folder, split, column.name)
+
+    def _fetch_into(self, path: Path, split: str, column: Column, size: int) -> None:
+        objects = self._list_objects(split, column)
+        unfinished = path.with_name(path.name + PARTIAL)
+        resumes = unfinished.exists() and unfinished.stat().st_size == size
+        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            begin = objects[0].begin if objects else 0
+            end = objects[-1].begin + objects[-1].bytes if objects else 0
+            _check_space(descriptor, unfinished, end - begin)
+            os.ftruncate(descriptor, size)
+            if end > begin:  # of empty texts it is not
+                os.posix_fallocate(descriptor, begin, end - begin)
+            fetched = in_threads(
+                lambda one: self._fetch_object(one, descriptor, resumes=resumes),
+                objects,
+                workers=THREADS,
+            )
+            for _ in progress(fetched, total=len(objects), label=f"fetch {split}", unit="objects"):
+                pass
+        finally:
+            os.close(descriptor)
+        flush(unfinished)
+        os.replace(unfinished, path)
+        flush(path.parent)
+
+    def _list_objects(self, split: str, column: Column) -> list[ColumnObject]:
+        """Those with rows that are read."""
+        found = list_objects(self.index, self.shards, split, column, self._whole.folder)
+        if self.rows is None:
+            return list(found)
+        first, stop = self.rows
+        return [one for one in found if one.rows.start < stop and first < one.rows.stop]
+
+    def _fetch_object(self, one: ColumnObject, descriptor: int, *, resumes: bool) -> None:
+        if resumes:
+            there = memoryview(os.pread(descriptor, one.bytes, one.begin))
+            if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
+                return
+        _write_at(descriptor, fetch_checked(self.store, one), one.begin)
+
+
+def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
+    """The bytes of an object, compared with its digests and fetched again where they differ.
+
+    Raises:
+      ObjectStoreFailed: it is missing, or damaged each time; names the object and the rows.
+    """
+    for _ in range(1 + RETRIES):
+        data = memoryview(bytearray(one.bytes))
+        with one.naming_rows():
+            for start in range(0, one.bytes, RANGE_BYTES):
+                length = min(RANGE_BYTES, one.bytes - start)
+                data[start : start + length] = store.read_range(
+                    one.name, start=start, length=length
+                )
+        wrong = one.find_wrong_chunk(data)
+        if wrong is None:
+            return data
+    raise ObjectStoreFailed(
+        f"{store.address(one.name)} does not match its digest, also when fetched {RETRIES} times"
+        f" more ({describe_rows(one.split, one.column, [wrong])}); remove the object and run"
+        " `dvc repro --force snapshot`, which puts it there again"
+    )
+
+
+def _check_space(descriptor: int, path: Path, size: int) -> None:
+    """Check that the disk has room for so many bytes of a file.
+
+    Raises:
+      DiskRefused: it has less; says both sizes.
+    """
+    needed = size - os.fstat(descriptor).st_blocks * BLOCK_BYTES
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise DiskRefused(
+            f"{path.parent} needs {needed / 2**20:,.1f} MiB more for"
+            f" {path.name.removesuffix(PARTIAL)}, and {free / 2**20:,.1f} MiB are free; free some"
+            " space, or set storage.cache to a folder on another disk"
+        )
+
+
+def _write_at(descriptor: int, data: memoryview, begin: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], begin + written)

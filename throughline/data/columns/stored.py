@@ -1,0 +1,238 @@
+"""A snapshot's columns in an object store: which objects there are, and putting them there.
+
+    KEY/train/image/000000040960-DIGEST     consecutive chunks of one column of one shard, from the
+                                            row in the name on
+    KEY/index/DIGEST.json                   index.json, last of all: the snapshot is complete
+
+KEY is the snapshot's. An object holds one chunk (about 32 MiB), or as many as make it 1 MiB: a
+shard's labels and keys are usually one. Its name holds the digests of what is in it, so that it
+never changes: two writers of one object write the same, also where they store other shares of the
+rows under the same KEY, and one that is there need not be written again. The names follow from the
+index and the shards, which is why neither lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.columns.index import (
+    INDEX,
+    Chunk,
+    Column,
+    SnapshotIndex,
+    encode_rows,
+    find_span,
+)
+from throughline.data.shards.index import ShardIndex
+from throughline.shared.errors import ObjectStoreFailed, StaleSnapshot
+from throughline.shared.files import digest_blake2b, digest_blake3
+from throughline.shared.layout import Layout
+from throughline.shared.object_store import ObjectStore
+
+OBJECT_BYTES = 1 << 20  # an object takes chunks until it has at least so many
+_NAME = re.compile(r"[^/]+/(index/[0-9a-f]+\.json|[^/]+/.+/\d{12}-[0-9a-f]+)")
+
+
+def is_of_snapshot(name: str) -> bool:
+    """Whether an object's name is one that is given here: others have their objects in buckets,
+    too.
+    """
+    return bool(_NAME.fullmatch(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where a snapshot is written: a folder and, where its columns go there, an object store.
+    `earlier`: where shards and snapshot of an earlier run of the same program are, if anywhere.
+    """
+
+    folder: Path
+    store: ObjectStore | None = None
+    earlier: Layout | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnObject:
+    """An object with consecutive chunks of a column: the bytes from `begin` on of the column's
+    file, `sizes` per chunk.
+    """
+
+    name: str
+    split: str
+    column: str
+    chunks: tuple[Chunk, ...]
+    sizes: tuple[int, ...]
+    begin: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the object."""
+        return sum(self.sizes)
+
+    @property
+    def rows(self) -> range:
+        """The rows of its split that it holds."""
+        return range(self.chunks[0].start, self.chunks[-1].start + self.chunks[-1].count)
+
+    def find_wrong_chunk(self, data: memoryview) -> Chunk | None:
+        """The first chunk within its bytes that does not match its digest."""
+        position = 0
+        for chunk, size in zip(self.chunks, self.sizes, strict=True):
+            part = data[position : position + size]
+            if digest_blake3(part) != chunk.digests[self.column]:
+                return chunk
+            position += size
+        return None
+
+    @contextmanager
+    def naming_rows(self) -> Iterator[None]:
+        """Add the rows to what the store says about this object."""
+        try:
+            yield
+        except ObjectStoreFailed as error:
+            raise ObjectStoreFailed(
+                f"{error} ({describe_rows(self.split, self.column, self.chunks)})"
+            ) from None
+
+
+def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
+    """Column, split and rows of consecutive chunks, for messages."""
+    last = chunks[-1].start + chunks[-1].count - 1
+    return f"column {column} of the {split} split, rows {chunks[0].start} to {last}"
+
+
+def list_objects(
+    index: SnapshotIndex, shards: ShardIndex, split: str, column: Column, folder: Path
+) -> Iterator[ColumnObject]:
+    """The objects of a column of a split, in their order. Of a ragged one the column of its offsets
+    must be in `folder`. `shards`: those that were read, with the repaired ones.
+    """
+    rows, end = index.splits[split], 0
+    stored = rows.rows(column)
+    chunks = [chunk for chunk in rows.chunks if column.name in chunk.digests]
+    for shard in shards.for_split(split):
+        end += shard.examples
+        pending = _Pending()
+        while chunks and chunks[0].start < end:
+            chunk = chunks.pop(0)
+            begin, stop = find_span(folder, split, column, chunk, stored)
+            pending.add(chunk, stop - begin, begin)
+            if pending.bytes >= OBJECT_BYTES:
+                yield pending.take(index.key, split, column.name)
+        if pending.chunks:
+            yield pending.take(index.key, split, column.name)
+
+
+class _Pending:
+    """Chunks that wait for the object that they become part of."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.sizes: list[int] = []
+        self.begin = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
+
+    def add(self, chunk: Chunk, size: int, begin: int = 0) -> None:
+        self.begin = begin if not self.chunks else self.begin
+        self.chunks.append(chunk)
+        self.sizes.append(size)
+
+    def take(self, key: str, split: str, column: str) -> ColumnObject:
+        digests = digest_blake2b(*(chunk.digests[column].encode() for chunk in self.chunks))
+        taken = ColumnObject(
+            name=f"{key}/{split}/{column}/{self.chunks[0].start:012d}-{digests}",
+            split=split,
+            column=column,
+            chunks=tuple(self.chunks),
+            sizes=tuple(self.sizes),
+            begin=self.begin,
+        )
+        self.chunks, self.sizes = [], []
+        return taken
+
+
+class ColumnUpload:
+    """Puts the chunks of one shard into a store as they come; `finish` puts the last ones."""
+
+    def __init__(self, store: ObjectStore, key: str, split: str) -> None:
+        self._store, self._key, self._split = store, key, split
+        self._pending: dict[str, tuple[_Pending, list[bytes | memoryview]]] = {}
+        self.names: list[str] = []  #: objects that are in the store
+
+    def write_rows(
+        self, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
+    ) -> Chunk:
+        """Put consecutive rows of every column; returns the chunk with its digests, as `write_rows`
+        of files does.
+        """
+        encoded = {column.name: encode_rows(column, values[column.name]) for column in columns}
+        chunk = Chunk(
+            start=start,
+            count=len(values[columns[0].name]),
+            digests={name: digest_blake3(data) for name, data in encoded.items()},
+        )
+        for name, data in encoded.items():
+            self.add(chunk, name, data)
+        return chunk
+
+    def add(self, chunk: Chunk, column: str, data: bytes | memoryview) -> None:
+        """Put the bytes of one column of a chunk, which has their digest."""
+        pending, parts = self._pending.setdefault(column, (_Pending(), []))
+        pending.add(chunk, len(data))
+        parts.append(data)
+        if pending.bytes >= OBJECT_BYTES:
+            self._put(column)
+
+    def finish(self) -> None:
+        """Put what still waits; all objects are in the store then."""
+        for column, (pending, _) in self._pending.items():
+            if pending.chunks:
+                self._put(column)
+
+    def _put(self, column: str) -> None:
+        pending, parts = self._pending[column]
+        one, data = pending.take(self._key, self._split, column), parts[0]
+        data = data if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        with one.naming_rows():
+            found = self._store.find(one.name)
+            if found is None or found.bytes != one.bytes:
+                self._store.write(one.name, data)
+        self.names.append(one.name)
+
+
+def put_index(store: ObjectStore, key: str, folder: Path) -> None:
+    """Put the index of a folder, last of all: its presence means that all objects are there."""
+    data = (folder / INDEX).read_bytes()
+    store.write(_index_name(key, data), data)
+
+
+def check_stored_index(store: ObjectStore, key: str, folder: Path) -> None:
+    """Check that the store has the whole snapshot that a folder's index describes.
+
+    Raises:
+      StaleSnapshot: it lacks its index, or has another one in its place.
+    """
+    data = (folder / INDEX).read_bytes()
+    name = _index_name(key, data)
+    there = store.read(name) if store.find(name) else None
+    if there != data:
+        state = "is not there" if there is None else "is of another snapshot"
+        raise StaleSnapshot(
+            f"{store.address(name)} {state}, so {store.url} does not hold all of what"
+            f" {folder / INDEX} describes; correct storage.url, or run"
+            " `dvc repro --force snapshot`"
+        )
+
+
+def _index_name(key: str, data: bytes) -> str:
+    return f"{key}/index/{digest_blake3(data)}.json"

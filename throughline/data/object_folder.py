@@ -1,0 +1,226 @@
+"""What is below a URL in an object store, as the folder of a source: listed once, its objects read
+as files, and compared with the bucket again when all have been read.
+
+DVC compares names and tags of the same objects by itself, with a client of its own. So a listing
+that changes while ingest reads would be taken for the one that was read; it is refused instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
+
+from throughline.data.encodings.base import InputFile, StoredFile
+from throughline.shared.data_url import find_single, open_below
+from throughline.shared.errors import DiskRefused, ObjectStoreFailed, UnreadableSource
+from throughline.shared.object_store import ObjectStore, StoredObject
+from throughline.shared.progress import in_threads, in_threads_ahead, progress
+
+if TYPE_CHECKING:
+    from throughline.data.sources.base import ExampleFile
+
+READERS = 8  # threads that read objects, of each thread that uses them
+READ_AHEAD_BYTES = 4 << 20  # larger objects are read one by one
+RANGE_BYTES = 8 << 20  # of an object that is copied
+LEVELS = 2  # of folders that are looked at for some to be listed at the same time
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectFile:
+    """An object as a file that is to be examined; `data` has been read already where it is
+    small.
+    """
+
+    store: ObjectStore
+    object: StoredObject
+    data: bytes | None = None
+
+    @property
+    def path(self) -> Path:
+        """Its name below the folder."""
+        return Path(self.object.name)
+
+    @property
+    def is_part(self) -> bool:
+        """Never: it is an example itself."""
+        return False
+
+    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
+        """As `StoredFile.read`; `check` refuses by the size before anything large is read, and then
+        gets the content.
+        """
+        check(None, self.object.bytes)
+        data = self.store.read_as_listed(self.object) if self.data is None else self.data
+        check(BytesIO(data), len(data))
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectFolder:
+    """The objects below the URL of a store, as they were listed. With `single` there is but one.
+    `copy` is the folder that they have been copied into, if any.
+    """
+
+    store: ObjectStore
+    objects: Sequence[StoredObject]
+    single: bool = False
+    copy: Path | None = None
+    stamped_by: ClassVar[str] = "sizes, times and tags"
+
+    def __reduce__(self) -> tuple[Callable[..., ObjectFolder], tuple[ObjectStore, Path | None]]:
+        """Another process reads objects that it is given, and lists none."""
+        return _without_listing, (self.store, self.copy)
+
+    @property
+    def real(self) -> str:
+        """What the folder is known by."""
+        return self.store.url
+
+    def holds_folder_of(self, path: Path) -> bool:
+        """Always: there are no links."""
+        return True
+
+    def address(self, path: Path) -> str:
+        """The full address of a file."""
+        return self.store.address((path.relative_to(self.copy) if self.copy else path).as_posix())
+
+    def open_all(self, files: Iterable[ExampleFile]) -> Iterator[InputFile]:
+        """Files to be examined, in their order; of objects, the next small ones are being read
+        already.
+
+        Raises:
+          ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
+        """
+        return in_threads_ahead(self._open, files, workers=READERS)
+
+    def _open(self, file: ExampleFile) -> InputFile:
+        if self.copy:
+            return StoredFile(
+                path=file.path, root=self.copy, offset=file.offset, size=file.size, in_root=True
+            )
+        one = file.object
+        assert one  # noqa: S101 - only such files are listed here
+        small = 0 < one.bytes <= READ_AHEAD_BYTES
+        data = self.store.read_as_listed(one) if small else None if one.bytes else b""
+        return ObjectFile(store=self.store, object=one, data=data)
+
+    def copy_into(self, folder: Path) -> ObjectFolder:
+        """Copy all objects into an empty folder, each at its name, in ranges that are read in
+        parallel; not more than some of them are in memory.
+
+        Raises:
+          ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
+          DiskRefused: there is no room for all of them; says both sizes.
+          UnreadableSource: an object's name is none of a file, or that of a folder of others.
+        """
+        needed, free = sum(one.bytes for one in self.objects), shutil.disk_usage(folder).free
+        if needed > free:
+            raise DiskRefused(
+                f"{folder} needs {needed / 2**20:,.1f} MiB for a copy of {self.store.url}, and"
+                f" {free / 2**20:,.1f} MiB are free; free some space"
+            )
+        parts, marks = [], find_folder_marks(self.objects)
+        for one in self.objects:
+            path = folder / one.name
+            if one.name in marks:
+                path.mkdir(parents=True, exist_ok=True)
+                continue
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            except OSError as error:
+                raise UnreadableSource(
+                    f"{self.store.address(one.name)} cannot be copied to a file of this name:"
+                    f" {error.strerror}; rename the object"
+                ) from error
+            parts += [(one, path, start) for start in range(0, one.bytes, RANGE_BYTES)]
+        copied = in_threads(self._copy_range, parts, workers=READERS)
+        for _ in progress(copied, total=len(parts), label="copy", unit="ranges"):
+            pass
+        return ObjectFolder(store=self.store, objects=self.objects, single=self.single, copy=folder)
+
+    def _copy_range(self, part: tuple[StoredObject, Path, int]) -> None:
+        one, path, start = part
+        length = min(RANGE_BYTES, one.bytes - start)
+        data = self.store.read_as_listed(one, start=start, length=length)
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], start + written)
+        finally:
+            os.close(descriptor)
+
+    def check_unchanged(self) -> None:
+        """List the objects once more.
+
+        Raises:
+          ObjectStoreFailed: some have been added, changed or removed; names one.
+        """
+        now = [self.store.find(self.objects[0].name)] if self.single else list_all(self.store)
+        before = {one.name: one for one in self.objects}
+        after = {one.name: one for one in now if one}
+        changed = sorted(
+            name
+            for name in before.keys() | after.keys()
+            if _content(before.get(name)) != _content(after.get(name))
+        )
+        if changed:
+            more = f" and {len(changed) - 1:,} more" if changed[1:] else ""
+            raise ObjectStoreFailed(
+                f"{self.store.address(changed[0])}{more} changed while ingest was reading; run the"
+                " same command again"
+            )
+
+
+def _without_listing(store: ObjectStore, copy: Path | None) -> ObjectFolder:
+    return ObjectFolder(store=store, objects=(), copy=copy)
+
+
+def _content(one: StoredObject | None) -> tuple[int, str] | None:
+    return (one.bytes, one.tag) if one else None
+
+
+def open_folder(path: str) -> ObjectFolder:
+    """List what is at `data.path`: objects below it, or the one of this name.
+
+    Raises:
+      DataNotFound: there is none.
+      ObjectStoreFailed: the store was not reached, refuses, or has no such bucket.
+    """
+    store = open_below(path)
+    objects = list_all(store)
+    if objects:
+        return ObjectFolder(store=store, objects=objects)
+    store, single = find_single(path)
+    return ObjectFolder(store=store, objects=(single,), single=True)
+
+
+def list_all(store: ObjectStore) -> list[StoredObject]:
+    """All objects of a store, by name; several folders are listed at the same time."""
+    folders, found = [""], list[StoredObject]()
+    for _ in range(LEVELS):
+        if len(folders) < READERS:
+            listed = [store.list_folder(name) for name in folders]
+            folders = [name for names, _ in listed for name in names]
+            found += chain.from_iterable(objects for _, objects in listed)
+    below = in_threads(lambda name: list(store.list(name)), folders, workers=READERS)
+    return sorted(chain(found, chain.from_iterable(below)), key=lambda one: one.name)
+
+
+def find_folder_marks(objects: Sequence[StoredObject]) -> set[str]:
+    """Names of the objects that some programs put for folders: empty ones that others are below,
+    or that have no suffix.
+    """
+    above = {folder.as_posix() for one in objects for folder in PurePosixPath(one.name).parents}
+    return {
+        one.name
+        for one in objects
+        if one.bytes == 0 and (one.name in above or not PurePosixPath(one.name).suffix)
+    }

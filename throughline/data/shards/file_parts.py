@@ -1,0 +1,114 @@
+"""Reading the files of examples, or the parts of files that are examples, after ingest: files of
+this machine, or objects of a bucket. Whether they are the same is for their digests to say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from throughline.data.object_folder import READ_AHEAD_BYTES, READERS
+from throughline.shared.data_url import is_address, split_address
+from throughline.shared.errors import DataNotFound, ObjectStoreFailed
+from throughline.shared.object_store import ObjectStore, open_store
+from throughline.shared.progress import in_threads_ahead
+
+_READ_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """The file of an example, by its path or URL, or `bytes` of one from byte `offset` on, where
+    that is not −1.
+    """
+
+    example_id: str
+    uri: str
+    offset: int
+    bytes: int
+
+
+def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
+    """The contents of files, in their order; small objects that are next are being read already.
+
+    Raises:
+      DataNotFound: one is gone, or has another size than at ingest; names it.
+      ObjectStoreFailed: the store was not reached or refuses.
+    """
+    urls = {split_address(part.uri)[0] for part in parts if is_address(part.uri)}
+    if urls:
+        yield from _read_objects(parts, {url: open_store(url) for url in urls})
+        return
+    # Serialized: two threads that read and digest small files contend for the GIL, which takes
+    # longer than that. The others flush meanwhile.
+    with _READ_LOCK:
+        yield from map(_read_file, parts)
+
+
+def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore]) -> Iterator[bytes]:
+    """As `read_parts`, where some are in these buckets, and others, which ingest has converted, on
+    this machine.
+    """
+
+    def read(part: FilePart) -> bytes:
+        return _read_object(part, buckets) if is_address(part.uri) else _read_file(part)
+
+    def read_if_small(part: FilePart) -> bytes | None:
+        return read(part) if part.bytes <= READ_AHEAD_BYTES else None
+
+    ahead = in_threads_ahead(read_if_small, parts, workers=READERS)
+    for part, value in zip(parts, ahead, strict=True):
+        yield read(part) if value is None else value
+
+
+def _read_object(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
+    url, name = split_address(part.uri)
+    store, start = buckets[url], part.offset
+    try:
+        if start >= 0:
+            return bytes(store.read_range(name, start=start, length=part.bytes))
+        value = store.read(name)
+    except ObjectStoreFailed as error:
+        if store.find(name):
+            raise
+        raise DataNotFound(
+            f"{part.uri} (example {part.example_id}) was there at ingest and is gone now; run"
+            " `dvc repro`"
+        ) from error
+    _check_size(value, part)
+    return value
+
+
+def _read_file(part: FilePart) -> bytes:
+    """The contents of a small file of known size, in as few calls as it takes, or a part of one."""
+    # One byte more shows that a file grew.
+    size, extra = part.bytes, int(part.offset < 0)
+    start = max(0, part.offset)
+    try:
+        descriptor = os.open(part.uri, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            value = os.pread(descriptor, size + extra, start)
+            # One call reads 2 GiB at most.
+            while 0 < len(value) < size and (
+                more := os.pread(descriptor, size + extra - len(value), start + len(value))
+            ):
+                value += more
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataNotFound(
+            f"{part.uri} (example {part.example_id}) was there at ingest and cannot be read now:"
+            f" {error.strerror}; run `dvc repro`"
+        ) from error
+    _check_size(value, part)
+    return value
+
+
+def _check_size(value: bytes, part: FilePart) -> None:
+    if len(value) != part.bytes:
+        raise DataNotFound(
+            f"{part.uri} (example {part.example_id}) has another size than at ingest,"
+            f" {part.bytes:,} bytes then; run `dvc repro`"
+        )

@@ -1,0 +1,127 @@
+"""What writing a snapshot's rows has to know: of the whole, of a shard's place, of what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughline.data.columns.channel_stats import Moments
+from throughline.data.columns.index import Chunk, Column, SplitColumns, write_encoded_rows
+from throughline.data.columns.stored import ColumnUpload
+from throughline.data.shards.index import Shard
+from throughline.data.shards.repair import shard_path
+from throughline.plan.ops import Op
+from throughline.plan.schema import Schema
+from throughline.shared.files import atomic_file
+from throughline.shared.object_store import ObjectStore
+
+STATISTICS_OF = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedShard:
+    """A shard and its first row within its split."""
+
+    shard: Shard
+    start: int
+
+    def __str__(self) -> str:
+        return self.shard.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierSnapshot:
+    """Rows that were made by the same ops and program: their columns below `folder`, by split, and
+    the first row of each shard, by its split and digest.
+    """
+
+    folder: Path
+    splits: Mapping[str, SplitColumns]
+    starts: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteContext:
+    """What writing one shard's rows needs to know of the whole; `stored`: of how many rows of each
+    split, the first, the model's input is stored. With a `store` the columns are put there, below
+    the snapshot's `key`, and the folder holds all else. `earlier`: one whose rows may be
+    copied.
+    """
+
+    folder: Path
+    shards_folder: Path
+    columns: Sequence[Column]
+    ops: Sequence[Op]
+    schema: Schema
+    stored: Mapping[str, int]
+    key: str
+    store: ObjectStore | None = None
+    earlier: EarlierSnapshot | None = None
+
+    @property
+    def value(self) -> Column:
+        """The column of the model's input."""
+        return next(one for one in self.columns if one.name == self.schema.input.name)
+
+    @property
+    def value_columns(self) -> Sequence[Column]:
+        """The columns of the stored rows: the model's input and, of a ragged one, its offsets."""
+        return (self.value, self.value.extent) if self.value.ragged else (self.value,)
+
+    @property
+    def columns_of_all_rows(self) -> Sequence[Column]:
+        """The columns that store every row: label and key."""
+        return [one for one in self.columns if one not in self.value_columns]
+
+    @property
+    def fixed_size_columns(self) -> Sequence[Column]:
+        """The columns that are written as their rows come: all but a ragged one and its offsets."""
+        return self.columns_of_all_rows if self.value.ragged else self.columns
+
+    def stored_of(self, placed: PlacedShard) -> int:
+        """How many rows of a shard, the first, store the model's input."""
+        left = self.stored[placed.shard.split] - placed.start
+        return min(max(0, left), placed.shard.examples)
+
+    def takes_statistics(self, split: str) -> bool:
+        """Whether the values of a split count for the statistics."""
+        return split == STATISTICS_OF and not self.schema.is_text
+
+    def shard_path(self, shard: Shard) -> Path:
+        """Where a shard is to be read from."""
+        return shard_path(self.shards_folder, self.folder, shard)
+
+    def open_upload(self, split: str) -> ColumnUpload | None:
+        """Where the columns of one shard go that are put into a store."""
+        return ColumnUpload(self.store, self.key, split) if self.store else None
+
+    def part_path(self, split: str, start: int) -> Path:
+        """Where the values of a ragged column from row `start` on lie until those of all shards can
+        be joined.
+        """
+        return self.folder / split / f".part-{start:012d}"
+
+    def write_bytes(self, split: str, column: Column, start: int, data: bytes) -> None:
+        """Write the bytes of rows from `start` on where they belong: into their column or, of a
+        ragged one, where they wait for those before them.
+        """
+        if column.ragged:
+            with atomic_file(self.part_path(split, start)) as temporary:
+                temporary.write_bytes(data)
+        else:
+            write_encoded_rows(self.folder, split, column, start=start, data=data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRows:
+    """The rows of one shard: its chunks, the moments of the training split's values, of a ragged
+    column their shapes (rows, rank), the names of its objects in a store, and
+    whether they were copied from an earlier snapshot.
+    """
+
+    chunks: Sequence[Chunk]
+    moments: Sequence[Moments]
+    shapes: Sequence[Sequence[int]] = ()
+    objects: Sequence[str] = ()
+    copied: bool = False

@@ -1,0 +1,34 @@
+"""Where prepared data are kept besides this machine: section `storage` of params.yaml."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from throughline.settings.base import Settings
+from throughline.shared.object_store import check_url
+
+
+class StorageSettings(Settings):
+    """Where the columns of the snapshot are kept: in data/snapshot, or in an object store that many
+    machines read. What is computed is the same; credentials come from the environment.
+    """
+
+    url: str = Field(
+        default="",
+        description=(
+            "bucket and prefix: s3://BUCKET/PREFIX, gs://… or az://…; empty: in data/snapshot"
+        ),
+    )
+    cache: str = Field(
+        default=".throughline/cache",
+        min_length=1,
+        description=(
+            "folder that columns are fetched into, for all runs of this project or, with an"
+            " absolute path, for several processes and projects"
+        ),
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_bucket(cls, url: str) -> str:
+        return check_url(url) if url else url

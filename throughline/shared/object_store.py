@@ -1,0 +1,248 @@
+"""Objects in a bucket: read, written, listed and removed, in bounded time and with errors in words.
+
+The client is obstore. Credentials come from where it and the provider's own tools look for them
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP, the identity of a pod or machine, …), never
+from a URL or a parameter, and are in no message. obstore's threads do not survive a fork, so it is
+imported and opened by the process that uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from throughline.shared.errors import ObjectStoreFailed
+
+SCHEMES = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
+RETRIES = 3  # of a request that a server's error, a lost connection or a time limit has ended
+CONNECT_S = 5
+REQUEST_S = 60  # from the first byte sent to the last received
+BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2)}
+SINGLE_PUT_BYTES = 128 << 20  # up to which an object is one request; above, parts that are joined
+_TRUE = ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object of a store: its name below the store's prefix, its size [bytes], when it was last
+    written, and the store's tag of its content.
+    """
+
+    name: str
+    bytes: int
+    modified_at: datetime
+    tag: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectStore:
+    """A bucket, or what is below a prefix in it; names are relative to that. May be used by several
+    threads.
+
+    Each function raises ObjectStoreFailed, which names the object, and what to do.
+    """
+
+    url: str
+    client: Any = field(repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Another process opens the store with credentials of its own; none are sent to it."""
+        return open_store, (self.url,)
+
+    def address(self, name: str) -> str:
+        """An object's full address, for messages."""
+        return f"{self.url}/{name}" if name else self.url
+
+    def find(self, name: str) -> StoredObject | None:
+        """What the store says about an object; None where there is none of this name."""
+        with self._in_words(name):
+            try:
+                return _describe(self.client.head(name))
+            except FileNotFoundError:
+                return None
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object."""
+        with self._in_words(name):
+            return bytes(self.client.get(name).bytes())
+
+    def read_range(self, name: str, *, start: int, length: int) -> memoryview:
+        """The bytes [start, start + length) of an object; an error where it ends before."""
+        with self._in_words(name):
+            data = memoryview(self.client.get_range(name, start=start, length=length))
+        if data.nbytes != length:
+            raise ObjectStoreFailed(
+                f"{self.address(name)} ends after {start + data.nbytes:,} bytes,"
+                f" {start + length:,} are needed"
+            )
+        return data
+
+    def read_as_listed(
+        self, one: StoredObject, *, start: int = 0, length: int | None = None
+    ) -> bytes:
+        """All bytes of an object, or `length` of them from `start` on; an error where it is not the
+        one that was listed.
+        """
+        with self._in_words(one.name):
+            whole = length is None
+            options = None if whole else {"range": (start, start + length)}  # type: ignore[operator]
+            answer = self.client.get(one.name, options=options)
+            data, found = bytes(answer.bytes()), _describe(answer.meta)
+        if (found.tag, found.bytes) != (one.tag, one.bytes):
+            raise ObjectStoreFailed(
+                f"{self.address(one.name)} has changed since it was listed; run the same command"
+                " again"
+            )
+        return data
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """All bytes of an object in pieces, for objects larger than memory."""
+        with self._in_words(name):
+            for piece in self.client.get(name).stream():
+                yield bytes(piece)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Put an object; another of its name is replaced. It is there whole or not at all."""
+        with self._in_words(name):
+            self.client.put(name, data, use_multipart=len(data) > SINGLE_PUT_BYTES)
+
+    def write_file(self, name: str, path: Path) -> None:
+        """Put a file, whatever its size, as `write` does bytes."""
+        with path.open("rb") as file, self._in_words(name):
+            self.client.put(name, file)
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """All objects whose names begin with the folders of `prefix`."""
+        with self._in_words(prefix):
+            for page in self.client.list(prefix or None):
+                yield from map(_describe, page)
+
+    def list_folder(self, name: str = "") -> tuple[list[str], list[StoredObject]]:
+        """The names of the folders, and the objects, that are directly in a folder."""
+        with self._in_words(name):
+            page = self.client.list_with_delimiter(name or None)
+            return list(page["common_prefixes"]), [_describe(one) for one in page["objects"]]
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects; those that are not there are no error."""
+        with self._in_words(names[0] if names else ""):
+            try:
+                self.client.delete(list(names))
+            except FileNotFoundError:
+                for name in names if len(names) > 1 else ():
+                    self.delete([name])
+
+    @contextmanager
+    def _in_words(self, name: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            raise ObjectStoreFailed(f"{self.address(name)}: {_explain(error)}") from None
+
+
+def check_url(url: str) -> str:
+    """A store's URL without a slash at its end.
+
+    Raises:
+      ValueError: it is none, in words; a secret that it may hold is not repeated.
+    """
+    parts = urlsplit(url)
+    forms = ", ".join(SCHEMES.values())
+    # A secret may have a slash in it, at which its user and the host seem to end.
+    if {":", "@"} & {*parts.netloc} or parts.query or parts.fragment:
+        raise ValueError(
+            "found a user, password or query in the URL; credentials come from the environment,"
+            " such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        shown = "an address" if "@" in url else repr(url)
+        raise ValueError(f"found {shown}, which is no bucket; expected {forms}")
+    return url.rstrip("/")
+
+
+def open_store(url: str) -> ObjectStore:
+    """Open what is below `url`: s3://, gs:// or az://. Nothing is asked of the store yet.
+
+    Raises:
+      ObjectStoreFailed: the URL is no bucket's, or credentials are incomplete.
+    """
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        checked = check_url(url)
+    except ValueError as error:
+        raise ObjectStoreFailed(str(error)) from None
+    # Options that are given would hide those of the environment.
+    plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE
+    try:
+        client = from_url(
+            quote(checked, safe=":/"),  # it takes % for the beginning of a code
+            client_options={
+                "allow_http": plain,
+                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "timeout": timedelta(seconds=REQUEST_S),
+            },
+            retry_config={
+                "max_retries": RETRIES,
+                "retry_timeout": timedelta(seconds=REQUEST_S * (RETRIES + 1)),
+                "backoff": BACKOFF,  # type: ignore[typeddict-item]
+            },
+        )
+    except (BaseError, ValueError) as error:
+        raise ObjectStoreFailed(f"{checked}: {_explain(error)}") from None
+    return ObjectStore(url=checked, client=client)
+
+
+def _describe(meta: Any) -> StoredObject:
+    return StoredObject(
+        name=meta["path"],
+        bytes=meta["size"],
+        modified_at=meta["last_modified"],
+        tag=(meta["e_tag"] or "").strip('"'),
+    )
+
+
+def _explain(error: Exception) -> str:
+    """What obstore's error means and what to do, without its XML, its structs, and whatever may be
+    signed in a URL.
+    """
+    text = str(error).partition("\n\nDebug source")[0]
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    status = re.search(r"status code: (\d{3})", text)
+    what = code[1] if code else f"HTTP {status[1]}" if status else ""
+    if what == "NoSuchBucket":
+        return "there is no such bucket; create it, or correct the URL"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such object, or no such bucket"
+    if status and status[1] in ("401", "403"):
+        return (
+            f"no permission ({what}); check the credentials in the environment, such as"
+            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in this bucket"
+        )
+    if "Missing" in text or "must be specified" in text:
+        missing = text.rpartition("error: ")[2].strip()
+        return f"credentials are incomplete ({missing}); set them in the environment"
+    if "builder error" in text:
+        return (
+            "the endpoint is no https:// address; for a store of your own without TLS set"
+            " AWS_ALLOW_HTTP=true"
+        )
+    tries = re.search(r"after (\d+) retries", text)
+    again = f", also when tried {tries[1]} times more" if tries and tries[1] != "0" else ""
+    if status:
+        return f"the store answered {what} ({status[1]}){again}"
+    reason = re.sub(r"\?\S+", "", text.rpartition("HTTP error: ")[2] or text).strip()
+    return (
+        f"the store was not reached or stopped answering ({reason}){again}; check the network and"
+        " the endpoint, such as AWS_ENDPOINT_URL"
+    )
