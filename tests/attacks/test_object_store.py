@@ -141,7 +141,7 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     stores = [
         child for child in psutil.Process().children(recursive=True) if child.name() == "weed"
     ]
-    # From the folder above: a socket's path has at most 107 bytes, and weed's are relative to its own.
+    # From the folder above: the path of a socket has at most 107 bytes.
     above = home.folder.parent
     sockets = [
         os.path.relpath(Path(store.cwd(), one.laddr), above)
