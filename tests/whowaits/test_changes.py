@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from whowaits import changes
 from whowaits.advice import DRAWN_ONCE, ORDER
 from whowaits.changes import CACHED_STEPS, propose_changes
 
@@ -96,9 +98,9 @@ def test_what_a_dataset_leaves_open(dataset, expected):
 
 def test_what_is_changed_delivers_the_same_examples():
     dataset = numbers().flat_map(tf.data.Dataset.from_tensors).map(double).batch(BATCH)
-    changes = propose_changes(dataset, batch=BATCH)
-    assert len(changes) == 4
-    for change in changes:
+    proposed = propose_changes(dataset, batch=BATCH)
+    assert len(proposed) == 4
+    for change in proposed:
         elements = change.dataset.take(COUNT // BATCH)
         assert ordered(elements) == list(range(0, 2 * COUNT, 2)), change.text
 
@@ -205,3 +207,44 @@ def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_pat
         .batch(BATCH, num_parallel_calls=2)
     )
     assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]
+
+
+def caches(dataset, **options):
+    return [each for each in propose_changes(dataset, batch=BATCH, **options) if each.keeps]
+
+
+@pytest.mark.parametrize("cut", ["take", "skip", "shard"])
+def test_other_examples_in_each_epoch_are_not_kept(cut):
+    def choose(shuffled):
+        return shuffled.shard(2, 0) if cut == "shard" else getattr(shuffled, cut)(5)
+
+    drawn = choose(numbers().shuffle(COUNT)).map(double).batch(BATCH)
+    assert not caches(drawn), "the others would never be seen"
+    once = choose(numbers().shuffle(COUNT, reshuffle_each_iteration=False)).map(double)
+    assert caches(once.batch(BATCH)), "the same in each epoch"
+
+
+def test_of_an_unknown_number_of_elements_the_size_follows_from_the_steps(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
+        for _ in range(8 * BATCH):
+            writer.write(b"x")
+    dataset = tf.data.TFRecordDataset([str(tmp_path / "a")]).map(lambda _: tf.zeros(1 << 18))
+    (cache,) = caches(dataset.batch(BATCH))
+    assert cache.kept_bytes == float("inf") and "not known" in cache.keeps
+    (cache,) = caches(dataset.batch(BATCH), steps=8)
+    assert cache.kept_bytes == 8 * BATCH << 20
+
+
+def test_what_takes_long_is_compared_as_far_as_time_allows(monkeypatch):
+    monkeypatch.setattr(changes, "PROVEN_S", 0.2)
+    calls = []
+
+    def wait(number):
+        calls.append(number)
+        time.sleep(0.02)
+        return number
+
+    slow = numbers().map(lambda n: tf.numpy_function(wait, [n], tf.int64))
+    slow = slow.map(lambda n: tf.ensure_shape(n, ()))
+    (cache,) = caches(slow.batch(2).unbatch())
+    assert cache.keeps and 2 * changes.FEWEST_PROVEN <= len(calls) < 100

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from whowaits.batches import keep_batches
+from whowaits.batches import count_examples, keep_batches
 from whowaits.loops import LoopWatch, Source
 from whowaits.session import Ended, Options, Session
 
@@ -119,3 +119,137 @@ def test_what_ends_a_script_is_not_stopped_by_catching_exceptions():
 def test_batches_are_kept_up_to_a_number():
     assert len(keep_batches(lambda: ([1],)).batches) == 64
     assert not keep_batches(lambda: None).batches
+
+
+class Batches:
+    """An iterator that can be left before its end, as DataLoader's and tf.data's can."""
+
+    def __init__(self, count):
+        self.left = count
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return [self.left]
+
+
+def hand_out(script, iterator, key="train.py:7", take=None, copy=lambda batch: batch):
+    """What `for batch in iterator` does, in a line of the script."""
+    source = Source(key=key, name=lambda: f"the loop at {key}", facts=dict, copy=copy)
+    while True:
+        try:
+            yield script.watch.pull(source, iterator, take or iterator.__next__)
+        except StopIteration:
+            return
+
+
+def test_two_iterators_that_one_line_takes_from_are_two_datasets():
+    script = Script(keep=True)
+    for _ in range(3):
+        pairs = zip(
+            hand_out(script, Batches(9)), hand_out(script, Batches(9)), strict=True
+        )  # fmt: skip
+        for (one,), (other,) in pairs:
+            assert one == other
+            script.train(0)
+    for training in script.session.trainings:
+        assert training.passive_because == "a step takes batches of several datasets"
+        assert len(training.timing.epochs) == 3
+
+
+def test_epochs_of_a_line_in_which_nothing_is_learned_are_no_epochs():
+    script = Script(keep=True)
+    for _ in range(4):
+        for phase in ("train", "validation"):
+            for _ in hand_out(script, Batches(20)):
+                time.sleep(0.0005 if phase == "train" else 0.005)
+                if phase == "train":
+                    script.watch.mark()
+    (training,) = script.session.trainings
+    assert [block.steps for block in training.timing.epochs][1:] == [20, 20, 20]
+    assert training.timing.passive.step_ms < 3
+
+
+def test_one_step_that_compiles_is_no_training():
+    script = Script(keep=True)
+    for _ in hand_out(script, Batches(1), "train.py:3"):
+        script.train(0)
+    for _ in hand_out(script, Batches(20), "train.py:5"):
+        script.train(0)
+    assert [each.name for each in script.session.trainings] == ["the loop at train.py:5"]
+
+
+def test_what_comes_after_a_loop_that_is_left_is_no_step():
+    script = Script(keep=True)
+    for _ in range(4):
+        iterator = Batches(50)
+        for number, _ in enumerate(hand_out(script, iterator)):
+            script.train(0.0005)
+            if number == 20:
+                break
+        time.sleep(0.1)
+    (training,) = script.session.trainings
+    assert training.timing.passive.step_ms < 3
+    assert len(training.timing.epochs) == 4
+
+
+def test_a_batch_of_a_validation_within_a_step_makes_it_none():
+    script = Script(keep=True)
+    for number, _ in enumerate(hand_out(script, Batches(60))):
+        script.train(0.0005)
+        if number % 10 == 9:
+            script.watch.pass_by(lambda: time.sleep(0.1))
+    (training,) = script.session.trainings
+    assert training.timing.passive.step_ms < 3 and not training.passive_because
+
+
+@pytest.mark.slow
+def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
+    def refuse(batch):
+        raise TypeError("cannot pickle a lock")
+
+    script, batches = Script(seconds=4.0), Batches(3000)
+    seen = []
+    for (batch,) in hand_out(script, batches, copy=refuse):
+        seen.append(batch)
+        script.train()
+        if script.session.trainings and script.session.trainings[0].passive_because:
+            break
+    assert script.session.trainings[0].passive_because == "timing the model alone failed"
+    assert "cannot pickle a lock" in capsys.readouterr().err
+    assert seen == sorted(seen, reverse=True) and len(seen) == len(set(seen)), "its own, in order"
+
+
+@pytest.mark.slow
+def test_an_error_of_the_scripts_own_input_is_the_scripts():
+    script, left = Script(seconds=4.0), [4000]
+
+    def take():
+        left[0] -= 1
+        if script.session.trainings and script.session.trainings[0].timing.task == "collect":
+            raise OSError("a file is gone")
+        return [left[0]]
+
+    with pytest.raises(OSError, match="a file is gone"):
+        for _ in hand_out(script, Batches(1), take=take):
+            script.train()
+
+
+class Sparse:
+    """As PyTorch's sparse tensors: no size in bytes, and no exception that says so."""
+
+    shape, dtype = (8, 2), None
+
+    @property
+    def nbytes(self):
+        raise RuntimeError("nbytes is not defined for sparse tensors")
+
+
+def test_arrays_in_objects_count_and_those_without_a_size_do_no_harm():
+    class Record:
+        def __init__(self, x):
+            self.x, self.itself = x, self
+
+    assert keep_batches(iter([(Record(Sparse()),), None]).__next__).batches
+    assert count_examples(Record(Sparse())) == 8

@@ -281,3 +281,68 @@ make().fit(batches(), epochs=2, verbose=0)
     report, _ = measure(tmp_path, code)
     (note,) = [note for note in report["notes"] if "no step ended" in note]
     assert note.startswith("no step ended in 1 s; the script stands at train.py:"), report
+
+
+@pytest.mark.slow
+def test_a_function_that_was_traced_before_its_loop_is_a_training(tmp_path):
+    code = LOOP.replace("for epoch in range(30):", "for x, y in waiting.take(1):\n    step(x, y)\n")
+    code = (
+        code.partition("    for number,")[0]
+        + """
+for epoch in range(30):
+    for x, y in waiting:
+        step(x, y)
+"""
+    )
+    report, _ = measure(tmp_path, code)
+    line = (MODEL + code)[: (MODEL + code).index("    for x, y in waiting:")].count("\n") + 1
+    assert report["training"] == f"the loop at train.py:{line}", report
+    assert report["verdict"] == "input-bound" and report["rounds"], report
+
+
+@pytest.mark.slow
+def test_callbacks_neither_end_the_measuring_nor_write_what_a_training_would_go_on_from(tmp_path):
+    code = """
+callbacks = [
+    keras.callbacks.BackupAndRestore("backup"),
+    keras.callbacks.ModelCheckpoint("{epoch}.keras"),
+    keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1),
+]
+make().fit(waiting, epochs=4, verbose=0, callbacks=callbacks)
+open("after", "w").close()
+"""
+    report, _ = measure(tmp_path, code)
+    assert report["rounds"] and report["verdict"] == "input-bound", report
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["train.py"]
+    (note,) = [note for note in report["notes"] if "left out" in note]
+    assert note.startswith("BackupAndRestore and ModelCheckpoint is left out"), note
+
+
+@pytest.mark.slow
+def test_a_training_that_does_not_begin_is_said_and_no_other_is_reported(tmp_path):
+    code = """
+make().fit(waiting, epochs=2, verbose=0)
+make().fit(waiting, epochs=2, verbose=0)
+"""
+    report, done = measure(tmp_path, code, "--training", "3", seconds=1)
+    assert done.returncode == 2 and report["verdict"] == "undecided"
+    assert report["reason"].startswith("training 3 has not begun"), report
+
+
+@pytest.mark.slow
+def test_a_script_that_is_kept_ends_as_it_does_without(tmp_path):
+    code = """
+import atexit, os, threading
+from pathlib import Path
+os.mkdir("elsewhere")
+os.chdir("elsewhere")
+assert Path(__file__).is_absolute() and Path(__file__).read_text()
+log = open("../log.txt", "w")
+log.write("written")
+atexit.register(lambda: open("../at-exit", "w").close())
+threading.Timer(1.0, lambda: open("../thread", "w").close()).start()
+"""
+    _, done = measure(tmp_path, code, "--keep", model="")
+    assert done.returncode == 2, "without a training"
+    assert (tmp_path / "log.txt").read_text() == "written"
+    assert {"at-exit", "thread"} <= {each.name for each in tmp_path.iterdir()}

@@ -53,7 +53,7 @@ class Tried:
     def __str__(self) -> str:
         notes = [f"it keeps {self.keeps}"] if self.keeps else []
         if not self.fits_memory:
-            notes.append("more than there is memory for")
+            notes.append("there may be no memory for that")
         notes += [self.says] if self.says else []
         noted = f" ({'; '.join(notes)})" if notes else ""
         at = f"{self.where}: " if self.where else ""

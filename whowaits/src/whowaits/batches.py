@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
 MEMORY_FRACTION = 0.1  # of what is left
 DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # taking a batch that is ready takes less; of a step
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
+MAX_DEPTH = 8  # of what a batch consists of; an object may hold itself
 
 
 @dataclass
@@ -50,13 +51,15 @@ def drained_s(step_ms: float) -> float:
     return max(DRAINED_S, DRAINED_FRACTION * step_ms / 1e3)
 
 
-def leaves(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch, nested in dictionaries, lists and tuples."""
-    if isinstance(batch, dict):
+def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """The arrays of a batch, nested in mappings, lists and tuples, or values of an object."""
+    if isinstance(batch, Mapping):
         batch = list(batch.values())
+    elif not hasattr(batch, "shape") and hasattr(batch, "__dict__"):
+        batch = list(vars(batch).values())
     if isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from leaves(part)
+        for part in batch if depth else ():
+            yield from leaves(part, depth - 1)
     elif batch is not None:
         yield batch
 
@@ -71,7 +74,10 @@ def count_examples(batch: Any) -> int | None:
 
 
 def _bytes_of(leaf: Any) -> int:
-    size = getattr(leaf, "nbytes", None)  # NumPy, JAX, PyTorch
+    try:
+        size = getattr(leaf, "nbytes", None)  # NumPy, JAX, PyTorch
+    except Exception:  # noqa: BLE001 - a sparse tensor of PyTorch has none, and raises
+        size = None
     if isinstance(size, int):
         return size
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)

@@ -15,10 +15,12 @@ examples, ops that draw.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
@@ -34,8 +36,10 @@ IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take",
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
 # A cache would keep what these are to deliver otherwise in each epoch, or deliver without end.
 NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
-COMPOSING = ("Batch", "Zip", "Window", "GroupBy")  # after a shuffle: otherwise in each epoch
+# After a shuffle otherwise in each epoch: which examples come together, or which come at all.
+COMPOSING = ("Batch", "Zip", "Window", "GroupBy", "Take", "Skip", "Shard", "Scan")
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
+PROVEN_S, FEWEST_PROVEN = 4.0, 4  # a pass ends after so long, if it has so many
 EVERYTHING_PCT = 99.9
 # Ops that keep a state, and still give the same for the same input; functions are looked into.
 HARMLESS = (
@@ -73,9 +77,11 @@ class InputChange:
     ahead: str = ""  #: what is added at the dataset's end
 
 
-def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange]:
+def propose_changes(
+    dataset: tf.data.Dataset, *, batch: int, steps: int | None = None
+) -> list[InputChange]:
     """The changes that this dataset leaves open, each by itself; a prefetch at the end comes with
-    every one. `batch` is the examples in a batch.
+    every one. `batch` is the examples in a batch, `steps` those of an epoch, if they are known.
 
     Raises:
       tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one that holds more
@@ -84,7 +90,7 @@ def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph(allow_stateful=True).numpy()
     )
-    draft = _Draft(graph, dataset.element_spec)
+    draft = _Draft(graph, dataset.element_spec, steps)
     changes = []
     if not draft.prefetches_last():
         changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(_bytes(graph))))
@@ -111,8 +117,8 @@ def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange
 class _Draft:
     """A dataset's graph, and how a rewritten one becomes a dataset of the same elements."""
 
-    def __init__(self, graph: Graph, element_spec: object) -> None:
-        self._graph, self._spec = graph, element_spec
+    def __init__(self, graph: Graph, element_spec: object, steps: int | None) -> None:
+        self._graph, self._spec, self._steps = graph, element_spec, steps
         self._nodes = {node.name: node for node in graph.node}
         self._functions = {item.signature.name: item for item in graph.library.function}
         #: transformations, the consumer's first
@@ -175,7 +181,8 @@ class _Draft:
         source = self._without_shuffles(graph, by_name, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
         elements = _as_dataset(_ending_at(graph, source), _spec_of(node)).take(count)
-        first, second = (Counter(map(_digest, elements)) for _ in range(2))
+        first = _digest_some(elements, most_s=PROVEN_S)
+        second = Counter(map(_digest, elements.take(sum(first.values()))))
         return 100 * sum((first & second).values()) / max(1, sum(second.values()))
 
     def _without_shuffles(self, graph: Graph, nodes: dict[str, Node], last: str) -> str:
@@ -211,10 +218,12 @@ class _Draft:
             return
 
     def _composes(self, above: list[Node]) -> bool:
-        """Whether what comes after a shuffle among these composes examples: pairs or batches."""
+        """Whether what comes after a shuffle among these composes examples (pairs, batches), or
+        leaves some out.
+        """
         return any(
             any(word in _kind(node) for word in COMPOSING)
-            and any("Shuffle" in _kind(other) for other in self._upstream(node))
+            and any(map(_reshuffles, self._upstream(node)))
             for node in above
         )
 
@@ -225,7 +234,7 @@ class _Draft:
         _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
         shuffles = [other for other in above if "Shuffle" in _kind(other)]
         order = f".shuffle({self._buffer(shuffles[0])})" if shuffles else ""
-        keeps, kept_bytes = self._size(node)
+        keeps, kept_bytes = self._size(node, per_step=batch)
         share = self.share_that_comes_again(node, batched=batch == 1)
         meaning, says = (
             (ORDER, "examples are shuffled after they are made") if order else (SAME, "")
@@ -294,14 +303,18 @@ class _Draft:
         """Those that are functions of this graph."""
         return names & self._functions.keys()
 
-    def _size(self, node: Node) -> tuple[str, float]:
-        """Of all elements that a node delivers, in words and in bytes, of which 0 is not known."""
+    def _size(self, node: Node, *, per_step: int) -> tuple[str, float]:
+        """Of all elements that a node delivers, so many for a step, in words and in bytes; infinite
+        where neither their number is known nor that of the steps.
+        """
         graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
         elements = _as_dataset(_ending_at(graph, node.name), _spec_of(node))
         size = sum(_bytes_of(part) for part in tf.nest.flatten(next(iter(elements))))
         count = int(elements.cardinality())
+        if count < 0 and self._steps:
+            count = self._steps * per_step
         if count < 0:
-            return f"{size / 2**20:,.2f} MiB per element, whose number is not known", 0.0
+            return f"{size / 2**20:,.2f} MiB per element, whose number is not known", math.inf
         return f"{count * size / 2**20:,.0f} MiB", float(count * size)
 
 
@@ -318,6 +331,12 @@ def _spec_of(node: Node) -> Any:
     )
 
 
+def _reshuffles(node: Node) -> bool:
+    """Whether it is a shuffle in another order each epoch."""
+    again = node.attr.get("reshuffle_each_iteration")
+    return "Shuffle" in _kind(node) and (again is None or again.b)
+
+
 def _may_draw(op: str) -> bool:
     """Whether an op draws, or keeps a state of which nothing is known."""
     if _DRAWING.search(op):
@@ -325,6 +344,17 @@ def _may_draw(op: str) -> bool:
     definition: Any = op_def_registry.get(op)
     stateful = definition is not None and definition.is_stateful
     return stateful and "Dataset" not in op and not any(name in op for name in HARMLESS)
+
+
+def _digest_some(elements: Any, *, most_s: float) -> Counter[bytes]:
+    """Digests of elements until the time is up."""
+    found: Counter[bytes] = Counter()
+    began = perf_counter()
+    for number, element in enumerate(elements, start=1):
+        found[_digest(element)] += 1
+        if number >= FEWEST_PROVEN and perf_counter() - began > most_s:
+            break
+    return found
 
 
 def _digest(element: Any) -> bytes:

@@ -6,10 +6,12 @@ function in the place of the model's train function while a `fit` lasts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
@@ -17,6 +19,7 @@ from .timed_function import TimedFunction
 from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
+WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint"))
 ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train in step"
 
 
@@ -52,13 +55,33 @@ class FitWatch:
                 with warnings.catch_warnings():
                     if not watch.session.options.keep:  # what is taken here is missing there
                         warnings.filterwarnings("ignore", "Your input ran out of data")
-                    return original(*bound.args, **bound.kwargs)
+                    history = original(*bound.args, **bound.kwargs)
             finally:
                 watch.active = False
                 watch.session.beat(expects=None)
+            if watch.session.repeats:  # what follows is meant for another model than this one
+                watch.session.end()
+            return history
 
         setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
         owner.fit = fit
+
+    def patch_handler(self, module: Any) -> None:
+        """Let tf_keras go on after an epoch from which batches were taken for another purpose: it
+        would take the dataset for shorter than it is, and end the training.
+        """
+        original = module.DataHandler.catch_stop_iteration
+        watch = self
+
+        @contextlib.contextmanager
+        def catch(handler: Any) -> Iterator[None]:
+            steps = handler._inferred_steps
+            with original(handler):
+                yield
+            if watch.active and any(each.timing.active for each in watch.session.measured):
+                handler._inferred_steps, handler._insufficient_data = steps, False
+
+        module.DataHandler.catch_stop_iteration = catch
 
     def make_train_function(self, model: Any) -> None:
         """Make a train function again that was made before its waits were timed."""
@@ -85,7 +108,27 @@ class FitWatch:
         if training.timing.active:
             training.epochs = bound.arguments.get("epochs", 1)
             bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
+            self._leave_files_alone(training, bound)
         self.session.beat(expects=FIRST_STEP_S)
+
+    def _leave_files_alone(self, training: Training, bound: inspect.BoundArguments) -> None:
+        """Leave callbacks out that write what a later training would go on from: this one trains
+        on repeated batches, for other epochs than it is asked to.
+        """
+        given = bound.arguments.get("callbacks")
+        if not isinstance(given, list):  # one CallbackList, which has its own
+            given = getattr(given, "callbacks", [])
+        left_out = [each for each in given if WRITING.intersection(_names(type(each)))]
+        if left_out:
+            given[:] = [each for each in given if each not in left_out]
+            names = " and ".join(sorted({type(each).__name__ for each in left_out}))
+            training.notes.append(
+                f"{names} is left out of the measured training, and writes nothing"
+            )
+
+
+def _names(kind: type) -> set[str]:
+    return {each.__name__ for each in kind.__mro__}
 
 
 def _dataset_of(arguments: dict[str, Any]) -> Any:
@@ -198,7 +241,10 @@ class _Clock:
         if self.timed:
             self.timed.close_epoch()
         self.session.beat(expects=STEP_S)
-        if self.timed and self.timed.is_starved:
+        if self.training and self.training.timing.active:
+            # Whatever else would stop it here, such as EarlyStopping, judges repeated batches.
+            self.model.stop_training = bool(self.timed and self.timed.is_starved)
+        elif self.timed and self.timed.is_starved:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:

@@ -1,8 +1,10 @@
 """Training loops of the script's own making under the clock: `for batch in …`, where a step lasts
 from one `next` to the next one.
 
-A loop is a training if it takes gradients or its optimizer steps; others (validation, a look at the
-data) are not timed. To time the model alone, `next` gives batches that lie in memory.
+A loop is a training if it takes gradients or its optimizer steps, in two steps at least; others
+(validation, a look at the data, a first call that compiles) are not timed, nor is an epoch in which
+no gradient is taken, such as one of validation by the same line. To time the model alone, `next`
+gives batches that lie in memory.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from .batches import MAX_DRAIN, MAX_DRAIN_S, count_examples, drained_s, keep_batches
 from .blocks import Step
 from .session import FIRST_STEP_S, STEP_S, Session, Training
+
+FEWEST_TRAINED = 2  # steps with gradients, that make a loop a training
 
 
 @dataclass
@@ -43,13 +47,36 @@ class _Loop:
     marks: int = 0  # gradients taken until then
     others: int = 0  # batches that other loops took within the step
     others_wait_s: float = 0.0
-    epoch: int = 0
+    validates: bool = False  # within the step
+    trained: int = 0  # steps in which gradients were taken
+    epoch: int = -1
+    confirmed: bool = False  #: whether a gradient was taken in this epoch
+    steps: list[Step] = field(default_factory=list)  #: of an epoch in which none was taken yet
+    batches: int = 0  # in this epoch
     opens: bool = True
     exhausted: bool = False
     memory: Any = None
     from_memory: bool = False
     warm_up: int = 0
-    batches: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its iterator is there and may give more."""
+        return self.iterator is not None and self.iterator() is not None
+
+    def begin_epoch(self, iterator: Any) -> None:
+        """It takes its batches from another iterator from now on."""
+        self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
+        self.confirmed, self.batches = False, 0
+        self.steps.clear()
+
+
+class _ScriptError(Exception):
+    """What the script's own input raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass
@@ -68,25 +95,64 @@ class LoopWatch:
         self, source: Source, iterator: Any, take: Callable[[], Any], *, opening_s: float = 0.0
     ) -> Any:
         """A loop's next batch; `opening_s`: how long it took to make its iterator."""
-        loop = self._loops.setdefault(source.key, _Loop(source))
         entered = perf_counter()
-        if loop.handed is not None:
-            self._end_step(loop, entered)
-        if loop.iterator is None or loop.iterator() is not iterator:
-            loop.epoch += int(loop.batches > 0)
-            loop.iterator, loop.opens, loop.exhausted = _refer_to(iterator), True, False
-        training = loop.training
-        if training is not None:
-            self.session.check(training)
-            self.session.beat(expects=STEP_S if training.timing.seen else FIRST_STEP_S)
-            if training.timing.task != "train":
-                batch = self._between_steps(loop, training, take)
-                if batch is not None:
-                    return batch[0]
+        loop = self._find(source, iterator)
+        begins = loop.iterator is None or loop.iterator() is not iterator
+        if begins and loop.batches > 1:
+            loop.handed = None  # it was left before its end: what came then is no step's work
+        try:
+            if loop.handed is not None:
+                self._end_step(loop, entered)
+            if begins:
+                loop.begin_epoch(iterator)
+            batch = self._at_work(loop, take)
+        except _ScriptError as theirs:
+            raise theirs.error from None
+        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+            self._give_up(loop, error)
+            batch = None
+        if batch is not None:
+            return batch[0]
         if loop.exhausted:
             loop.iterator = None
             raise StopIteration
         return self._hand_out(loop, take, opening_s)
+
+    def pass_by(self, take: Callable[[], Any]) -> Any:
+        """A batch of no training: a validation, within a step if one is open."""
+        began = perf_counter()
+        try:
+            return take()
+        finally:
+            self._count_for_others(None, perf_counter() - began, validates=True)
+
+    def _find(self, source: Source, iterator: Any) -> _Loop:
+        """The loop of this line; another one for each iterator that is open besides its own, as of
+        two that are zipped.
+        """
+        for number in itertools.count():
+            loop = self._loops.setdefault((source.key, number), _Loop(source))
+            if not loop.is_open or loop.iterator() is iterator:  # pyright: ignore[reportOptionalCall]
+                return loop
+        raise AssertionError
+
+    def _at_work(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
+        """A batch from memory, where the timing asks for that; None: the next real one."""
+        training = loop.training
+        if training is None:
+            return None
+        self.session.check(training)
+        self.session.beat(expects=STEP_S if training.timing.seen else FIRST_STEP_S)
+        if training.timing.task == "train" or not loop.confirmed:
+            return None
+        return self._between_steps(loop, training, take)
+
+    def _give_up(self, loop: _Loop, error: Exception) -> None:
+        self.session.fail(error)
+        loop.handed = None
+        if loop.training is not None:
+            loop.training.timing.active, loop.training.timing.task = False, "train"
+            loop.training.passive_because = "timing the model alone failed"
 
     def _hand_out(self, loop: _Loop, take: Callable[[], Any], opening_s: float) -> Any:
         began = perf_counter() - opening_s
@@ -99,26 +165,43 @@ class LoopWatch:
             raise
         finally:
             now = perf_counter()
-            for other in self._loops.values():
-                if other is not loop and other.handed is not None:
-                    other.others += 1
-                    other.others_wait_s += now - began
+            self._count_for_others(loop, now - began)
         if loop.training is not None and loop.training.examples is None:
             loop.training.examples = count_examples(batch)
         loop.batches += 1
-        loop.marks, loop.wait_s, loop.from_memory = self.marks, now - began, False
-        loop.others, loop.others_wait_s, loop.handed = 0, 0.0, perf_counter()
+        loop.wait_s = now - began
+        self._hand_over(loop, from_memory=False)
         return batch
+
+    def _hand_over(self, loop: _Loop, *, from_memory: bool) -> None:
+        loop.marks, loop.from_memory = self.marks, from_memory
+        loop.others, loop.others_wait_s, loop.validates = 0, 0.0, False
+        loop.handed = perf_counter()
+
+    def _count_for_others(
+        self, loop: _Loop | None, seconds: float, *, validates: bool = False
+    ) -> None:
+        """A batch was taken within the steps of other loops."""
+        for other in self._loops.values():
+            if other is not loop and other.handed is not None:
+                other.others += 1
+                other.others_wait_s += seconds
+                other.validates = other.validates or validates
 
     def _end_step(self, loop: _Loop, now: float) -> None:
         """The script is done with the batch that it was given."""
         work_s, loop.handed = now - (loop.handed or now), None
+        validated = loop.validates or loop.others > 1
+        if self.marks > loop.marks and not validated:
+            loop.trained += 1
+            if not loop.confirmed:
+                loop.confirmed, loop.epoch = True, loop.epoch + 1
         if loop.training is None:
-            if self.marks == loop.marks or loop.others > 1:
+            if loop.trained < FEWEST_TRAINED:
                 return
             loop.training = self._open(loop)
         timing = loop.training.timing
-        if loop.others > 1:  # a validation within the step
+        if validated:
             return
         if loop.others and not loop.training.passive_because:
             timing.active, timing.task = False, "train"
@@ -129,15 +212,18 @@ class LoopWatch:
             loop.warm_up -= 1
             return
         timing.begin()
-        timing.trained(
-            Step(
-                wait_s=loop.wait_s + loop.others_wait_s,
-                work_s=work_s,
-                epoch=loop.epoch,
-                opens_epoch=loop.opens,
-            )
+        step = Step(
+            wait_s=loop.wait_s + loop.others_wait_s,
+            work_s=work_s,
+            epoch=loop.epoch,
+            opens_epoch=loop.opens,
         )
         loop.opens = False
+        loop.steps.append(step)
+        if loop.confirmed:
+            for each in loop.steps:
+                timing.trained(replace(each, epoch=loop.epoch))
+            loop.steps.clear()
 
     def _open(self, loop: _Loop) -> Training:
         training = self.session.open(loop.source.name(), **loop.source.facts())
@@ -167,8 +253,7 @@ class LoopWatch:
             timing.collected(len(taken))
         if timing.task == "alone":
             batch = loop.source.copy(next(loop.memory))
-            loop.from_memory, loop.others, loop.others_wait_s = True, 0, 0.0
-            loop.handed = perf_counter()
+            self._hand_over(loop, from_memory=True)
             return (batch,)
         self.session.check(training)
         return None
@@ -190,6 +275,8 @@ class LoopWatch:
         except StopIteration:
             loop.exhausted = True
             return None
+        except Exception as error:
+            raise _ScriptError(error) from error
 
 
 def _refer_to(iterator: Any) -> Callable[[], Any]:

@@ -31,7 +31,11 @@ def run(given: dict[str, Any], arguments: list[str]) -> None:
     session = Session(options, _make_writer(as_json=options.as_json))
     observe(session)
     session.watch()
-    leave(_run_script(session, arguments))
+    code = _run_script(session, arguments)
+    if session.ended is not None or session.options.channel is not None:
+        leave(code)
+    session.close()
+    sys.exit(code)  # the script has come to its end: what it does at exit is done
 
 
 _observers: list[Any] = []  # what was installed in this process, once
@@ -49,6 +53,7 @@ def observe(session: Session) -> FitWatch:
         torch_hooks.install(imports, fits, loops, waits)
         for name in ("keras", "tf_keras"):
             imports.on_import(name, fits.patch)
+        imports.on_import("tf_keras.src.engine.data_adapter", fits.patch_handler)
         _observers.extend((fits, loops))
     for observer in _observers:
         observer.session = session
@@ -97,11 +102,10 @@ def _run_script(session: Session, arguments: list[str]) -> int:
 
 
 def _execute(options: Options, arguments: list[str]) -> None:
-    script = options.script
-    path = Path(script)
-    sys.argv = [script, *arguments]
+    sys.argv = [options.script, *arguments]
+    script = str(Path(options.script).absolute())  # as Python has it
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = str(path.resolve().parent)
+        sys.path[0] = str(Path(script).resolve().parent)
     source = Path(options.source or script).read_bytes()
     if options.source:  # tracebacks and AutoGraph read lines
         lines = source.decode().splitlines(keepends=True)

@@ -180,10 +180,13 @@ class Session:
     def check(self, training: Training) -> None:
         """End the script where its training has been measured."""
         if training.timing.task == "done":
-            if self.options.keep:
-                training.timing.task = "train"
-            else:
+            if self.ends_with(training):
                 self.end()
+            training.timing.task = "train"
+
+    def ends_with(self, training: Training) -> bool:
+        """Whether the script ends once this training has been measured."""
+        return training in self.measured and not self.options.keep
 
     def say(self, text: str) -> None:
         """A line about what is going on, for people."""
@@ -204,6 +207,14 @@ class Session:
         if not self.trainings:
             reason = self.refusal or reason or NOTHING_SEEN
             return undecided(script, reason, version=__version__)
+        if self.trainings and not self.measured:
+            began = len(self.trainings)
+            return undecided(
+                script,
+                f"training {self.options.training} has not begun, by --training; the script has"
+                f" {began} that can be seen",
+                version=__version__,
+            )
         best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
         if reason:
             best.notes.append(reason)
@@ -224,7 +235,7 @@ class Session:
         codes = [condition.exit_code(report) for condition in self.options.fail_if]
         if codes:
             return max(codes, key=(0, 4, 3).index)
-        return 0 if self.trainings else EXIT_UNMEASURED
+        return 0 if self.measured else EXIT_UNMEASURED
 
     def watch(self) -> None:
         """Begin to watch that steps come."""
@@ -234,6 +245,8 @@ class Session:
         said = False
         while True:
             time.sleep(0.25)
+            if self.pid < 0:  # closed
+                return
             now = time.perf_counter()
             if self.ended is not None:
                 if now - self.ended > AFTER_END_S:
@@ -267,10 +280,14 @@ NOTHING_SEEN = (
 
 
 def leave(code: int) -> None:
-    """End this process at once."""
+    """End this process at once, and those that it has started by `multiprocessing`."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+    with contextlib.suppress(Exception):
+        started = sys.modules.get("multiprocessing")
+        for child in started.active_children() if started else ():
+            child.terminate()
     os._exit(code)
 
 

@@ -17,6 +17,7 @@ from .session import find_caller
 from .waits import Waits
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")
+FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
 
 def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
@@ -26,6 +27,7 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits
     imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
     imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
     imports.on_import("tensorflow.python.eager.backprop", hooks.patch_gradients)
+    imports.on_import(FUNCTIONS, hooks.patch_functions)
     for name in ("tpu_strategy", "parameter_server_strategy", "parameter_server_strategy_v2"):
         imports.on_import(f"tensorflow.python.distribute.{name}", hooks.patch_refused)
 
@@ -85,6 +87,27 @@ class _Hooks:
 
         module.GradientTape.gradient = gradient
 
+    def patch_functions(self, module: Any) -> None:
+        """Know a `tf.function` again that takes gradients: only while it is traced it asks for
+        them.
+        """
+        original = module.Function.__call__
+        loops, fits = self._loops, self._fits
+
+        @functools.wraps(original)
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if fits.active:
+                return original(function, *args, **kwargs)
+            before = loops.marks
+            result = original(function, *args, **kwargs)
+            if loops.marks > before:
+                function.whowaits_trains = True
+            elif getattr(function, "whowaits_trains", False):
+                loops.mark()
+            return result
+
+        module.Function.__call__ = call
+
     def _patch(self, owner: Any, name: str) -> None:
         original = vars(owner).get(name)
         if original is None:
@@ -111,7 +134,7 @@ class _Hooks:
             return take()
         where = find_caller(sys._getframe(2))
         if not where:  # none of the script's own: Keras' evaluate, predict, adapt
-            return take()
+            return self._loops.pass_by(take)
         owned = type(iterator).__name__ == "OwnedIterator"
         source = Source(
             key=where,

@@ -98,7 +98,7 @@ class TimedFunction:
             self._session.fail(error)
             self._timing.active, self._timing.task = False, "train"
             self._training.passive_because = "timing the model alone failed"
-        if self._timing.task == "done" and not self._session.options.keep:
+        if self._timing.task == "done" and self._session.ends_with(self._training):
             self._try_changes()
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
@@ -191,6 +191,7 @@ class TimedFunction:
             step_ms=timing.step_ms,
             deadline=perf_counter() + TRIED_UNTIL_S - timing.elapsed_s,
             beat=self._session.beat,
+            steps=training.steps or training.steps_per_epoch,
         )
         for known in trials.run(examples=training.examples or 1):
             training.changes[:] = known

@@ -68,8 +68,10 @@ class _Hooks:
     def _take(self, iterator: Any, take: Any) -> Any:
         torch = sys.modules["torch"]
         session = self._loops.session
-        if not session.here or not torch.is_grad_enabled():
+        if not session.here:
             return take()
+        if not torch.is_grad_enabled():
+            return self._loops.pass_by(take)
         where = getattr(iterator, "whowaits_loop", "")
         if not where:
             return take()

@@ -20,6 +20,7 @@ WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance
 FEW, FEW_FACTOR = 3, 1.15  # fewer pairs: the interval is wider by this factor to each side
 MEMORY_FRACTION = 0.5  # of what is left, that a cache may take
+MEMORY_RESERVE = 2.0  # times what a change has taken, that has to be left for another
 ENDS = ("OutOfRangeError", "StopIteration")
 
 
@@ -36,25 +37,31 @@ class Trials:
         step_ms: float,
         deadline: float,
         beat: Callable[[], object],
+        steps: int | None = None,
     ) -> None:
         self._function, self._dataset, self._beat = function, dataset, beat
+        self._steps = steps  # of an epoch, if they are known
         self._step_s, self._deadline = step_ms / 1e3, deadline
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try every change that the dataset leaves open, then the best one again; yields what is
         known so far.
         """
-        changes = propose_changes(self._dataset, batch=examples)
+        changes = propose_changes(self._dataset, batch=examples, steps=self._steps)
         self._beat()
         as_it_is = Epochs(self._function, self._dataset)
-        feeds = [Epochs(self._function, change.dataset) for change in changes]
+        feeds: list[Epochs] = []
         factors: list[list[float]] = [[] for _ in changes]
-        before = self._rate(as_it_is)
-        for number, feed in enumerate(feeds):
-            if not self._has_time(2):
+        before, left, most = self._rate(as_it_is), _left_bytes(), 0.0
+        for number, change in enumerate(changes):
+            # Each keeps its buffers to the end.
+            if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
-            before = self._pair(as_it_is, feed, before, factors[number])
+            feeds.append(Epochs(self._function, change.dataset))
+            before = self._pair(as_it_is, feeds[number], before, factors[number])
             yield self._summarize(changes, factors)
+            had, left = left, _left_bytes()
+            most = max(most, had - left)
         best = max(range(len(changes)), key=lambda each: _middle(factors[each]), default=None)
         for _ in range(MORE_ROUNDS):
             if best is None or _middle(factors[best]) < WORTH or not self._has_time(2):
@@ -78,7 +85,7 @@ class Trials:
     def _summarize(
         self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
     ) -> list[Tried]:
-        left = memory_left_bytes() or math.inf
+        left = _left_bytes()
         tried = []
         for change, measured in zip(changes, factors):
             if not measured:
@@ -96,13 +103,18 @@ class Trials:
                     gain=statistics.median(measured),
                     low=low,
                     high=high,
-                    fits_memory=change.kept_bytes <= MEMORY_FRACTION * left,
+                    fits_memory=change.kept_bytes < MEMORY_FRACTION * left,
                     edits=tuple(find_edits(self._dataset, change)),
                     kind=change.kind,
                     number=change.number,
                 )
             )
         return sorted(tried, key=lambda each: -each.gain)
+
+
+def _left_bytes() -> float:
+    left = memory_left_bytes()
+    return math.inf if left is None else left
 
 
 def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
@@ -149,7 +161,7 @@ def _middle(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-# The process ends without destroying an iterator: one over a repeated cache may wait for ever then.
+# The process ends without destroying an iterator: one over a repeated cache may wait forever then.
 _NEVER_DESTROYED: list[Epochs] = []
 
 
