@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tasks.identities import find_own_code
 from throughline.config.cli import command_cli
+from throughline.config.named_files import find_named_files
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
@@ -53,7 +54,8 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     single = {"processes": 1, "batch_multiple": "auto"}
     params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
     document = read_yaml(layout.root / PARAMS_FILE)
-    own, asked = find_own_code(document, layout.root), as_written(params, document)
+    named = [name for _, name in find_named_files(document) if (layout.root / name).is_file()]
+    own, asked = [*find_own_code(document, layout.root), *named], as_written(params, document)
     key = digest_question(asked, layout, budgets, own_files=own)
     folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
     if answer := read_answer(folder):

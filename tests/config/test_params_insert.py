@@ -60,3 +60,19 @@ def test_what_cannot_be_added_is_said_with_the_lines_to_add_by_hand(tmp_path, te
         insert_pipeline(path, "tuned", FOUND)
     assert write_yaml("tuned", FOUND) in str(refused.value)
     assert path.read_text() == text
+
+
+def test_a_class_whose_name_is_a_number_stays_a_name(tmp_path):
+    path, found = tmp_path / "params.yaml", {"read": "snapshot", "sampling": {"1": 2, "on": 3}}
+    path.write_text("pipelines:\n  naive: {read: shards}\n")
+    assert insert_pipeline(path, "tuned", found)
+    assert '{"1": 2, on: 3}' in write_yaml("tuned", found)
+    assert parse_yaml(path.read_text(), path.name)["pipelines"]["tuned"] == found
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "shared.yaml").write_text("pipelines:\n  naive: {read: shards}\n")
+    (tmp_path / "params.yaml").symlink_to("shared.yaml")
+    assert insert_pipeline(tmp_path / "params.yaml", "tuned", FOUND)
+    assert (tmp_path / "params.yaml").is_symlink()
+    assert "tuned" in (tmp_path / "shared.yaml").read_text()

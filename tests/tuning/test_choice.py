@@ -12,6 +12,7 @@ from throughline.tuning.choice import (
     find_break_even,
     is_compute_bound,
     keep_incumbent,
+    pick_survivors,
 )
 from throughline.tuning.needs import Need
 from throughline.tuning.race import Cost
@@ -105,6 +106,31 @@ def test_a_disturbed_race_is_undecided_and_says_why():
     assert compose_sentence(choice, one, FREE).startswith(
         "tuned: undecided: make took 50 % of the cores in 5 of 5 rounds; so far `stored`"
     )
+
+
+def test_ones_own_take_no_places_of_the_searched_ones():
+    own = {f"own {number}": [1000.0, 1001.0, 999.0, 1002.0, 998.0] for number in range(4)}
+    families = {
+        "a": [999.0, 1002.0, 998.0, 1001.0, 999.0],
+        "b": [998.0, 1001.0, 998.0, 1003.0, 998.0],
+        "c": [997.0, 1000.0, 998.0, 1003.0, 997.0],
+        "slow": [500.0] * 5,
+    }
+    one = race({**own, **families}, epochs=30)
+    kept = pick_survivors(one, list(one.names), list(families), most=2)
+    assert kept == [*own, "a", "b"]
+
+
+def test_less_than_two_percent_are_no_reason_to_change_anything():
+    one = race({"naive": [1000.0] * 5, "cached": [1010.0] * 5}, epochs=30)
+    assert chosen(one, own=("naive",)).outcome == "kept"
+    one = race({"naive": [1000.0] * 5, "cached": [1030.0] * 5}, epochs=30)
+    assert chosen(one, own=("naive",)).outcome == "found"
+
+
+def test_a_few_rounds_are_no_lead():
+    one = race({"naive": [1000.0] * 4, "cached": [2000.0] * 4}, epochs=30)
+    assert chosen(one, own=("naive",)).outcome == "kept"
 
 
 @pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (0.8, 1), (1.0, 2), (4.6, 6)])

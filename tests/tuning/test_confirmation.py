@@ -32,13 +32,17 @@ def entry_of(name: str) -> Entry:
 
 @pytest.mark.parametrize(
     ("new", "outcome"),
-    [([120.0, 110.0], "found"), ([120.0, 90.0], "kept"), ([80.0, 90.0], "kept")],
+    [
+        ([120.0, 110.0], "found"),
+        ([120.0, 90.0], "kept"),
+        ([80.0, 90.0], "kept"),
+        ([101.0, 102.0], "kept"),
+    ],
 )
 def test_a_small_lead_has_to_win_each_pair_of_runs(tmp_path, new, outcome):
     one, journal = race({"new": [120.0] * 5, "old": [100.0] * 5}), Journal(tmp_path)
-    for rates in zip(new, [100.0, 100.0], strict=True):
-        for name, rate in zip(("new", "old"), rates, strict=True):
-            journal.note_fit(name, rate)
+    for rate in new:
+        journal.note_fits("new against old", (rate, 100.0))
     confirmed = confirm(lead(one), one, journal, entry_of)
     assert confirmed.outcome == outcome
     assert confirmed.name == ("new" if outcome == "found" else "old")
@@ -46,7 +50,7 @@ def test_a_small_lead_has_to_win_each_pair_of_runs(tmp_path, new, outcome):
 
 
 def test_a_large_lead_needs_no_confirmation(tmp_path):
-    one = race({"new": [160.0] * 5, "old": [100.0] * 5})
+    one = race({"new": [210.0] * 5, "old": [100.0] * 5})
     assert confirm(lead(one), one, Journal(tmp_path), entry_of) == lead(one)
 
 
@@ -57,5 +61,6 @@ def test_what_is_proven_is_not_proven_again(tmp_path):
     entry = Entry(params=params, root=tmp_path, name="naive", config=params.pipelines["naive"])
     assert not prove(entry, journal), "there is no data"
     assert journal.pages.dropped["naive"].startswith("not proven: MissingInput")
+    assert Journal(tmp_path).pages.dropped == journal.pages.dropped, "for good"
     journal.note_proof("naive", "digest")
     assert prove(entry, journal)

@@ -122,6 +122,12 @@ def test_the_same_question_has_the_same_key(prepared):
     assert key(replace(params, batch_size=7)) != key()
     tuned = {**params.pipelines, "tuned": params.pipelines["snapshot"]}
     assert key(replace(params, pipelines=tuned)) == key(), "an answer does not change its question"
+    file = prepared.root / "vocabulary.txt"
+    file.write_text("a")
+    keys = {digest_question(params, prepared, budgets, own_files=[file.name])}
+    file.write_text("b")
+    keys.add(digest_question(params, prepared, budgets, own_files=[file.name]))
+    assert len(keys) == 2, "a file is its contents"
     alone = without_tuned(replace(params, pipelines={"tuned": params.pipelines["snapshot"]}))
     assert list(alone.pipelines) == ["naive"]
 
@@ -136,11 +142,13 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     for one in (calm, loud, calm):
         journal.add(one)
     journal.note_prices({"a": 5.0})
-    journal.note_fit("a", 7.0)
+    journal.note_fits("a against b", (7.0, 8.0))
     journal.note_proof("a", "digest")
+    journal.refute("d", "other examples")
+    assert journal.pages.dropped == {"b": "why", "d": "other examples"}
     again = Journal(tmp_path)
-    assert again.pages == journal.pages
-    assert again.pages.dropped == {"b": "why"}
+    assert again.pages.dropped == {"d": "other examples"}, "who was lost is tried again"
+    assert replace(again.pages, dropped=journal.pages.dropped) == journal.pages
     assert again.rounds_of("own", ["a"]) == 3
     assert again.rounds_of("own", ["a", "b"]) == again.rounds_of("final", ["a"]) == 0
     again.forget_disturbed()
@@ -157,3 +165,13 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
     with Pool(lambda name: (name, None), needs, Journal(tmp_path), 1e18) as pool:
         groups = list(pool.groups(["small", "huge", "other"], together_with=[]))
     assert groups == [["small"], ["huge"], ["other"]]
+
+
+def test_the_disk_that_the_snapshot_takes_is_there_for_it(prepared):
+    (prepared.root / "data" / "snapshot").unlink()
+    (prepared.root / "data" / "snapshot").mkdir()
+    taken = prepared.root / "data" / "snapshot" / "train"
+    with taken.open("wb") as file:
+        file.truncate(1 << 43)  # a hole takes no disk
+    assert find_limits(read_budgets(), prepared.root).disk_bytes > 1 << 43
+    assert find_limits(read_budgets(disk="1GiB"), prepared.root).disk_bytes == 1 << 30

@@ -15,6 +15,7 @@ from throughline.tuning.space import (
     OWN,
     RULES,
     Conditions,
+    find_neighbors,
     lay_out_space,
     pick_forms,
     read_stored,
@@ -95,6 +96,7 @@ def test_a_part_of_the_snapshot_is_raced_where_the_whole_does_not_fit():
     part = space(fitting=0.37).families["snapshot_part"]
     assert {each.config.snapshot.fraction for each in part} == {0.37}
     assert [each.config.read for each in part] == ["snapshot"] * 6
+    assert all(each.name.startswith("snapshot_part 37% ") for each in part), "another is another"
     for fitting in (0.0, 1.0):
         assert "snapshot_part" not in space(fitting=fitting).families
 
@@ -139,8 +141,31 @@ def test_all_sample_as_the_first_of_ones_own():
     assert read_stored(own, 0.5).snapshot.fraction == 0.5
 
 
-def test_prices_choose_among_forms_and_nothing_else():
+def calls(form):
+    config = form.config
+    return config.vectorize, config.map.parallel, config.postprocess_on
+
+
+def test_the_best_price_is_tried_first_and_then_what_differs_most():
     forms = space().families["stream"]
     priced = {forms[2].name: 90.0, forms[0].name: 80.0}
-    assert pick_forms(forms, priced, 3) == [forms[2], forms[0], forms[1]]
-    assert pick_forms(forms, {}, 2) == forms[:2], "their own order where there is no price"
+    picked = pick_forms(forms, priced, 4)
+    assert pick_forms(forms, priced, 1) == picked[:1] == [forms[2]]
+    assert pick_forms(forms, {}, 1) == forms[:1], "their own order where there is no price"
+    assert all(
+        one != other for one, other in zip(calls(picked[0]), calls(picked[1]), strict=True)
+    ), "in everything"
+    for each in zip(*map(calls, picked), strict=True):
+        assert len({*each}) > 1, "each way to call is tried in two ways at least"
+    assert sorted(form.name for form in pick_forms(forms, priced, 99)) == sorted(
+        form.name for form in forms
+    )
+
+
+def test_neighbors_differ_in_one_respect():
+    forms = space().families["stream"]
+    neighbors = find_neighbors(forms[0], forms)
+    assert len(neighbors) == 4, "vectorized or not, two other kinds of parallel calls, the place"
+    for each in neighbors:
+        pairs = zip(calls(forms[0]), calls(each), strict=True)
+        assert sum(one != other for one, other in pairs) == 1

@@ -29,7 +29,7 @@ def write_yaml(name: str, config: Mapping[str, Any], *, indent: int = 2) -> str:
 def _flow(value: Any) -> str:
     """A value in one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_flow, value)) + "]"
     return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
@@ -59,7 +59,7 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     expected = {**before, SECTION: {**before[SECTION], name: dict(config)}}
     if changed is None or parse_yaml(changed, path.name) != expected:
         raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as it is. {by_hand}")
-    with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
+    with atomic_file(path.resolve()) as temporary, temporary.open("w", newline="") as file:
         file.write(changed)
     return True
 

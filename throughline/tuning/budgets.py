@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from throughline.settings.base import Settings, json_word_or_count, word_or_count
 from throughline.shared.errors import InvalidBudget
+from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory
 
 AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
@@ -96,7 +97,8 @@ class Budgets(Settings):
         default=AUTO, description="of the training that is to be fast; auto: train.epochs"
     )
     time: Annotated[str, AfterValidator(_check_search_time)] = Field(
-        default="5min", description="of the search itself, at least 1min"
+        default="5min",
+        description="of racing, at least 1min; to prepare and to prove the winner comes on top",
     )
     allow: tuple[Allowance, ...] = Field(
         default=(),
@@ -137,15 +139,17 @@ class Limits:
 
 def find_limits(budgets: Budgets, folder: Path) -> Limits:
     """The budgets as numbers: memory capped by what the machine and its control groups leave, disk
-    by what is free where `folder` is.
+    by what is free in the project's `folder`, or taken there by the snapshot.
     """
 
     def capped(text: str, left: float) -> float:
         return left if text == AVAILABLE else min(parse_size(text), left)
 
+    snapshot = Layout(folder).snapshot.rglob("*")
+    taken = sum(file.stat().st_size for file in snapshot if file.is_file())
     return Limits(
         ram_bytes=capped(budgets.ram, available_memory()),
-        disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free),
+        disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free + taken),
         prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
     )
 

@@ -19,7 +19,9 @@ from throughline.tuning.space import CEILING, TUNED
 
 TIE = 1.05  # times as long as the fastest, up to which less memory counts more
 NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
-SURE = 1.5  # a lead from which on a race needs no confirmation
+SURE = 2.0  # a lead from which on a race needs no confirmation
+LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
+MIN_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
 
 
@@ -50,7 +52,7 @@ def choose(
     """Choose among `rivals`, which all have raced, and of which some are one's `own`."""
     baseline = find_baseline(own)
     incumbent = race.fastest(own)
-    ahead = [name for name in rivals if name not in own and race.ratio(name, incumbent).faster]
+    ahead = [name for name in rivals if name not in own and _is_ahead(race.ratio(name, incumbent))]
     name, new = incumbent, bool(ahead)
     if new:
         fastest = race.fastest([incumbent, *ahead])
@@ -76,6 +78,17 @@ def choose(
         pays_from=find_break_even(race, name, baseline),
         reason=disturbed or "",
     )
+
+
+def pick_survivors(
+    race: Race, rivals: Sequence[str], searched: Sequence[str], *, most: int
+) -> list[str]:
+    """Who of the rivals may be the fastest: at most so many of the searched ones, whatever others
+    there are.
+    """
+    left = race.survivors(rivals, most=len(rivals))
+    best = race.survivors([name for name in searched if name in left], most=most)
+    return [name for name in left if name not in searched or name in best]
 
 
 def find_baseline(own: Sequence[str]) -> str:
@@ -120,6 +133,10 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
         ),
         None,
     )
+
+
+def _is_ahead(lead: Ratio) -> bool:
+    return lead.faster and lead.rounds >= MIN_ROUNDS and lead.median <= 1 / LEAST_GAIN
 
 
 def _is_tied(gap: Ratio) -> bool:

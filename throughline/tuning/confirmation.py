@@ -8,13 +8,13 @@ import statistics
 from collections.abc import Callable
 
 from throughline.shared.progress import echo
-from throughline.tuning.choice import SURE, Choice, keep_incumbent
+from throughline.tuning.choice import LEAST_GAIN, SURE, Choice, keep_incumbent
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry
 from throughline.tuning.journal import Journal
 from throughline.tuning.race import Race
 
-FIT_S, FIT_RUNS = 4.0, 2  # how long epochs, and how many runs, confirm a small lead
+FIT_S, FIT_RUNS = 4.0, 2  # how long epochs, and how many pairs of runs, confirm a small lead
 PROOF_S = 24 * 3600.0  # reads every example twice
 
 
@@ -26,19 +26,21 @@ def confirm(
     """
     if choice.outcome != "found" or 1 / choice.to_incumbent.median >= SURE:
         return choice
-    names = [choice.name, choice.incumbent]
-    echo(f"confirming by fit in fresh processes: {names[0]} against {names[1]}")
-    fits = journal.pages.fits
+    one, other = names = choice.name, choice.incumbent
+    pair = f"{one} against {other}"
+    echo(f"confirming by fit in fresh processes: {pair}")
     try:
-        for number in range(FIT_RUNS):
-            for name in names if number % 2 == 0 else reversed(names):
-                if len(fits.get(name, [])) <= number:
-                    journal.note_fit(name, _fit(entry_of(name), race.rate(name), journal))
+        for number in range(len(journal.pages.fits.get(pair, [])), FIT_RUNS):
+            order = names if number % 2 == 0 else (other, one)
+            rates = {name: _fit(entry_of(name), race.rate(name), journal) for name in order}
+            journal.note_fits(pair, (rates[one], rates[other]))
     except ContestantLost as lost:
         return keep_incumbent(choice, race, f"fit in a fresh process failed: {lost}")
-    totals = [[race.total_s(name, rate) for rate in fits[name][:FIT_RUNS]] for name in names]
-    ratios = [one / other for one, other in zip(*totals, strict=True)]
-    if max(ratios) < 1:
+    ratios = [
+        race.total_s(one, rates[0]) / race.total_s(other, rates[1])
+        for rates in journal.pages.fits[pair][:FIT_RUNS]
+    ]
+    if max(ratios) < 1 and statistics.median(ratios) <= 1 / LEAST_GAIN:
         return choice
     times = f"{statistics.median(ratios):.2f} times as long"
     return keep_incumbent(choice, race, f"by fit in fresh processes it takes {times}")
@@ -58,7 +60,7 @@ def prove(entry: Entry, journal: Journal) -> bool:
     try:
         digest = do_once("prove", entry, log=journal.folder / "prove.log", timeout_s=PROOF_S)
     except ContestantLost as lost:
-        journal.drop(entry.name, f"not proven: {lost}")
+        journal.refute(entry.name, f"not proven: {lost}")
         return False
     journal.note_proof(entry.name, digest)
     return True

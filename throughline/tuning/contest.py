@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches, wait_for_loss
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
@@ -39,20 +41,35 @@ MANY_EPOCHS = 1_000_000
 
 
 class Training:
-    """Trains through a configuration, turn by turn. A cache is filled first, by a sample: how long
-    an epoch takes follows from its rate.
+    """Trains through a configuration, turn by turn. A cache holds a sample: how long an epoch takes
+    follows from its rate.
     """
 
     def __init__(self, entry: Entry) -> None:
         self._service = ExitStack()
         address = self._service.enter_context(open_input_service(entry.config))
-        pipeline, self._step, share = _open(entry, address=address)
+        pipeline, self._step, self._sample = _open(entry, address=address)
         self._pipeline = pipeline
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
         self._left = 0
-        fill_s = _time_fill(pipeline, self._batches) / share if pipeline.plan.caches else 0.0
-        self.opened = Opened(fill_s=fill_s, cached_share=share)
-        _warm_up(self._advance)
+        self.opened = Opened(has_cache=bool(pipeline.plan.caches), cached_share=self._sample.of_all)
+        if not self.opened.has_cache:
+            _warm_up(self._advance)
+
+    def fill(self) -> float:
+        """Train through the first epoch, in which a cache is filled; returns what that takes of all
+        examples [s].
+        """
+        done, logs = self._advance()  # in which the graph is traced
+        wait_for_loss(logs)
+        before = done * self._pipeline.examples_per_step + _count_buffered(self._pipeline)
+        started_at = time.perf_counter()
+        while done < self._sample.steps:
+            more, logs = self._advance()
+            done += more
+        wait_for_loss(logs)
+        timed = max(0.5, 1 - before / self._pipeline.examples)
+        return (time.perf_counter() - started_at) / timed / self._sample.of_training
 
     def turn(self) -> Turn:
         """Train for a moment, from the state in which the last turn has left all buffers."""
@@ -110,7 +127,8 @@ class Fit:
             clock = _EpochClock()
             batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
             if pipeline.plan.caches:  # a cache serves when it is full
-                _time_fill(pipeline, batches)
+                for _ in itertools.islice(batches, pipeline.steps_per_epoch):
+                    pass
             fit(
                 step,
                 batches,
@@ -144,12 +162,21 @@ class _Report:
         self.opened = function(*arguments)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """The share of the examples that there are for an entry, of training and of all splits, and
+    the steps of their epoch.
+    """
+
+    of_training: float
+    of_all: float
+    steps: int
+
+
 def _open(
     entry: Entry, *, address: str = "", gathers: bool = True
-) -> tuple[InputPipeline, StepFunction, float]:
-    """The input pipeline and the train step of an entry, and the share of the examples that there
-    are for it.
-    """
+) -> tuple[InputPipeline, StepFunction, _Sample]:
+    """The input pipeline and the train step of an entry, and what sample it reads."""
     for gpu in tf.config.list_physical_devices("GPU"):  # which contestants share
         tf.config.experimental.set_memory_growth(gpu, True)
     params = _only(entry)
@@ -163,7 +190,14 @@ def _open(
     step = StepFunction(
         make_step_model(models, params.train, Feed.of(pipeline, params.train, gathers=gathers))
     )
-    return pipeline, step, given.shards.examples("train") / data.shards.examples("train")
+    share = given.shards.examples("train") / data.shards.examples("train")
+    steps = pipeline.steps_per_epoch
+    if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
+        whole = open_input_pipeline(params, entry.name, data, split="train", purpose="train")
+        steps = min(steps, math.ceil(share * whole.steps_per_epoch))
+    total = sum(map(data.shards.examples, data.shards.splits))
+    of_all = given.shards.examples("train") / total
+    return pipeline, step, _Sample(of_training=share, of_all=of_all, steps=steps)
 
 
 def _only(entry: Entry) -> Params:
@@ -185,11 +219,13 @@ def sample_shards(data: PreparedData) -> PreparedData:
     return replace(data, shards=replace(data.shards, shards=shards))
 
 
-def _time_fill(pipeline: InputPipeline, batches: Iterator[Any]) -> float:
-    started_at = time.perf_counter()
-    for _ in itertools.islice(batches, pipeline.steps_per_epoch):
-        pass
-    return time.perf_counter() - started_at
+def _count_buffered(pipeline: InputPipeline) -> int:
+    """Examples that have passed a cache when the first batch comes out of a shuffle's buffer."""
+    return sum(
+        shuffle_buffer_size(step.size, examples=pipeline.examples)
+        for step in pipeline.plan.steps
+        if isinstance(step, Shuffle)
+    )
 
 
 def _warm_up(advance: Callable[[], tuple[int, Any]]) -> None:

@@ -58,7 +58,7 @@ class Contestant:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.kill()  # reaches one that is stopped, too
+        self.kill()
         self._process.join(END_S)
         self._pipe.close()
 
@@ -90,6 +90,10 @@ class Contestant:
         answer = self._receive(timeout_s)
         self.stop()
         return answer
+
+    def kill(self) -> None:
+        """End it at once, also while it stands still."""
+        self._process.kill()
 
     def stop(self) -> None:
         """Let none of its threads run until it is asked again."""

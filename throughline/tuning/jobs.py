@@ -38,11 +38,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a contestant says when it is ready: how long its first epoch fills a cache [s], of all
-    examples, 0 without one; and the share of the examples that the cache holds here.
+    """What a contestant says when it is ready: whether it has a cache, which is to be filled before
+    it races, and the share of the examples of all splits that this will hold here.
     """
 
-    fill_s: float = 0.0
+    has_cache: bool = False
     cached_share: float = 1.0
 
 

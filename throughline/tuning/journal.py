@@ -30,15 +30,17 @@ class Entrance:
 @dataclass(kw_only=True)
 class Pages:
     """The journal as a value: entrances, why contestants were dropped, and predicted rates by name;
-    rounds in their order; rates by `fit` in fresh processes; and whose examples are proven.
+    rounds in their order; pairs of rates by `fit` in fresh processes, by who has met whom; whose
+    examples are proven, and whose are not, and why.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, float] | None = None
     rounds: list[Round] = field(default_factory=list)
-    fits: dict[str, list[float]] = field(default_factory=dict)
+    fits: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     proven: dict[str, str] = field(default_factory=dict)
+    refuted: dict[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -49,6 +51,8 @@ class Journal:
         self.pages = Pages()
         with suppress(OSError, ValueError, TypeError):  # none, or one of another form
             self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
+            # Who was lost, or took too much of what there was then, is tried again.
+            self.pages.dropped = dict(self.pages.refuted)
 
     def save(self) -> None:
         """Write all pages, atomically."""
@@ -75,15 +79,20 @@ class Journal:
         self.pages.predicted = predicted
         self.save()
 
-    def note_fit(self, name: str, rate: float) -> None:
-        """A training by `fit` has ended."""
-        self.pages.fits.setdefault(name, []).append(rate)
+    def note_fits(self, pair: str, rates: tuple[float, float]) -> None:
+        """Two trainings by `fit`, one after the other, have ended."""
+        self.pages.fits.setdefault(pair, []).append(rates)
         self.save()
 
     def note_proof(self, name: str, digest: str) -> None:
         """The examples of a configuration are proven to be the snapshot's."""
         self.pages.proven[name] = digest
         self.save()
+
+    def refute(self, name: str, reason: str) -> None:
+        """The examples of a configuration are not the snapshot's: it is out for good."""
+        self.pages.refuted[name] = reason
+        self.drop(name, reason)
 
     def forget_disturbed(self) -> None:
         """Let the rounds in which other programs were at work be raced again."""

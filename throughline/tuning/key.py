@@ -15,10 +15,12 @@ import psutil
 
 from throughline.config.params import Params
 from throughline.data.shards.index import read_shard_index
+from throughline.measurement.gpus import cuda_uuids
 from throughline.settings import PipelineConfig
 from throughline.shared.code_identity import code_digest
 from throughline.shared.files import digest_file, digest_json
 from throughline.shared.layout import Layout
+from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import ROOTS, SUPPORTING
 from throughline.tuning.budgets import AUTO, Budgets
@@ -48,7 +50,7 @@ def digest_question(
     params: Params, layout: Layout, budgets: Budgets, *, own_files: Sequence[str]
 ) -> str:
     """The key of a question, by which its answer is found again; `own_files` are those of one's own
-    model and ops, below the layout's root.
+    model and ops, and of tokenizers and weights, by their paths from the layout's root.
 
     Raises:
       MissingInput: the data is not prepared.
@@ -58,7 +60,9 @@ def digest_question(
     program = code_digest(
         "tasks.tune", "throughline.tuning.contest", roots=ROOTS, without=SUPPORTING
     )
-    machine = [platform.node(), usable_cores(), psutil.virtual_memory().total]
+    memory = psutil.virtual_memory().total
+    machine = [platform.node(), usable_cores(), memory, *sorted(cuda_uuids() or ())]
     own = {file: digest_file(layout.root / file) for file in own_files}
-    about = [index.digest, values, budgets.model_dump(), machine, program, own]
+    libraries = installed_versions(LIBRARIES["train"])
+    about = [index.digest, values, budgets.model_dump(), machine, program, libraries, own]
     return digest_json(about)[:16]

@@ -12,7 +12,8 @@ from typing import Any
 
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.shared.limits import available_memory, usable_cores
-from throughline.tuning.contestant import Contestant, ContestantLost
+from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
+from throughline.tuning.jobs import Opened
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need, format_bytes
 from throughline.tuning.race import Cost, Round
@@ -50,6 +51,8 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for contestant, _ in self._open.values():  # at once, whatever interrupts this
+            contestant.kill()
         for name in list(self._open):
             self.end(name)
 
@@ -92,8 +95,9 @@ class Pool:
                 stack, log = ExitStack(), self._journal.folder / f"{_file_name(name)}.log"
                 contestant = stack.enter_context(Contestant(job, (argument,), log=log))
                 self._open[name] = contestant, stack
-            for name in batch:
-                self._admit(name)
+            opened = {name: each for name in batch if (each := self._wait_for(name))}
+            for name, each in opened.items():  # caches are filled one after another
+                self._admit(name, each)
 
     def end(self, name: str) -> None:
         """End a contestant, if it is open."""
@@ -116,21 +120,31 @@ class Pool:
             self._watch(name)
         return Round(heat=heat, rates=rates, others_pct=others.cpu_pct, busiest=others.busiest)
 
-    def _admit(self, name: str) -> None:
-        """Wait until a contestant is open; note what its training costs besides its epochs."""
+    def _wait_for(self, name: str) -> Opened | None:
+        """Wait until a contestant is open, and let it stand still; None for one that is lost."""
         contestant, _ = self._open[name]
         try:
-            opened = contestant.wait_until_open()
+            opened: Opened = contestant.wait_until_open()
+        except ContestantLost as lost:
+            self._drop(name, str(lost))
+            return None
+        contestant.stop()
+        return opened
+
+    def _admit(self, name: str, opened: Opened) -> None:
+        """Let a contestant fill its cache; note what its training costs besides its epochs."""
+        contestant, _ = self._open[name]
+        try:
+            fill_s = contestant.ask("fill", timeout_s=OPENING_S) if opened.has_cache else 0.0
         except ContestantLost as lost:
             self._drop(name, str(lost))
             return
-        contestant.stop()
         need = self._needs[name]
         kept = need.ram_bytes - self._needs[CEILING].ram_bytes
         full = contestant.memory_bytes() + (1 - opened.cached_share) * max(0.0, kept)
         self._journal.enter(
             name,
-            Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=opened.fill_s), ram_bytes=full),
+            Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=fill_s), ram_bytes=full),
         )
         self._watch(name)
 

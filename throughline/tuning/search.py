@@ -1,9 +1,9 @@
 """The search for the configuration through which a training takes least time, within budgets.
 
 Heat by heat: one's own configurations, the rules of thumb and the model alone; then one form of
-each family, that of the best price; then more forms of the best families; then a final. After each
-heat those leave that the fastest certainly beats. What is measured is journaled, so an interrupted
-search goes on. Imports no TensorFlow.
+each family, that of the best price; then more forms of the best families, and those next to the
+fastest; then a final. After each heat those leave that the fastest certainly beats. What is
+measured is journaled, so an interrupted search goes on. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from throughline.tuning.choice import (
     choose,
     find_baseline,
     is_compute_bound,
+    pick_survivors,
 )
 from throughline.tuning.confirmation import confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
@@ -33,9 +34,17 @@ from throughline.tuning.journal import Journal
 from throughline.tuning.needs import Need, find_excess
 from throughline.tuning.pool import Pool
 from throughline.tuning.race import MIN_ROUNDS, Race
-from throughline.tuning.space import CEILING, OWN, RULES, Candidate, pick_forms, read_stored
+from throughline.tuning.space import (
+    CEILING,
+    OWN,
+    RULES,
+    Candidate,
+    find_neighbors,
+    pick_forms,
+    read_stored,
+)
 
-ROUNDS, FINAL_ROUNDS, FINAL = 5, 15, "final"
+ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
@@ -138,8 +147,16 @@ class Search:
 
     def _race_heats(self, pool: Pool) -> None:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
-        standing = [CEILING, *given]
-        self._heat(pool, "own", standing)
+        standing = [CEILING, *given[:1]]
+        groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
+        for number, group in enumerate(groups):
+            if number:  # memory has no room for all at once
+                standing = self._keep(pool, standing, most=MOST_FAMILIES)
+            standing += group
+            self._heat(pool, OWN_HEAT, standing)
+        if CEILING not in self.race.names:
+            why = self.journal.pages.dropped.get(CEILING, "it has not raced")
+            raise Untunable(f"the model alone could not be trained: {why}")
         if self._is_compute_bound():
             return
         self._predict(pool)
@@ -158,10 +175,26 @@ class Search:
             for form in self._pick(families[family], FORMS_EACH)
             if form not in first
         ]
-        for group in pool.groups(forms, together_with=standing):
-            self._heat(pool, "forms", [*standing, *group])
-            standing = self._keep(pool, [*standing, *group], most=MOST_FINALISTS)
+        standing = self._race_forms(pool, "forms", forms, standing)
+        standing = self._race_forms(pool, "neighbors", self._find_neighbors(standing), standing)
         self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
+
+    def _race_forms(
+        self, pool: Pool, heat: str, forms: Sequence[str], standing: list[str]
+    ) -> list[str]:
+        for group in pool.groups(forms, together_with=standing):
+            self._heat(pool, heat, [*standing, *group])
+            standing = self._keep(pool, [*standing, *group], most=MOST_FINALISTS)
+        return standing
+
+    def _find_neighbors(self, standing: Sequence[str]) -> list[str]:
+        """Forms next to the fastest of the searched ones, that have not raced yet."""
+        searched = [name for name in standing if name in self.rivals and self._is_searched(name)]
+        if not searched:
+            return []
+        leader = self._candidates[self.race.fastest(searched)]
+        forms = find_neighbors(leader, self._families[leader.family])
+        return [form.name for form in forms if form.name not in self.race.names]
 
     def _is_compute_bound(self) -> bool:
         """Whether there is nothing to search for, since input is a negligible part of a step."""
@@ -189,19 +222,20 @@ class Search:
     def _own(self) -> list[str]:
         return [name for name in self.rivals if self._candidates[name].family == OWN]
 
+    def _is_searched(self, name: str) -> bool:
+        return self._candidates[name].family not in (OWN, RULES)
+
     def _pick(self, forms: Sequence[Candidate], count: int) -> list[str]:
         predicted = self.journal.pages.predicted or {}
         return [form.name for form in pick_forms(forms, predicted, count)]
 
     def _keep(self, pool: Pool, names: Sequence[str], *, most: int) -> list[str]:
-        """Who goes on: those that may be the fastest, and what they are compared with to the end;
-        the others end.
+        """Who goes on: those that may be the fastest, at most so many of the searched ones, and
+        what they are compared with to the end; the others end.
         """
-        rivals = self.rivals
-        kept = {
-            CEILING,
-            *self.race.survivors([name for name in names if name in rivals], most=most),
-        }
+        left = [name for name in names if name in self.rivals]
+        searched = [name for name in left if self._is_searched(name)]
+        kept = {CEILING, *pick_survivors(self.race, left, searched, most=most)}
         if own := self._own:
             kept |= {find_baseline(own), *self.race.survivors(own, most=MOST_OWN)}
         for name in pool.names:
@@ -215,7 +249,7 @@ class Search:
         """
         names = [name for name in names if name not in self.journal.pages.dropped]
         done = self.journal.rounds_of(heat, names)
-        if done >= rounds or (time.monotonic() > self._racing_until and heat != "own"):
+        if done >= rounds or (time.monotonic() > self._racing_until and heat != OWN_HEAT):
             return
         echo(f"heat {heat}: {', '.join(names)}")
         pool.open(names)
@@ -256,10 +290,15 @@ class Search:
         self.journal.note_prices(predicted)
 
     def _choose(self) -> Choice:
+        """The choice among those that have raced. What it is compared with is of one's own, as far
+        as it went on to the last round; where none fits, the slowest.
+        """
+        last = self.race.rounds[-1].rates
+        own = [name for name in self._own if name in last] or self._own
         return choose(
             self.race,
             self.rivals,
-            self._own or self.rivals[:1],
+            own or [max(self.rivals, key=self.race.seconds)],
             needs=self.measured_needs,
             configs={name: each.config for name, each in self._candidates.items()},
         )

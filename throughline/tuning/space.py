@@ -117,9 +117,11 @@ def lay_out_space(
         else:
             candidates.append(planned)
     for family, values in _families(spec, conditions):
+        part = values.get("snapshot", {}).get("fraction", 1)
+        stem = family if part == 1 else f"{family} {part:.0%}"
         forms = [
             _plan(
-                f"{family}{suffix}",
+                f"{stem}{suffix}",
                 family,
                 PipelineConfig(**{**values, **form, **same}),
                 spec,
@@ -240,7 +242,30 @@ def _forms(
 def pick_forms(
     forms: Sequence[Candidate], predicted: Mapping[str, float], count: int
 ) -> list[Candidate]:
-    """The `count` forms of a family with the highest `predicted` rates; in their own order where
-    prices say nothing.
+    """Forms of a family, at most `count`: first the one with the highest `predicted` rate, or the
+    first of all where prices say nothing; then always the one that differs most from those that
+    are picked, since prices of forms are less exact than forms differ.
     """
-    return sorted(forms, key=lambda form: -predicted.get(form.name, 0.0))[:count]
+    left = sorted(forms, key=lambda form: -predicted.get(form.name, 0.0))
+    picked: list[Candidate] = []
+    while left and len(picked) < count:
+        picked.append(
+            max(left, key=lambda form: min((_differ(form, one) for one in picked), default=0))
+        )
+        left.remove(picked[-1])
+    return picked
+
+
+def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
+    """Those of the forms of its family that call the work otherwise in one respect alone."""
+    return [one for one in forms if _differ(form, one) == 1]
+
+
+def _differ(one: Candidate, other: Candidate) -> int:
+    """In how many respects two forms call the same work otherwise."""
+    return sum(mine != yours for mine, yours in zip(_calls(one), _calls(other), strict=True))
+
+
+def _calls(form: Candidate) -> tuple[object, ...]:
+    config = form.config
+    return config.vectorize, config.map.parallel, config.postprocess_on, config.deterministic

@@ -31,6 +31,8 @@ from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.plan import Plan
+from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
@@ -64,7 +66,7 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
     needs = {
         each.name: Need(
             ram_bytes=process_bytes + kept.of(each, "memory"),
-            disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, data, snapshot),
+            disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, snapshot),
             prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
         )
         for each in space.candidates
@@ -80,7 +82,7 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
 
 
 class _KeptBytes:
-    """What candidates keep of the training split, estimated once for all that keep the same."""
+    """What candidates keep, held-out splits included, estimated once for all that keep the same."""
 
     def __init__(self, data: PreparedData) -> None:
         self._data = data
@@ -88,10 +90,31 @@ class _KeptBytes:
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
         """Bytes that a candidate keeps, in memory or on disk."""
-        key = (where, candidate.config.read, candidate.config.cache)
+        key = (where, candidate.config.read, candidate.config.cache, candidate.config.shuffle)
         if key not in self._known:
-            self._known[key] = estimate_kept_bytes(candidate.plan, self._data, "train", where=where)
+            self._known[key] = sum(
+                estimate_kept_bytes(candidate.plan, self._data, split, where=where)
+                for split in self._data.shards.splits
+            )
+            if where == "memory":
+                self._known[key] += self._buffered(candidate.plan)
         return self._known[key]
+
+    def _buffered(self, plan: Plan) -> float:
+        """Bytes of what has passed a cache and is shuffled: this epoch's buffer and the next one's.
+        Buffers of a stream need no estimate, since a contestant has them as large as a training.
+        """
+        examples = self._data.shards.examples("train")
+        cached = sum(
+            estimate_kept_bytes(plan, self._data, "train", where=each)
+            for each in ("memory", "disk")
+        )
+        mixed = sum(
+            shuffle_buffer_size(step.size, examples=examples)
+            for step in plan.steps
+            if isinstance(step, Shuffle) and plan.caches
+        )
+        return 2 * mixed / examples * cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +149,9 @@ class SnapshotBytes:
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
 
 
-def _prepared_bytes(config: PipelineConfig, data: PreparedData, snapshot: SnapshotBytes) -> float:
+def _prepared_bytes(config: PipelineConfig, snapshot: SnapshotBytes) -> float:
     """Bytes that preparation writes for a configuration besides the shards."""
-    if config.read == "snapshot":
-        return snapshot.at(config.snapshot.fraction)
-    if config.read == "gzip_shards":
-        return sum(each.bytes for each in data.shards.shards if each.compression == "gzip")
-    return 0.0
+    return snapshot.at(config.snapshot.fraction) if config.read == "snapshot" else 0.0
 
 
 def _read_snapshot_seconds(root: Path) -> float:
