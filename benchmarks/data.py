@@ -196,7 +196,7 @@ def _variable_sizes(
 
 
 def fashion_mnist(work: Path) -> Workload:
-    """28×28 grey images as records of raw pixels, batches of 256."""
+    """28×28 gray images as records of raw pixels, batches of 256."""
     source = work / "raw-fashion-mnist"
     fetch_fashion_mnist(source)
     pipelines = presets("images")
@@ -233,7 +233,7 @@ def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
     """Ingest, shard and snapshot the data of a document, unless that is done already."""
-    document = {"shard": {"compression": "both"}, "postprocess": ["rescale"], **document}
+    document = {"postprocess": ["rescale"], **document}
     params = check(document)
     layout = Layout(work / name)
     if not (layout.snapshot / "index.json").exists():

@@ -60,12 +60,6 @@ FASHION_MNIST = (
         model=LARGE,
     ),
     Case(
-        name="compressed shards",
-        config={"read": "gzip_shards", "vectorize": True, "prefetch": 2},
-        mended_by=("compressed_reads", "repeated_work"),
-        model=SMALL,
-    ),
-    Case(
         name="single examples behind a cache",
         config={"read": "shards", "cache": {"where": "memory"}, "prefetch": 2},
         mended_by=("costly_calls",),

@@ -171,7 +171,7 @@ def sleeping_cases() -> list[Sleeping]:
 
 
 def sleeping_workload(work: Path) -> data.Workload:
-    """Small grey images; the input's time is all sleep."""
+    """Small gray images; the input's time is all sleep."""
     work.mkdir(parents=True, exist_ok=True)
     file = work / "sleeping.npz"
     if not file.exists():

@@ -284,7 +284,7 @@ def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
     typer.echo(
         f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison,"
-        " prepare-data"
+        " tuning, prepare-data"
     )
     typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
     if is_telemetry_off():

@@ -36,7 +36,7 @@ def configurations(kept: str) -> str:
             "",
         ]
         if section is None:
-            lines += [*_wrap(f"{field.description} Default: `{_default(field)}`."), ""]
+            lines += [*_wrap(f"{field.description}. Default: `{_default(field)}`."), ""]
             continue
         lines += [
             *_wrap(" ".join((section.__doc__ or "").split())),

@@ -60,15 +60,17 @@ def main() -> None:
         output_shape((*params.preprocess, *params.augment), shards.schema)
         store = open_store(params.storage.url) if params.storage.url else None
         scratch = Scratch()
-        earlier = open_earlier("snapshot", layout.root, scratch)
-        known = _read_cost(earlier) if earlier and store is None else None
-        earlier = earlier if known else None
+        # What is in a bucket is not on DVC's disk.
+        earlier = None if store else open_earlier("snapshot", layout.root, scratch)
+        known = _read_cost(earlier) if earlier else None
         started_at = time.perf_counter()
         with use_engine(**params.engine.model_dump()):
             written = write_snapshot(
                 shards,
                 layout.shards,
-                Destination(folder=layout.snapshot, store=store, earlier=earlier),
+                Destination(
+                    folder=layout.snapshot, store=store, earlier=earlier if known else None
+                ),
                 preprocess=params.preprocess,
                 settings=params.snapshot,
                 names=lambda: _names(layout.manifest),
@@ -78,7 +80,7 @@ def main() -> None:
         if known and written.copied:  # a fresh one would take as long as then
             seconds = examples / known.examples_per_s
         size = sum(map(index.bytes, index.splits))
-        read = sum(shard.bytes for split in shards.splits for shard in shards.for_split(split))
+        read = sum(shard.bytes for shard in shards.shards)
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
         copied = f", {written.copied:,} of them copied" if written.copied else ""

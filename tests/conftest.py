@@ -64,7 +64,7 @@ def photo_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def array_file(tmp_path_factory) -> Path:
-    """200 grey images of 12×10 in four classes."""
+    """200 gray images of 12×10 in four classes."""
     draw = np.random.default_rng(7)
     path = tmp_path_factory.mktemp("arrays") / "data.npz"
     np.savez(path, x=draw.integers(0, 256, (200, 12, 10), np.uint8), y=np.arange(200) % 4)
@@ -96,11 +96,7 @@ def arrays(array_settings, tmp_path_factory) -> Path:
 def prepared(settings: DataSettings, folder: Path) -> Path:
     manifest = ingest(settings, folder / "manifest")
     manifest = replace(manifest, folder=folder / "manifest")
-    shard(
-        manifest,
-        folder / "shards",
-        settings=ShardSettings(min_shards=3, writers=2, compression="both"),
-    )
+    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
     return folder
 
 

@@ -50,7 +50,7 @@ TEXT = replace(
 PHOTO_COSTS = Costs(
     call_us=20,
     stack_us=5,
-    read_us={"shards": 10, "gzip_shards": 300, "files": 30, "snapshot": 8},
+    read_us={"shards": 10, "files": 30, "snapshot": 8},
     ops={
         "parse": OpCost(example_us=5, batch_us=1),
         "decode": OpCost(example_us=900, batch_us=None),
@@ -62,7 +62,7 @@ PHOTO_COSTS = Costs(
 TINY_COSTS = Costs(
     call_us=20,
     stack_us=0.3,
-    read_us={"shards": 1, "gzip_shards": 40, "snapshot": 0.5},
+    read_us={"shards": 1, "snapshot": 0.5},
     ops={
         name: OpCost(example_us=1, batch_us=0.5) for name in ("parse", "decode", "flip", "rescale")
     },

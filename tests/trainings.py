@@ -47,7 +47,6 @@ def params_of(*overrides, overlay=None):
     document = {
         **copy.deepcopy(SMALL),
         "batch_size": 25,
-        "shard": {"compression": "both"},
         "pipelines": presets,
     }
     document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}

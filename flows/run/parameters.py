@@ -133,7 +133,10 @@ class Changes(BaseModel):
         default=_OWN_NUMBERS["batch_size"], ge=1, le=1_000_000, description="examples per step"
     )
     learning_rate: float = Field(
-        default=_OWN_NUMBERS["learning_rate"], gt=0, le=10, description="initial rate of Adam"
+        default=_OWN_NUMBERS["learning_rate"],
+        gt=0,
+        le=10,
+        description="highest rate of the optimizer",
     )
     overrides: list[Annotated[str, Field(pattern=OVERRIDE.pattern)]] = Field(
         default=[],

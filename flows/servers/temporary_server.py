@@ -1,7 +1,7 @@
 """A Prefect server for one command where none is configured; it ends with the command, however that
 ends.
 
-The one that Prefect starts by itself stays for ever when the command is killed. This one is the
+The one that Prefect starts by itself stays forever when the command is killed. This one is the
 same, below our supervisors.
 """
 

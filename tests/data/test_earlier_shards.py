@@ -116,8 +116,8 @@ def test_shards_of_another_compression_or_schema_are_not_taken(data):
     assert data.write(manifest, packed) == data.names()
     features = [replace(each, name=f"my_{each.name}") for each in manifest.schema.features]
     renamed = replace(manifest.schema, features=tuple(features))
-    assert find_earlier_shards(data.earlier, manifest.schema)
-    assert not find_earlier_shards(data.earlier, renamed)
+    assert find_earlier_shards(data.earlier, manifest.schema, "none")
+    assert not find_earlier_shards(data.earlier, renamed, "none")
 
 
 def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path):

@@ -35,7 +35,7 @@ def shards_of(data_settings, folder):
 def contents(folder, split):
     """Label and stored bytes of the examples of a split in the order of the shards."""
     found = []
-    for part in read_shard_index(folder / "shards").for_split(split, "none"):
+    for part in read_shard_index(folder / "shards").for_split(split):
         for record in read_records(folder / "shards" / part.name, compression="none"):
             features = parse_features(record)
             ((start, stop),) = bytes_places(record, features["image"])

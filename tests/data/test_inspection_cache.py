@@ -337,7 +337,7 @@ def test_the_manifest_is_that_of_reading_everything_byte_for_byte(photos, capsys
 
     changes = [
         lambda: None,
-        lambda: photos.add("a/grey.png", 200, mode="L"),
+        lambda: photos.add("a/gray.png", 200, mode="L"),
         lambda: photos.add("c/clear.png", 201, mode="RGBA"),  # converted
         lambda: photos.add("c/x.webp", 202),  # converted
         lambda: (photos.root / "b" / "cut.jpg").write_bytes(b"\xff\xd8 cut"),  # rejected

@@ -11,6 +11,7 @@ import pytest
 from facts import (
     BATCH,
     COPYING,
+    PHOTO_COSTS,
     TEXT,
     TINY,
     TINY_COSTS,
@@ -53,11 +54,6 @@ FIRST = [
     ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
     ("repeated_work", WELL, {"model_ms": 2.0}),
     (
-        "compressed_reads",
-        {**WELL, "read": "gzip_shards", "vectorize": True},
-        {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4},
-    ),
-    (
         "sequential_map",
         {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2},
         {"model_ms": 1.5},
@@ -89,7 +85,11 @@ ELSEWHERE = {"address": "grpc://input.example.org:5050"}
 HOLDS = [
     ("decode_bound", WELL, {}),
     ("no_cache", WELL, {}),
-    ("sequential_read", {**WELL, "interleave": None, "read": "gzip_shards"}, {}),
+    (
+        "sequential_read",
+        {**WELL, "interleave": None},
+        {"costs": replace(PHOTO_COSTS, read_us={"shards": 300, "snapshot": 8})},
+    ),
     ("copy_to_device", WELL, {"breakdown": COPYING}),
     ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
     ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),

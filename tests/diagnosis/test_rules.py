@@ -56,9 +56,6 @@ LIMITS = [
      "64 calls per step, take 8 µs each, 0.50 ms, before any work of the ops (0.26 ms)"),
     (parallelism, "sequential_read", {}, reads(shards=7.8), reads(shards=7.82),
      "reading takes 0.50 ms of a step"),
-    (repetition, "compressed_reads", {"read": "gzip_shards"},
-     reads(gzip_shards=17.8, shards=10.0), reads(gzip_shards=17.82, shards=10.0),
-     "reading takes 1.14 ms of a step, 0.64 ms from uncompressed shards"),
     (repetition, "repeated_work", {}, {"config": {"cache": {}}}, {},
      "deterministic work takes 80.32 core-ms"),  # 64 × (20 + 5 + 900 + 300 + 30) µs
     (repetition, "no_cache", {}, {"stored_mib": 10_000.0}, {"stored_mib": 9_999.0},

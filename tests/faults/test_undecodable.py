@@ -50,7 +50,7 @@ def damaged(photos, tmp_path):
     shard(
         manifest,
         tmp_path / "shards",
-        settings=ShardSettings(min_shards=3, writers=1, compression="both"),
+        settings=ShardSettings(min_shards=3, writers=1),
     )
     return manifest, victims
 

@@ -156,7 +156,7 @@ def test_content_digests(tmp_path):
 
 @pytest.fixture(scope="module")
 def stored(arrays, tmp_path_factory) -> PreparedData:
-    """Two hundred grey images with their snapshot."""
+    """Two hundred gray images with their snapshot."""
     folder = tmp_path_factory.mktemp("pinned")
     snapshot(read_shard_index(arrays / "shards"), arrays / "shards", folder, preprocess=(Decode(),))
     return open_prepared_data(

@@ -44,7 +44,6 @@ UNIFORM = {
         "shuffle": BUFFER,
     },
     "cached_on_disk": {"read": "shards", "cache": {"where": "disk"}, "shuffle": BUFFER},
-    "gzip": {"read": "gzip_shards", "shuffle": BUFFER},
     "arrays": {"read": "arrays", "shuffle": BUFFER},
     "snapshot": {**GLOBAL, "prefetch": 2},
     "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
@@ -54,7 +53,7 @@ UNIFORM = {
 
 @pytest.fixture(scope="module")
 def layout(arrays, tmp_path_factory) -> Layout:
-    """Manifest, shards and snapshot of the small grey images."""
+    """Manifest, shards and snapshot of the small gray images."""
     layout = Layout(tmp_path_factory.mktemp("draws"))
     layout.manifest.parent.mkdir(parents=True, exist_ok=True)
     layout.manifest.symlink_to(arrays / "manifest")
@@ -74,7 +73,6 @@ def document(config):
         "preprocess": ["decode"],
         "augment": ["flip"],
         "batch_size": 32,
-        "shard": {"compression": "both"},
         "pipelines": {"p": config or {"read": "shards"}},
     }
 

@@ -21,7 +21,7 @@ SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 @pytest.fixture(scope="module")
 def layout(arrays, tmp_path_factory) -> Layout:
-    """Manifest, shards and snapshot of the small grey images."""
+    """Manifest, shards and snapshot of the small gray images."""
     root = tmp_path_factory.mktemp("stepping")
     layout = Layout(root)
     layout.manifest.parent.mkdir(parents=True, exist_ok=True)

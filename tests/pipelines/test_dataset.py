@@ -19,9 +19,12 @@ from small_pipelines import (
     PREPROCESS,
     batches,
     pipeline,
+    prepare_snapshots,
     same,
 )
 
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.plan.augmentations import RandomResizedCrop
@@ -29,7 +32,7 @@ from throughline.plan.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resiz
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig
+from throughline.settings import PipelineConfig, ShardSettings
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.limits import usable_cores
 
@@ -70,6 +73,21 @@ def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     assert all(
         digest.examples == stored[kind].shards.examples("train") for digest in digests.values()
     )
+
+
+@pytest.mark.integration
+def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
+    shard(
+        replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest"),
+        tmp_path / "shards",
+        settings=ShardSettings(min_shards=3, compression="gzip"),
+    )
+    (tmp_path / "manifest").symlink_to(arrays / "manifest")
+    packed = prepare_snapshots({"arrays": tmp_path})
+    in_order = {"postprocess": (), "with_keys": True, "in_order": True}
+    expected = digest_examples(pipeline(stored, **in_order))
+    for name in ("naive", "in_memory", "heuristic", "cache_memory", "snapshot"):
+        assert digest_examples(pipeline(packed, **in_order, **CONFIGS[name])) == expected, name
 
 
 CROPS = (

@@ -50,7 +50,6 @@ CONFIGS = {
     },
     "cached": {"read": "shards", "cache": {"where": "memory", "after": "tokenize"}},
     "on_disk": {"read": "shards", "cache": {"where": "save_load"}, "vectorize": True},
-    "gzip": {"read": "gzip_shards"},
     "in_memory": {"read": "arrays", "vectorize": True},
     "balanced": {"read": "shards", "sampling": "balanced"},
     "indexed": {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
@@ -85,7 +84,6 @@ def document(path, kind, **data):
         "pipelines": CONFIGS,
         "batch_size": 16,
     }
-    document["shard"] |= {"compression": "both"}
     document["data"] |= {"source": "text_folder", "path": str(path), **data}
     return document
 

@@ -36,7 +36,7 @@ def problems_of(config: dict, *more: Op) -> list[str]:
     [
         {},
         {"cache": {"after": "decode"}, "shuffle": {"kind": "buffer"}},
-        {"read": "gzip_shards", "interleave": {}, "sampling": "balanced"},
+        {"interleave": {}, "sampling": "balanced"},
         {**MAPPED, "snapshot_on": "device", "postprocess_on": "device", "sampling": {"a": 2}},
         {**MAPPED, "snapshot": {"fraction": 0}, "sampling": "balanced"},
     ],

@@ -773,16 +773,16 @@ def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_pat
     snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
     model = save_untrained(params, layout)
     values = np.load(layout.manifest / "values.npy")[:2]
-    names = ("grey.png", "color.png", "large.png", "values.npy")
-    grey, color, large, array = (tmp_path / name for name in names)
-    Image.fromarray(values[0, ..., 0]).save(grey)
+    names = ("gray.png", "color.png", "large.png", "values.npy")
+    gray, color, large, array = (tmp_path / name for name in names)
+    Image.fromarray(values[0, ..., 0]).save(gray)
     picture(1, size=(10, 12)).save(color)
     picture(2, size=(20, 12), mode="L").save(large)
     np.save(array, values)
-    rows, _ = predict_rows(model, grey, color, large, array)
+    rows, _ = predict_rows(model, gray, color, large, array)
     assert [row["error"].partition(";")[0] for row in rows] == [
         "",
-        "in color, and the model was trained on grey images",
+        "in color, and the model was trained on gray images",
         "20×12 pixels, and the model takes 10×12",
         "",
         "",
@@ -790,7 +790,7 @@ def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_pat
     assert rows[0]["probability"] == rows[3]["probability"]
     assert export_file(model, tmp_path / "served") == "image: string"
     served = tf.saved_model.load(str(tmp_path / "served"))
-    answer = served.serve(tf.constant([grey.read_bytes()]))["probabilities"].numpy()
+    answer = served.serve(tf.constant([gray.read_bytes()]))["probabilities"].numpy()
     assert abs(answer.max() - float(rows[0]["probability"])) < 2e-6
     with pytest.raises(tf.errors.InvalidArgumentError, match="not compatible with expected"):
         served.serve(tf.constant([large.read_bytes()]))

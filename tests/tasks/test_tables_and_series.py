@@ -225,7 +225,6 @@ def table_document(folder, **data):
     document |= {
         "augment": [],
         "postprocess": ["standardize", "categories"],
-        "shard": {"compression": "both"},
         "pipelines": presets("images"),
     }
     document["data"] |= {

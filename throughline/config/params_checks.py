@@ -149,18 +149,16 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
             f"read: the source {params.data.source} has no image files; use arrays, shards or"
             " snapshot"
         )
-    if config.read == "gzip_shards" and params.shard.compression == "none":
-        yield ("read: there are no compressed shards; set shard.compression to gzip or both")
     if config.read == "indexed_shards" and params.shard.compression == "gzip":
         yield (
             "read: records of compressed shards cannot be read one by one; set shard.compression"
-            " to none or both"
+            " to none"
         )
     stored, gzip = params.snapshot.stored_fraction, params.shard.compression == "gzip"
     if config.read == "snapshot" and config.snapshot.fraction < 1 and stored == 1 and gzip:
         yield (
             "snapshot.fraction: what is not read of the snapshot is decoded from uncompressed"
-            " shards; set shard.compression to none or both"
+            " shards; set shard.compression to none"
         )
     if config.read == "snapshot" and config.snapshot.fraction > stored:
         yield (
@@ -179,7 +177,7 @@ def _find_storing_problems(params: Params) -> list[str]:
     if stored < 1 and params.shard.compression == "gzip":
         return [
             "snapshot.fraction: what is not stored is decoded from uncompressed shards; set"
-            " shard.compression to none or both"
+            " shard.compression to none"
         ]
     if stored in [config.snapshot.fraction for config in params.pipelines.values()]:
         return []

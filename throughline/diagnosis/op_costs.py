@@ -68,11 +68,6 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     if config.read != "snapshot" and spec.window is None:
         examples = _stored_examples(pipeline, config)
         read_us[config.read] = _per_element(examples.take(4 * count), count)
-        if config.read == "gzip_shards":
-            records = stream_readers.read(
-                Read(source="shards"), pipeline.data, pipeline.split, seed=0
-            )
-            read_us["shards"] = _per_element(records.take(4 * count), count)
         first = _cached_in_memory(
             examples.take(count).map(
                 lambda element: {"record": element} if isinstance(element, tf.Tensor) else element

@@ -86,7 +86,7 @@ def _keep_alive(
 @contextmanager
 def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]:
     """Use the service of the dispatcher at `grpc://host:port` in the block; TensorFlow would wait
-    for one that is gone for ever, in a call that nothing interrupts, so this process is ended when
+    for one that is gone forever, in a call that nothing interrupts, so this process is ended when
     it has not answered for so long.
 
     Raises:
@@ -120,7 +120,7 @@ def _watch(address: str, outage_s: float, left: threading.Event) -> None:
 
 def check_listens(address: str) -> None:
     """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow
-    itself would wait for it for ever.
+    itself would wait for it forever.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:

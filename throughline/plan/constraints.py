@@ -238,7 +238,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
             f"snapshot.fraction: `read: {config.read}` reads none of the snapshot; drop `snapshot`,"
             " or use `read: snapshot`"
         )
-    if config.interleave and config.read not in ("shards", "gzip_shards"):
+    if config.interleave and config.read != "shards":
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"

@@ -388,7 +388,7 @@ class Mixup(_NeedsClasses):
         default=0.2,
         gt=0,
         le=8,
-        description="1: every share is as likely; towards 0: mostly one of the two",
+        description="1: every share is as likely; toward 0: mostly one of the two",
     )
 
 

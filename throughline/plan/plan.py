@@ -280,11 +280,7 @@ def _stream_steps(
 
     # Files in another order each epoch, since no buffer is large enough; but windows are made of
     # what is stored in its order.
-    shuffle_files = (
-        config.shuffle.kind == "buffer"
-        and source in ("shards", "gzip_shards")
-        and spec.window is None
-    )
+    shuffle_files = config.shuffle.kind == "buffer" and source == "shards" and spec.window is None
     steps: list[Step] = [
         Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)
     ]

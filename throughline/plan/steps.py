@@ -23,7 +23,7 @@ from throughline.settings import (
 )
 
 AUTO_BUFFER_DIVISOR = 20
-StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
+StreamSource = Literal["files", "arrays", "shards"]
 
 
 class Step(ABC):

@@ -110,7 +110,7 @@ def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
     feature = trained.spec.schema.input
     in_files = feature.encoding.storage == "files"
     if feature.encoding.modality == "images" and shape[-1] > feature.channels:
-        return "in color, and the model was trained on grey images; convert it to grey first"
+        return "in color, and the model was trained on gray images; convert it to gray first"
     variable = replace(feature, shape=(*(None for _ in feature.shape[:-1]), feature.channels))
     schema = Schema(features=(variable,))
     needed = feature.shape[:-1]

@@ -31,7 +31,7 @@ class Subject:
     @cached_property
     def train(self) -> Sequence[Shard]:
         """The shards of the split that is trained on."""
-        return self.shards.for_split("train", "none") or self.shards.shards
+        return self.shards.for_split("train") or self.shards.shards
 
     @property
     def reads_snapshot(self) -> bool:
@@ -112,7 +112,7 @@ def _readers(it: Subject) -> Judged:
 @point("shuffled twice: files and examples")
 def _shuffled(it: Subject) -> Judged:
     kind = it.config.shuffle.kind
-    files = it.config.read in ("shards", "gzip_shards") and not it.shards.schema.is_series
+    files = it.config.read == "shards" and not it.shards.schema.is_series
     rows = {
         "global": "one permutation of the whole split",
         "window": "chunks in random order, rows within a window",

@@ -219,11 +219,11 @@ class ShardSettings(Settings):
             "so many per split, or more for large data, so that small data still reads in parallel"
         ),
     )
-    compression: Literal["none", "gzip", "both"] = Field(
+    compression: Literal["none", "gzip"] = Field(
         default="none",
         description=(
-            "GZIP pays for text and floats, not for JPEG; both keeps two sets, so that"
-            " configurations can compare them"
+            "gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare"
+            " with a run of --set shard.compression=gzip"
         ),
     )
     writers: int = Field(

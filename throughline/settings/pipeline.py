@@ -172,12 +172,12 @@ class ServiceSettings(Settings):
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples get from disk to the accelerator."""
 
-    read: Literal["files", "arrays", "shards", "gzip_shards", "indexed_shards", "snapshot"] = Field(
+    read: Literal["files", "arrays", "shards", "indexed_shards", "snapshot"] = Field(
         default="shards",
         description=(
             "files: the original image files · arrays: all records of the split in memory · shards:"
-            " TFRecord · gzip_shards: compressed TFRecord · indexed_shards: TFRecord in any order,"
-            " through an index of offsets · snapshot: mapped columns of preprocessed examples"
+            " TFRecord · indexed_shards: TFRecord in any order, through an index of offsets ·"
+            " snapshot: mapped columns of preprocessed examples"
         ),
     )
     snapshot: SnapshotPart = Field(

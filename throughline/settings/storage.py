@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from throughline.settings.base import Settings
-from throughline.shared.object_store import check_url
+from throughline.shared.data_url import to_store_url
 
 
 class StorageSettings(Settings):
@@ -16,7 +16,7 @@ class StorageSettings(Settings):
     url: str = Field(
         default="",
         description=(
-            "bucket and prefix: s3://BUCKET/PREFIX, gs://… or az://…; empty: in data/snapshot"
+            "bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/snapshot"
         ),
     )
     cache: str = Field(
@@ -31,4 +31,4 @@ class StorageSettings(Settings):
     @field_validator("url")
     @classmethod
     def _is_a_bucket(cls, url: str) -> str:
-        return check_url(url) if url else url
+        return to_store_url(url) if url else url

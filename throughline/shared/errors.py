@@ -87,7 +87,9 @@ class UnusableDataset(UserError):
 
 
 class MissingInput(UserError):
-    """A stage was started before the stage whose output it reads, or it is open which one's."""
+    """A stage was started before the stage whose output it reads, or several outputs may be meant
+    and none was named.
+    """
 
 
 class DamagedFile(UserError, ValueError):

@@ -1,5 +1,5 @@
 """Time limits of a process that trains with others: where these are gone or wait for something
-else, TensorFlow would wait for them for ever, within calls that nothing can interrupt.
+else, TensorFlow would wait for them forever, within calls that nothing can interrupt.
 
 In a train step other threads run, and one of them watches. While TensorFlow meets the other
 processes it holds the GIL: then a small process watches, `python -m throughline.training.deadline`.

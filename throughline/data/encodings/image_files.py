@@ -31,7 +31,7 @@ STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
-_GREY_MODES = frozenset({"1", "L", "LA", "La"})
+_GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 
 # The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
@@ -167,16 +167,16 @@ def _decodes_as_is(image: Image.Image) -> bool:
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Turn any mode into upright 8-bit grey or RGB; transparency is composited over white."""
+    """Turn any mode into upright 8-bit gray or RGB; transparency is composited over white."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
-    grey = upright.mode in _GREY_MODES
+    gray = upright.mode in _GRAY_MODES
     if upright.has_transparency_data:
         white = Image.new("RGBA", upright.size, "white")
         white.alpha_composite(upright.convert("RGBA"))
         upright = white
-    return upright.convert("L" if grey else "RGB")
+    return upright.convert("L" if gray else "RGB")
 
 
 def _narrowed(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ import zlib
 
 LARGEST = 1 << 25  # pixels, above which decoders begin to have limits of their own
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3}  # by color type: grey, RGB
+_CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
 _FILTERS = 5
 # What encoders write as a matter of course. Anything else may be right as well, but is rare enough
 # to ask.
@@ -72,7 +72,7 @@ def _is_sound_png(data: bytes) -> bool:
 
 
 def _has_all_rows(header: bytes, deflated: bytes) -> bool:
-    """Whether the image data inflates to the rows that the header promises: 8 bits, grey or RGB,
+    """Whether the image data inflates to the rows that the header promises: 8 bits, gray or RGB,
     each row after its filter's number.
     """
     if len(header) < 13:  # noqa: PLR2004

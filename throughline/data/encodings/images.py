@@ -14,7 +14,7 @@ from throughline.settings import DataSettings, PipelineConfig
 
 @register
 class ImageEncoding(FileEncoding):
-    """JPEG and PNG files, grey or in color; what is neither is converted."""
+    """JPEG and PNG files, gray or in color; what is neither is converted."""
 
     name = "image"
     modality = "images"

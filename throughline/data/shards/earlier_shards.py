@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from throughline.data.shards.index import INDEX, ShardIndex
+from throughline.data.shards.tfrecord import Compression
 from throughline.plan.schema import Schema
 from throughline.results.base import parse
 from throughline.shared.errors import UserError, expect_current_schema
@@ -23,20 +24,19 @@ class EarlierShard:
 
 
 def find_earlier_shards(
-    folder: Path | None, schema: Schema
-) -> Mapping[tuple[str, str], EarlierShard]:
-    """The shards of a set of examples of this schema, which the same program has written, by what
-    they were made of and their compression; none where there is no such set.
+    folder: Path | None, schema: Schema, compression: Compression
+) -> Mapping[str, EarlierShard]:
+    """The shards of a set of examples of this schema and compression, which the same program has
+    written, by what they were made of; none where there is no such set.
     """
     if folder is None:
         return {}
     with suppress(UserError, OSError), expect_current_schema(folder / INDEX, "shard"):
         index = parse(ShardIndex, read_json(folder / INDEX))
         return {
-            (shard.made_of, shard.compression): EarlierShard(
-                path=folder / shard.name, digest=shard.digest
-            )
+            shard.made_of: EarlierShard(path=folder / shard.name, digest=shard.digest)
             for shard in (index.shards if index.schema == schema else ())
+            if shard.compression == compression
         }
     return {}
 

@@ -48,9 +48,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a dataset with the schema of their records; there may be an uncompressed and a
-    compressed set of the same.
-    """
+    """All shards of a dataset with the schema of their records."""
 
     schema: Schema
     classes: tuple[str, ...]
@@ -84,17 +82,9 @@ class ShardIndex:
         """Names of the splits, in the order of the shards."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
-    @property
-    def compressions(self) -> tuple[Compression, ...]:
-        """The sets there are; the first is read unless another is asked for."""
-        return tuple(dict.fromkeys(shard.compression for shard in self.shards))
-
-    def for_split(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
-        """The shards of a split in order, of one set."""
-        wanted = compression or self.compressions[0]
-        return tuple(
-            shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted)
-        )
+    def for_split(self, split: str) -> tuple[Shard, ...]:
+        """The shards of a split in order."""
+        return tuple(shard for shard in self.shards if shard.split == split)
 
     def examples(self, split: str) -> int:
         """Number of examples in a split; of a series, of time steps."""

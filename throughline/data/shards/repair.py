@@ -1,9 +1,7 @@
 """Rewrites damaged shards without the records that cannot be read, so that every configuration sees
 the same examples.
 
-The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where an
-uncompressed and a compressed set hold the same records, a readable twin of a shard restores the
-damaged one.
+The new files are in the snapshot's folder, in `repaired/`; its index lists them.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]
 def repair_shards(
     shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float
 ) -> tuple[Shard, ...]:
-    """Write the usable records of damaged shards and of their twins into `out`.
+    """Write the usable records of damaged shards into `out`.
 
     Raises:
       CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
@@ -53,25 +51,17 @@ def repair_shards(
     """
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0
-    for split in shards.splits:
-        for twins in zip(
-            *(shards.for_split(split, compression) for compression in shards.compressions),
-            strict=True,
-        ):
-            if not any(twin.name in problems for twin in twins):
-                continue
-            usable = {twin.name: _count_usable(folder, twin, damage) for twin in twins}
-            best = max(twins, key=lambda twin: usable[twin.name])
-            missing = best.records - usable[best.name]
-            if missing and shards.schema.is_series:
-                raise CorruptShard(
-                    f"{problems[best.name][0]}; a time series must not have gaps:"
-                    f" {rebuild_hint(folder, 'shard')}"
-                )
-            lost += missing
-            repaired += [
-                _write_repaired(twin, best, missing, (folder, out), damage) for twin in twins
-            ]
+    for shard in shards.shards:
+        if shard.name not in problems:
+            continue
+        missing = shard.records - _count_usable(folder, shard, damage)
+        if missing and shards.schema.is_series:
+            raise CorruptShard(
+                f"{problems[shard.name][0]}; a time series must not have gaps:"
+                f" {rebuild_hint(folder, 'shard')}"
+            )
+        lost += missing
+        repaired.append(_write_repaired(shard, missing, (folder, out), damage))
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > max_lost_fraction * total:
         raise CorruptShard(
@@ -83,11 +73,11 @@ def repair_shards(
 
 
 def _write_repaired(
-    shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage
+    shard: Shard, missing: int, folders: tuple[Path, Path], damage: Damage
 ) -> Shard:
     path = folders[1] / REPAIRED / shard.name
     frames = (
-        part for record in _usable_records(folders[0], source, damage, []) for part in frame(record)
+        part for record in _usable_records(folders[0], shard, damage, []) for part in frame(record)
     )
     digest = write_frames(path, frames, compression=shard.compression)
     counts = {"records": shard.records - missing, "examples": shard.examples - missing}

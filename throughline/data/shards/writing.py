@@ -51,11 +51,6 @@ from throughline.shared.progress import progress
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
 # Of the manifest's columns; the last two where examples are files.
 MANIFEST_COLUMNS = ("digest", "key", "row", "label", "bytes", "id", "uri")
-COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
-    "none": ("none",),
-    "gzip": ("gzip",),
-    "both": ("none", "gzip"),
-}
 
 
 class OrderedExamples:
@@ -194,31 +189,30 @@ def _plan_jobs(
     earlier: Path | None,
     is_known: Callable[[pd.DataFrame], bool],
 ) -> Iterator[ShardJob]:
-    examples, known = OrderedExamples(manifest), find_earlier_shards(earlier, manifest.schema)
+    examples = OrderedExamples(manifest)
+    known = find_earlier_shards(earlier, manifest.schema, settings.compression)
     files = manifest.schema.input.encoding.storage == "files"
     for split in SPLITS:
         if manifest.for_split(split).empty:
             continue
         rows = examples.of(split)
         bounds = _cut(rows, manifest.schema, settings)
-        parts = [rows.iloc[first:end] for first, end in bounds]
-        made_of = [_digest_examples(part) for part in parts]
-        held = [
-            any(one == made for one, _ in known) and (not files or is_known(part))
-            for made, part in zip(made_of, parts, strict=True)
-        ]
-        for compression in COMPRESSIONS[settings.compression]:
-            for number, (first, end) in enumerate(bounds):
-                yield ShardJob(
-                    path=folder / shard_name(split, number, len(bounds), compression),
-                    examples=examples,
-                    split=split,
-                    first=first,
-                    end=end,
-                    compression=compression,
-                    made_of=made_of[number],
-                    earlier=known.get((made_of[number], compression)) if held[number] else None,
-                )
+        for number, (first, end) in enumerate(bounds):
+            part = rows.iloc[first:end]
+            made_of = _digest_examples(part)
+            held = known.get(made_of)
+            if held and files and not is_known(part):
+                held = None
+            yield ShardJob(
+                path=folder / shard_name(split, number, len(bounds), settings.compression),
+                examples=examples,
+                split=split,
+                first=first,
+                end=end,
+                compression=settings.compression,
+                made_of=made_of,
+                earlier=held,
+            )
 
 
 def _digest_examples(rows: pd.DataFrame) -> str:

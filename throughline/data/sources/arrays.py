@@ -32,7 +32,7 @@ def scan(settings: DataSettings) -> Arrays:
             )
     images = _array(path, settings.features)
     labels = _array(path, settings.labels)
-    images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - grey images without a channel axis
+    images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - gray images without a channel axis
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in _CHANNELS:  # noqa: PLR2004
         raise UnreadableSource(
             f"{path}: {settings.features} has dtype {images.dtype} and shape {images.shape}; "

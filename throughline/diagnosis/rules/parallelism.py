@@ -78,11 +78,7 @@ def _costly_calls(facts: Facts) -> str | None:
 )
 def _sequential_read(facts: Facts) -> str | None:
     step = facts.plan.steps[0]
-    if (
-        not isinstance(step, Read)
-        or step.source not in ("shards", "gzip_shards")
-        or facts.shard_count == 1
-    ):
+    if not isinstance(step, Read) or step.source != "shards" or facts.shard_count == 1:
         return None
     if not step.parallel.is_sequential:
         return None

@@ -8,25 +8,6 @@ from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 
 @rule(
     params_key="read",
-    cause="every epoch unpacks the shards again",
-    change=Change(config={"read": "shards"}),
-)
-def _compressed_reads(facts: Facts) -> str | None:
-    if facts.config.read != "gzip_shards" or facts.plan.caches:
-        return None
-    packed, uncompressed = (
-        facts.batch_size * facts.costs.read_us.get(source, 0.0) / 1e3
-        for source in ("gzip_shards", "shards")
-    )
-    return (
-        f"reading takes {packed:.2f} ms of a step, {uncompressed:.2f} ms from uncompressed shards"
-        if facts.is_worthwhile(packed - uncompressed)
-        else None
-    )
-
-
-@rule(
-    params_key="read",
     cause="every epoch repeats the preprocessing",
     change=SNAPSHOT,
     effort=Effort.DISK,

@@ -50,7 +50,7 @@ class IndexedShardReader:
             else index_by_class(*read_labels_and_weights(step.sampling, self.data, self.split))
         )
         return EpochOrder(
-            count=sum(shard.records for shard in self.data.shards.for_split(self.split, "none")),
+            count=sum(shard.records for shard in self.data.shards.for_split(self.split)),
             batch_size=step.batch_size,
             shuffle=step.shuffle,
             seed=self.seed,
@@ -93,11 +93,11 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
     Raises:
       MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its shard's.
     """
-    shards = data.shards.for_split(split, "none")
-    if not shards:
+    shards = data.shards.for_split(split)
+    if any(shard.compression != "none" for shard in shards):
         raise MissingInput(
-            f"{data.shards_folder} holds no uncompressed shards; set shard.compression to none or"
-            " both and run `dvc repro shard`"
+            f"{data.shards_folder} holds no uncompressed shards; set shard.compression to none and"
+            " run `dvc repro shard`"
         )
     return open_records([(data.path(shard), shard) for shard in shards])
 

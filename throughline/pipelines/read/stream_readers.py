@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from throughline.data.shards.tfrecord import Compression
 from throughline.kernels.elements import apply_ops, split_tokens, split_window
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.ops import Op, Parse
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.steps import Read, TokenWindow, Window
 from throughline.settings import Sampling
-from throughline.shared.errors import MissingInput
 
 
 def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
@@ -38,18 +36,9 @@ def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -
 def _read_shards(
     step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor = 0
 ) -> tf.data.Dataset:
-    compression: Compression = (
-        "gzip" if step.source == "gzip_shards" else data.shards.compressions[0]
-    )
-    paths = [
-        str(data.path(shard).absolute()) for shard in data.shards.for_split(split, compression)
-    ]
-    if not paths:
-        raise MissingInput(
-            f"{data.shards_folder} holds no {compression} shards; set shard.compression to both and"
-            " run `dvc repro shard`"
-        )
-    kind = "GZIP" if compression == "gzip" else ""
+    shards_of_split = data.shards.for_split(split)
+    paths = [str(data.path(shard).absolute()) for shard in shards_of_split]
+    kind = "GZIP" if any(shard.compression == "gzip" for shard in shards_of_split) else ""
     if step.interleave is None and not step.shuffle_files:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
     shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")

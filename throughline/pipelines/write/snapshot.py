@@ -115,12 +115,7 @@ def write_snapshot(
     try:
         return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
     except NotDecoded as error:
-        searched = [
-            shard
-            for split in shards.splits
-            for shard in shards.for_split(split)
-            if skips or shard.name == error.shard
-        ]
+        searched = [shard for shard in shards.shards if skips or shard.name == error.shard]
         damage = find_undecodable(searched, shards_folder, error.ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
@@ -179,8 +174,6 @@ def _write_snapshot(
         tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
         ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
         columns = _columns(ops, schema, tokens)
-        # A compressed set next to the uncompressed one holds the same records.
-        chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
         files = tokens.files if tokens else {}
         context = WriteContext(
@@ -202,11 +195,13 @@ def _write_snapshot(
         for split, count in counts.items() if store is None else ():
             allocate(folder, split, context.columns_of_all_rows, count)
             allocate(folder, split, context.value_columns, context.stored[split])
-        placed = list(_place(chosen))
+        placed = list(_place(shards.shards))
         written = in_parallel(partial(write_or_resume, context), placed, workers=usable_cores())
-        done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
+        done = list(progress(written, total=len(placed), label="snapshot", unit="shards"))
         by_split = {
-            split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split]
+            split: [
+                rows for one, rows in zip(placed, done, strict=True) if one.shard.split == split
+            ]
             for split in counts
         }
         index = SnapshotIndex(
