@@ -92,7 +92,7 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     ingest(data_settings(folder), tmp_path / "manifest")
     (folder / "a" / "zero.jpg").write_bytes(b"")
     with pytest.raises(
-        TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%"
+        TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%, 0 of them"
     ) as caught:
         ingest(data_settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
     assert "\n  1 × empty file, such as a/zero.jpg\n" in str(caught.value)

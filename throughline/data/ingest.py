@@ -167,8 +167,8 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
-        f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
-        f" {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
+        f" data.max_reject_fraction allows {limit:.1%}, {int(limit * total)} of them.\n{shown}\n"
+        f"  all of them: {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
         " data.max_reject_fraction."
     )
 
