@@ -21,7 +21,7 @@ TIE = 1.05  # times as long as the fastest, up to which less memory counts more
 NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
 SURE = 2.0  # a lead from which on a race needs no confirmation
 LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
-MIN_ROUNDS = 5  # against the incumbent, from which on a lead counts
+LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
 
 
@@ -136,7 +136,7 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
 
 
 def _is_ahead(lead: Ratio) -> bool:
-    return lead.faster and lead.rounds >= MIN_ROUNDS and lead.median <= 1 / LEAST_GAIN
+    return lead.faster and lead.rounds >= LEAST_ROUNDS and lead.median <= 1 / LEAST_GAIN
 
 
 def _is_tied(gap: Ratio) -> bool:

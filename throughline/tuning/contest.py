@@ -23,13 +23,12 @@ from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches, wait_for_loss
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 from throughline.tuning.jobs import Entry, Opened, Turn
-from throughline.tuning.survey import estimate_costs, prove_equal, survey
+from throughline.tuning.survey import count_mixed, estimate_costs, prove_equal, survey
 
 TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
@@ -62,13 +61,14 @@ class Training:
         """
         done, logs = self._advance()  # in which the graph is traced
         wait_for_loss(logs)
-        before = done * self._pipeline.examples_per_step + _count_buffered(self._pipeline)
+        pipeline = self._pipeline
+        before = done * pipeline.examples_per_step + count_mixed(pipeline.plan, pipeline.examples)
         started_at = time.perf_counter()
         while done < self._sample.steps:
             more, logs = self._advance()
             done += more
         wait_for_loss(logs)
-        timed = max(0.5, 1 - before / self._pipeline.examples)
+        timed = max(0.5, 1 - before / pipeline.examples)
         return (time.perf_counter() - started_at) / timed / self._sample.of_training
 
     def turn(self) -> Turn:
@@ -217,15 +217,6 @@ def sample_shards(data: PreparedData) -> PreparedData:
         shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
     )
     return replace(data, shards=replace(data.shards, shards=shards))
-
-
-def _count_buffered(pipeline: InputPipeline) -> int:
-    """Examples that have passed a cache when the first batch comes out of a shuffle's buffer."""
-    return sum(
-        shuffle_buffer_size(step.size, examples=pipeline.examples)
-        for step in pipeline.plan.steps
-        if isinstance(step, Shuffle)
-    )
 
 
 def _warm_up(advance: Callable[[], tuple[int, Any]]) -> None:

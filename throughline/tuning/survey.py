@@ -109,12 +109,16 @@ class _KeptBytes:
             estimate_kept_bytes(plan, self._data, "train", where=each)
             for each in ("memory", "disk")
         )
-        mixed = sum(
-            shuffle_buffer_size(step.size, examples=examples)
-            for step in plan.steps
-            if isinstance(step, Shuffle) and plan.caches
-        )
-        return 2 * mixed / examples * cached
+        return 2 * count_mixed(plan, examples) / examples * cached
+
+
+def count_mixed(plan: Plan, examples: int) -> int:
+    """How many of the examples of a split are in the buffer that a plan shuffles them in."""
+    return sum(
+        shuffle_buffer_size(step.size, examples=examples)
+        for step in plan.steps
+        if isinstance(step, Shuffle)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,11 +241,10 @@ class _Clock:
         if self.timed:
             self.timed.close_epoch()
         self.session.beat(expects=STEP_S)
-        if self.training and self.training.timing.active:
-            # Whatever else would stop it here, such as EarlyStopping, judges repeated batches.
-            self.model.stop_training = bool(self.timed and self.timed.is_starved)
-        elif self.timed and self.timed.is_starved:
-            self.model.stop_training = True
+        is_starved = bool(self.timed and self.timed.is_starved)
+        # What else would stop a measured training, such as EarlyStopping, sees repeated batches.
+        if is_starved or (self.training and self.training.timing.active):
+            self.model.stop_training = is_starved
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation takes as long as it takes."""

@@ -13,7 +13,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -49,7 +49,7 @@ class _Loop:
     others_wait_s: float = 0.0
     validates: bool = False  # within the step
     trained: int = 0  # steps in which gradients were taken
-    epoch: int = -1
+    epoch: int = 0  # of those in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     steps: list[Step] = field(default_factory=list)  #: of an epoch in which none was taken yet
     batches: int = 0  # in this epoch
@@ -60,13 +60,14 @@ class _Loop:
     warm_up: int = 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether its iterator is there and may give more."""
-        return self.iterator is not None and self.iterator() is not None
+    def current(self) -> Any:
+        """The iterator that it takes its batches from, while that is there and may give more."""
+        return None if self.iterator is None else self.iterator()
 
     def begin_epoch(self, iterator: Any) -> None:
         """It takes its batches from another iterator from now on."""
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
+        self.epoch += int(self.confirmed)
         self.confirmed, self.batches = False, 0
         self.steps.clear()
 
@@ -97,7 +98,7 @@ class LoopWatch:
         """A loop's next batch; `opening_s`: how long it took to make its iterator."""
         entered = perf_counter()
         loop = self._find(source, iterator)
-        begins = loop.iterator is None or loop.iterator() is not iterator
+        begins = loop.current is not iterator
         if begins and loop.batches > 1:
             loop.handed = None  # it was left before its end: what came then is no step's work
         try:
@@ -130,11 +131,11 @@ class LoopWatch:
         """The loop of this line; another one for each iterator that is open besides its own, as of
         two that are zipped.
         """
-        for number in itertools.count():
-            loop = self._loops.setdefault((source.key, number), _Loop(source))
-            if not loop.is_open or loop.iterator() is iterator:  # pyright: ignore[reportOptionalCall]
-                return loop
-        raise AssertionError
+        loops = (
+            self._loops.setdefault((source.key, number), _Loop(source))
+            for number in itertools.count()
+        )
+        return next(loop for loop in loops if loop.current is None or loop.current is iterator)
 
     def _at_work(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         """A batch from memory, where the timing asks for that; None: the next real one."""
@@ -193,9 +194,7 @@ class LoopWatch:
         work_s, loop.handed = now - (loop.handed or now), None
         validated = loop.validates or loop.others > 1
         if self.marks > loop.marks and not validated:
-            loop.trained += 1
-            if not loop.confirmed:
-                loop.confirmed, loop.epoch = True, loop.epoch + 1
+            loop.trained, loop.confirmed = loop.trained + 1, True
         if loop.training is None:
             if loop.trained < FEWEST_TRAINED:
                 return
@@ -222,7 +221,7 @@ class LoopWatch:
         loop.steps.append(step)
         if loop.confirmed:
             for each in loop.steps:
-                timing.trained(replace(each, epoch=loop.epoch))
+                timing.trained(each)
             loop.steps.clear()
 
     def _open(self, loop: _Loop) -> Training:
