@@ -15,6 +15,9 @@ from typing import Any
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: warnings and errors, no start-up chatter.
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    # Takes of a GPU's memory what it needs, not all: others work on it, too, and what a training
+    # needs is what NVML then reads.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     # No tool sends usage data unless the user turns it on.
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",

@@ -131,6 +131,10 @@ def test_all_problems_are_told_together():
             {"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"},
             "pipelines.naive.interleave: only shards can be interleaved",
         ),
+        (
+            {"pipelines__naive": "{read: shards, interleave: {cycle_length: 2, parallel: 3}}"},
+            "pipelines.naive.interleave.parallel: 3 readers have no more than `cycle_length: 2`",
+        ),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
         (

@@ -28,6 +28,7 @@ from throughline.pipelines.read.stream_readers import (
     sample_stream_by_class,
     windows,
 )
+from throughline.plan import parallelism
 from throughline.plan.ops import Decode
 from throughline.plan.steps import Read, Window
 from throughline.settings import InterleaveSettings
@@ -99,6 +100,13 @@ def test_shards_are_read_one_after_another(data):
 
 def test_interleaved_shards_alternate_by_blocks(data):
     interleave = InterleaveSettings(cycle_length=2, block_length=2)
+    step = Read(source="shards", interleave=interleave)
+    assert keys_of(read(step, data, "train", seed=0)) == [10, 11, 20, 21, 12]
+
+
+def test_of_many_cores_no_more_read_than_shards_are_open(data, monkeypatch):
+    monkeypatch.setattr(parallelism, "usable_cores", lambda: 16)
+    interleave = InterleaveSettings(cycle_length=2, block_length=2, parallel="cores")
     step = Read(source="shards", interleave=interleave)
     assert keys_of(read(step, data, "train", seed=0)) == [10, 11, 20, 21, 12]
 

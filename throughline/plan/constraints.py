@@ -240,6 +240,13 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         )
     if config.interleave and config.read != "shards":
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
+    if config.interleave and isinstance(config.interleave.parallel, int):
+        readers, shards = config.interleave.parallel, config.interleave.cycle_length
+        if readers > shards:
+            yield (
+                f"interleave.parallel: {readers} readers have no more than `cycle_length: {shards}`"
+                " shards to read; raise cycle_length, or use fewer, or `cores`"
+            )
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":

@@ -30,11 +30,12 @@ class Parallelism:
         """Whether the number is left to tf.data's AUTOTUNE."""
         return self.setting == "auto"
 
-    def num_parallel_calls(self, *, on_host: int = 1) -> int | None:
+    def num_parallel_calls(self, *, on_host: int = 1, useful: int | None = None) -> int | None:
         """The argument of that name of tf.data's transformations, on this machine, whose cores so
-        many processes share.
+        many processes share; `cores` are never more than are `useful`, if that is given.
         """
-        words = {"none": None, "auto": AUTOTUNE, "cores": max(1, usable_cores() // on_host)}
+        cores = max(1, usable_cores() // on_host)
+        words = {"none": None, "auto": AUTOTUNE, "cores": min(cores, useful or cores)}
         return words[self.setting] if isinstance(self.setting, str) else self.setting
 
     def threads(self, cores: int) -> int:

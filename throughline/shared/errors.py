@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -225,6 +226,12 @@ class DiskRefused(UserError):
     """
 
 
+class OutOfMemory(UserError):
+    """A tensor or an array did not fit into what was left of the memory of a GPU, or of the
+    machine; its shape and the device are named.
+    """
+
+
 class ObjectStoreFailed(UserError):
     """An object store was not reached, refused, lacks a bucket or an object, or does not give the
     bytes that were written; the object is named.
@@ -315,7 +322,10 @@ def _leave_to_flow(failure: Failure) -> bool:
 
 
 def describe_failure(error: Exception) -> Failure:
-    """What to say about an error: of a user's or a disk's a paragraph, of a bug its traceback."""
+    """What to say about an error: of a user's, of a disk's or for want of memory a paragraph, of a
+    bug its traceback.
+    """
+    error = _memory_error(error) or error
     if isinstance(error, UserError):
         return Failure(kind=type(error).__name__, message=str(error))
     return _disk_failure(error) or Failure(
@@ -363,6 +373,40 @@ def _disk_number(error: Exception) -> int | None:
             None,
         )
     return number
+
+
+# What TensorFlow's allocators, and XLA's, had no room for.
+_UNALLOCATED = re.compile(
+    r"OOM when allocating tensor with (?P<what>shape\S+ and type \w+)"
+    r" on \S*device:(?P<device>\w+:\d+)"
+    r"|Out of memory while trying to allocate (?P<bytes>\d+) bytes"
+)
+_OPERATION = re.compile(r"\{\{node ([\w./:-]+)\}\}")
+
+
+def _memory_error(error: Exception) -> OutOfMemory | None:
+    """What to say of a tensor that was given no memory, or of an array; None of any other error."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory(
+            f"{str(error) or 'the machine has no memory left'}. End what else is running, or lower"
+            " batch_size; earlier outputs are untouched"
+        )
+    found = _UNALLOCATED.search(str(error))
+    if not (found and type(error).__module__.startswith("tensorflow.")):
+        return None
+    device = found["device"] or "the device"
+    what = f"a tensor of {found['what']}" if found["what"] else f"{int(found['bytes']):,} bytes"
+    node = _OPERATION.search(str(error))
+    of = f" of {node[1]}" if node else ""
+    others = (
+        "; other programs on the same GPU take of it, too (nvidia-smi lists them)"
+        if not device.startswith("CPU")
+        else ""
+    )
+    return OutOfMemory(
+        f"{device} has no memory left for {what}{of}. Lower batch_size, use a smaller model or"
+        f" train.mixed_precision: true{others}. Earlier outputs are untouched"
+    )
 
 
 def _disk_failure(error: Exception) -> Failure | None:

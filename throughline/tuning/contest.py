@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
@@ -177,8 +176,6 @@ def _open(
     entry: Entry, *, address: str = "", gathers: bool = True
 ) -> tuple[InputPipeline, StepFunction, _Sample]:
     """The input pipeline and the train step of an entry, and what sample it reads."""
-    for gpu in tf.config.list_physical_devices("GPU"):  # which contestants share
-        tf.config.experimental.set_memory_growth(gpu, True)
     params = _only(entry)
     configure_process(params.train)
     data = open_inputs(params, Layout(entry.root))

@@ -57,7 +57,7 @@ def _read_shards(
         lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
         cycle_length=interleave.cycle_length,
         block_length=interleave.block_length,
-        num_parallel_calls=step.parallel.num_parallel_calls(),
+        num_parallel_calls=step.parallel.num_parallel_calls(useful=interleave.cycle_length),
         name="interleave",
     )
 

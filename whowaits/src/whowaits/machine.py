@@ -44,19 +44,22 @@ def wait_until_idle(timeout_s: float) -> bool:
     """Wait until the threads of this process and its children rest; returns whether they do."""
     deadline, idle = time.perf_counter() + timeout_s, 0
     while idle < IDLE_PAUSES:
-        started, cpu = time.perf_counter(), own_cpu_s()
+        children = children_cpu_s()
+        # Not over what follows: on a machine with many processes, to read them is work.
+        started, cpu = time.perf_counter(), time.process_time()
         if started >= deadline:
             return False
         time.sleep(PAUSE_S)
-        used = own_cpu_s() - cpu
-        idle = idle + 1 if used < IDLE_CORES * (time.perf_counter() - started) else 0
+        used, passed = time.process_time() - cpu, time.perf_counter() - started
+        used += children_cpu_s() - children
+        idle = idle + 1 if used < IDLE_CORES * passed else 0
     return True
 
 
-def own_cpu_s() -> float:
-    """CPU time of this process and of its living children [s]."""
+def children_cpu_s() -> float:
+    """CPU time of the living children of this process, and of theirs [s]."""
     times = _processes()
-    return time.process_time() + sum(times[pid].cpu_s for pid in _descendants(times))
+    return sum(times[pid].cpu_s for pid in _descendants(times))
 
 
 @dataclass(frozen=True)

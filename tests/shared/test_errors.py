@@ -1,0 +1,64 @@
+"""What a command says of an error that is neither a bug nor a `UserError`:
+`throughline.shared.errors`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from throughline.shared.errors import describe_failure
+
+# As a GPU says it.
+ON_A_GPU = """Graph execution error:
+
+OOM when allocating tensor with shape[128,112,112,96] and type half on \
+/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc
+\t [[{{node mobilenetv2/block_1_expand/convolution}}]]
+ [Op:__inference_run_24191]"""
+IN_XLA = "Out of memory while trying to allocate 98765432100 bytes. [Op:__inference_run_24191]"
+
+
+@tf.function(autograph=False)
+def too_large():
+    return tf.random.uniform((1 << 20, 1 << 22), name="draws")
+
+
+def test_a_tensor_that_has_no_room_is_no_bug():
+    with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
+        too_large()
+    failure = describe_failure(raised.value)
+    assert not failure.traceback
+    assert str(failure).startswith(
+        "OutOfMemory: CPU:0 has no memory left for a tensor of shape[1048576,4194304] and type"
+        " float of draws"
+    )
+    assert "Lower batch_size" in failure.message and "GPU" not in failure.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ON_A_GPU, "GPU:0 has no memory left for a tensor of shape[128,112,112,96] and type half"),
+        (ON_A_GPU, "of mobilenetv2/block_1_expand/convolution"),
+        (ON_A_GPU, "other programs on the same GPU"),
+        (IN_XLA, "the device has no memory left for 98,765,432,100 bytes. Lower"),
+    ],
+)
+def test_of_a_gpu_other_programs_are_named_too(text, said):
+    failure = describe_failure(tf.errors.ResourceExhaustedError(None, None, text))
+    assert not failure.traceback and said in failure.message
+
+
+def test_an_array_that_has_no_room_is_no_bug():
+    with pytest.raises(MemoryError) as raised:
+        np.ones(1 << 46)
+    failure = describe_failure(raised.value)
+    assert failure.kind == "OutOfMemory" and "512. TiB" in failure.message
+    assert not failure.traceback
+
+
+@pytest.mark.parametrize("text", ["received message larger than max", "too many open streams"])
+def test_what_else_is_exhausted_keeps_its_traceback(text):
+    assert describe_failure(tf.errors.ResourceExhaustedError(None, None, text)).traceback
