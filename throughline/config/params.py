@@ -251,7 +251,11 @@ def _format_error(item: Any) -> str:
         )
         if general in RENAMED:
             return f"{where} is now called {RENAMED[general]}"
-        return f"{where} is not a field; {did_you_mean(str(loc[-1]), _fields_at(loc[:-1]))}"
+        fields = _fields_at(loc[:-1])
+        hint = did_you_mean(str(loc[-1]), fields)
+        if "options" in fields:
+            hint += f" An argument of the builder is {'.'.join(map(str, loc[:-1]))}.options.{loc[-1]}"
+        return f"{where} is not a field; {hint}"
     if item["type"] == "missing":
         return f"{where} is missing"
     message = item["msg"].removeprefix("Value error, ")

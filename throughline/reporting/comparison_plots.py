@@ -20,6 +20,8 @@ from throughline.reporting.plots import (
 )
 from throughline.results.comparison import Row
 
+SHORTEST_LABELED = 0.15  # of the axis: bars from which on the rate is written within
+
 
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     """Draw training throughput of each configuration, with the interval of its rounds, between its
@@ -65,7 +67,10 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}" + (" †" if rows[place].above_ceiling else "")
-        axes.annotate(rate, (0, place), (6, 0), ha="left", color="white", **note)
+        # Next to a bar that is too short to hold it.
+        inside = trained[place] >= SHORTEST_LABELED * edge
+        at, color = (0, "white") if inside else (rows[place].steady_examples_per_s_high, INK)
+        axes.annotate(rate, (at, place), (6, 0), ha="left", color=color, **note)
         if place not in near:
             axes.annotate(
                 f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note
