@@ -110,16 +110,16 @@ def model_step_of(model_ms: float, *, on_accelerator: bool) -> ModelStepCost:
     return ModelStepCost(step_ms=model_ms, core_ms=model_ms, on_accelerator=on_accelerator)
 
 
-COPYING = Breakdown(
+IDLE_GPU = Breakdown(
     steps=20,
     traced_step_ms_p50=10.0,
     wait_ms_p50=0.0,
     wait_ms_p95=0.0,
     wait_ms_mean=0.0,
     iterators=(),
-    gpu_copy_ms=4.0,
+    gpu_busy_ms=5.0,
 )
-WAITING = replace(COPYING, wait_ms_mean=50.0, gpu_copy_ms=None)
+WAITING = replace(IDLE_GPU, wait_ms_mean=50.0, gpu_busy_ms=None)
 STRAGGLING = IteratorTime(
     path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0,
     call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from facts import (
     BATCH,
-    COPYING,
+    IDLE_GPU,
     PHOTO_COSTS,
+    STRAGGLING,
     TEXT,
     TINY,
     TINY_COSTS,
@@ -32,6 +33,7 @@ from throughline.diagnosis.cost_model import (
 from throughline.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
 from throughline.diagnosis.rules import RULES
 from throughline.diagnosis.threshold import parse_threshold
+from throughline.measurement.verdict import Stall
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
@@ -90,7 +92,6 @@ HOLDS = [
         {**WELL, "interleave": None},
         {"costs": replace(PHOTO_COSTS, read_us={"shards": 300, "snapshot": 8})},
     ),
-    ("copy_to_device", WELL, {"breakdown": COPYING}),
     ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
     ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
     ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
@@ -100,7 +101,7 @@ HOLDS = [
     ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
     ("few_shards", WELL, {"shard_count": 2}),
     ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
-    ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
+    ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "breakdown": IDLE_GPU, "model_ms": 100.0}),
     ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
     ("variable_cost", WELL, {"breakdown": UNEVEN}),
     ("padding", WELL, {"padding_pct": 60.0, "padding_pct_in_buckets": 20.0, "spec": TEXT}),
@@ -143,6 +144,26 @@ def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
     assert diagnosis.verdict == "compute-bound"
     assert diagnosis.cause == "none in the input"
     assert diagnosis.fix.startswith("stop tuning the input")
+
+
+def test_where_an_accelerator_waits_and_no_rule_holds_nobody_is_told_to_stop_looking():
+    well_read = {
+        "read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"},
+        "prefetch": 2, "postprocess_on": "device",
+    }  # fmt: skip
+    stall = Stall(pct=60.0, low_pct=58.0, high_pct=62.0)
+    diagnosis = judged(well_read, train_step_ms=25.0, stall=stall)
+    assert diagnosis.verdict == "input-bound" and not diagnosis.predicted_gain
+    assert diagnosis.cause == "no rule explains it" and diagnosis.fix.startswith("look at")
+
+
+def test_what_is_no_step_of_the_input_is_not_blamed_on_one():
+    diagnosis = judged(
+        WELL, gpu_utilization_pct=40.0, breakdown=replace(IDLE_GPU, iterators=(STRAGGLING,)),
+        model_ms=100.0,
+    )  # fmt: skip
+    (found,) = (each for each in diagnosis.findings if each.rule == "gpu_idle")
+    assert found.step == "train.steps_per_execution"
 
 
 def test_the_smallest_change_that_suffices_comes_before_the_largest():

@@ -105,3 +105,38 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
     assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=1e-4), (
         "the same weights and examples, finished by the same op"
     )
+
+
+MLP = {"name": "mlp", "options": {"width": 4}}
+ON_DEVICE = {**SNAPSHOT, "snapshot_on": "device", "postprocess_on": "device"}
+
+
+def opened(layout, config, **train):
+    """A loop on the small images, flipped, with a pipeline whose last batch of an epoch has 3."""
+    params = check(
+        document(config, model=MLP) | {"augment": ["flip"], "batch_size": 7, "train": train}
+    )
+    data = open_inputs(params, layout)
+    pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
+    models = build_models_for(params, data)
+    return TrainingLoop(models, pipeline, params.train), models, pipeline, params
+
+
+@pytest.mark.parametrize(
+    "config", [{"read": "shards"}, SNAPSHOT, ON_DEVICE], ids=["stream", "snapshot", "device"]
+)
+def test_a_batch_of_the_size_of_the_last_one_is_met_before_anything_is_timed(layout, config):
+    loop, _, pipeline, _ = opened(layout, config, jit_compile="device" not in str(config))
+    batch = next(loop._last_batch())
+    if config is ON_DEVICE:
+        batch = pipeline.gather_fn()(batch)
+    expected = pipeline.examples % 7
+    assert expected and batch[1].shape[0] == expected
+    loop.start()
+    assert loop.step() > 0
+
+
+def test_what_training_gathers_is_there_for_the_model_alone(layout):
+    loop, models, pipeline, params = opened(layout, ON_DEVICE)
+    state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
+    assert state.model_step_ms > 0 and state.rounds

@@ -37,6 +37,9 @@ FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
     " train.jit_compile or a faster accelerator help now"
 )
+FIX_WHEN_UNKNOWN = (
+    "look at the timeline, and at what else uses the disk, the memory and the cores of this machine"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,8 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
     elif first:
         cause, fix = f"{first.step}: {first.cause} ({first.evidence})", first.fix
     else:
-        cause, fix = _describe_unknown(facts, bound=bound), FIX_WHEN_COMPUTE_BOUND
+        cause = _describe_unknown(facts, bound=bound)
+        fix = FIX_WHEN_UNKNOWN if bound and facts.on_accelerator else FIX_WHEN_COMPUTE_BOUND
     return Diagnosis(
         verdict=verdict.name,
         utilization_pct=100 - facts.stall_pct,
@@ -107,7 +111,7 @@ def _describe_unknown(facts: Facts, *, bound: bool) -> str:
     if not bound:
         return "none in the input"
     if facts.on_accelerator:
-        return "no rule explains it; look at the timeline"
+        return "no rule explains it"
     return "input and model compete for the same cores"
 
 
@@ -169,7 +173,7 @@ def _evaluate_rule(
     change = {
         f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()
     } | dict(rule.change.other)
-    worst = facts.breakdown.worst()
+    worst = facts.breakdown.worst() if rule.change.config else None
     return Finding(
         rule=rule.name,
         step=worst.step if worst else rule.params_key,

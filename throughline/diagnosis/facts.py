@@ -64,6 +64,12 @@ class Facts:
         return self.stall_pct if self.wait_pct is None else self.wait_pct
 
     @property
+    def gpu_busy_pct(self) -> float | None:
+        """Share of a traced step in which the GPU was at work; None without a GPU."""
+        busy_ms, step_ms = self.breakdown.gpu_busy_ms, self.breakdown.traced_step_ms_p50
+        return None if busy_ms is None or not step_ms else 100 * busy_ms / step_ms
+
+    @property
     def map_parallelism(self) -> Parallelism:
         """Parallel calls of the maps."""
         return Parallelism(self.config.map.parallel)

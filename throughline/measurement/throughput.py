@@ -122,6 +122,8 @@ def _time_pass(
         count += _examples(next(batches))
         steps += 1
         now = time.perf_counter()
+    tf.test.experimental.sync_devices()  # what a GPU gathers returns before it is there
+    now = time.perf_counter()
     timing = PassTiming(
         examples=first_size + count,
         first_batch_s=first_batch_at - requested_at,

@@ -28,6 +28,7 @@ from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
 
 MAX_EPOCHS = 1_000_000
+MAX_STEPS = 1 << 40
 BATCHES_IN_MEMORY = 64
 # Cores in use that count as none, and how long to wait for that.
 PAUSE_S, IDLE_CORES, IDLE_TIMEOUT_S = 0.01, 0.2, 5.0
@@ -54,6 +55,11 @@ class TrainingLoop:
         self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
         self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
         self._step = _train_function(models, settings, Feed.of(pipeline, settings))
+        self._pipeline = pipeline
+        # An accelerator, and XLA, compile kernels for a size of batches when they meet it.
+        self._compiles_by_size = not pipeline.plan.batching and (
+            settings.jit_compile or bool(tf.config.list_physical_devices("GPU"))
+        )
 
     def start(self) -> None:
         """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its
@@ -64,6 +70,16 @@ class TrainingLoop:
             self.pull()
         for _ in range(self._warm_up_steps):
             self.step()
+        if self._compiles_by_size:
+            wait_for_loss(self._step(self._last_batch()))
+
+    def _last_batch(self) -> Iterator:
+        """An iterator of one batch that is as large as the last one of an epoch."""
+        steps = self._pipeline.steps_per_epoch
+        if self._pipeline.plan.gathers_on_device:
+            return iter(tf.data.Dataset.range(steps - 1, steps))
+        size = self._pipeline.examples - (steps - 1) * self._pipeline.batch_size
+        return repeat_batch(tf.nest.map_structure(lambda part: part[:size], next(self._batches)))
 
     def step(self) -> float:
         """Take a batch, train on it, wait until its loss is known on the host."""
@@ -79,7 +95,15 @@ def make_model_only_step(
 ) -> StepFunction:
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
     when input costs nothing. Where batches differ in size, they are the first ones of an epoch.
+    Its way to a GPU is part of the step, as in training; a batch that training gathers there is
+    there.
     """
+    if pipeline.plan.gathers_on_device:
+        batch = next(pipeline.batches())
+        feed = replace(Feed.of(pipeline, settings, gathers=False), gather=lambda _: batch)
+        train, steps = _train_function(models, settings, feed), tf.data.Dataset.range(MAX_STEPS)
+        numbers = iter(steps)
+        return lambda: wait_for_loss(train(numbers))
     batches = (
         repeat_batches(pipeline)
         if pipeline.plan.spec.schema.is_text
@@ -187,10 +211,7 @@ def repeat_batches(pipeline: InputPipeline) -> Iterator:
 
 
 def repeat_batch(batch: Any) -> Iterator:
-    """One batch again and again, kept on the training device."""
-    device = "/GPU:0" if tf.config.list_physical_devices("GPU") else "/CPU:0"
-    with tf.device(device):
-        batch = tf.nest.map_structure(tf.identity, batch)
+    """One batch again and again, kept in memory."""
     dataset = tf.data.Dataset.from_tensors(batch).repeat()
     options = tf.data.Options()
     options.autotune.enabled = False

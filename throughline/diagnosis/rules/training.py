@@ -25,13 +25,17 @@ def _cold_start(facts: Facts) -> str | None:
 @rule(
     params_key="train.steps_per_execution",
     cause="the GPU waits for Python and for kernels to be launched",
-    change=Change(other={"train.steps_per_execution": 8, "train.jit_compile": True}),
+    change=Change(other={"train.steps_per_execution": 8}),
 )
 def _gpu_idle(facts: Facts) -> str | None:
-    used = facts.gpu_utilization_pct
-    if used is None or used >= GOOD_UTILIZATION_PCT or facts.wait_or_stall_pct >= WORTH_PCT:
+    # NVML's is of the whole training, with what lies between epochs and what compiles kernels; the
+    # trace's is of single steps.
+    trained, traced = facts.gpu_utilization_pct, facts.gpu_busy_pct
+    if trained is None or traced is None or facts.wait_or_stall_pct >= WORTH_PCT:
+        return None
+    if max(trained, traced) >= GOOD_UTILIZATION_PCT:
         return None
     return (
-        f"the GPU is busy {used:.0f} % of the time, and it is not the input that it waits for"
+        f"the GPU is busy {traced:.0f} % of a step, and it is not the input that it waits for"
         f" ({facts.wait_or_stall_pct:.1f} % of a step)"
     )

@@ -61,20 +61,3 @@ def _host_widening(facts: Facts) -> str | None:
         )
         else None
     )
-
-
-@rule(
-    params_key="postprocess_on",
-    cause="more bytes cross to the device than the model needs",
-    change=Change(
-        config={"postprocess_on": "device"},
-        saved_ms=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0),
-    ),
-)
-def _copy_to_device(facts: Facts) -> str | None:
-    copied = facts.breakdown.gpu_copy_ms
-    return (
-        f"{copied:.2f} ms of a step copy {facts.batch_mib:,.1f} MiB to the GPU"
-        if copied is not None and facts.is_worthwhile(copied)
-        else None
-    )
