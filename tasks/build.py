@@ -138,7 +138,7 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
 
 def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSummary:
     """Everything that was resolved: the steps in order, the element and the sizes."""
-    spec = pipeline.dataset().element_spec
+    spec = pipeline.element_spec
     inputs, label = spec[:2]
     return PlanSummary(
         plan=str(pipeline.plan),

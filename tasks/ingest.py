@@ -16,6 +16,7 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout, from_here
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 
 COLUMNS_SHOWN = 12
@@ -139,7 +140,10 @@ def main() -> None:
     """
     with options_stage_cli(main, declare_options) as (params, options):
         layout = Layout()
-        with use_engine(**params.engine.model_dump()):
+        with (
+            hold_outputs(layout.manifest.parent, "preparing data"),
+            use_engine(**params.engine.model_dump()),
+        ):
             manifest = ingest(
                 params.data,
                 layout.manifest,

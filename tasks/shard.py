@@ -13,6 +13,7 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo_result
 from throughline.shared.scratch import Scratch
 
@@ -26,6 +27,7 @@ def main() -> None:
         earlier = open_earlier("shard", layout.root, scratch)
         started_at = time.perf_counter()
         with (
+            hold_outputs(layout.shards.parent, "preparing data"),
             use_engine(**params.engine.model_dump()),
             open_known_files(manifest, params.data, layout.inspections) as is_known,
         ):

@@ -17,13 +17,14 @@ from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.plan.constraints import find_fraction_problems, find_ops_problems
+from throughline.plan.data_constraints import find_fraction_problems, find_ops_problems
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.engine import use_engine
 from throughline.shared.errors import ImpossiblePlan, UserError
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import open_store
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo_result
 from throughline.shared.scratch import Scratch
 
@@ -64,7 +65,10 @@ def main() -> None:
         earlier = None if store else open_earlier("snapshot", layout.root, scratch)
         known = _read_cost(earlier) if earlier else None
         started_at = time.perf_counter()
-        with use_engine(**params.engine.model_dump()):
+        with (
+            hold_outputs(layout.snapshot.parent, "preparing data"),
+            use_engine(**params.engine.model_dump()),
+        ):
             written = write_snapshot(
                 shards,
                 layout.shards,

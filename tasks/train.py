@@ -22,6 +22,7 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import open_split_pipelines, train
+from throughline.assembly.training_gpus import count_training_gpus, describe_idle_gpus
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
@@ -145,8 +146,11 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
             "  model.keras takes token numbers, int32 and padded with 0, not strings; one that"
             f" takes these: `python -m tasks.export --pipeline {name} --out FOLDER`"
         )
-    if visible_gpus()[1]:
-        echo(f"  {visible_gpus()[1]}")
+    gpus, reason = visible_gpus()
+    if reason:
+        echo(f"  {reason}")
+    if idle := describe_idle_gpus(visible=len(gpus), used=count_training_gpus()):
+        echo_problem(idle)
 
 
 def main() -> None:
@@ -229,7 +233,7 @@ def main() -> None:
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
-        RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
+        RunRecord(mlflow_run_id=recorder.run_id).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         steps = len(training.rows) * pipelines.train.steps_per_epoch
         stopped = (

@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 DEFAULT_ENVIRONMENT = {
-    # TensorFlow: warnings and errors, no start-up chatter.
+    # TensorFlow: errors alone, neither start-up chatter nor warnings.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Takes of a GPU's memory what it needs, not all: others work on it, too, and what a training
     # needs is what NVML then reads.

@@ -160,6 +160,43 @@ def test_all_problems_are_told_together():
             "pipelines.my-config: names are Python identifiers",
         ),
         ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
+        ({"preprocess": "[one_hot]"}, "preprocess: one_hot changes labels, which are stored"),
+        (
+            {"postprocess": "[{standardize: {mean: [0.5]}}]"},
+            "postprocess[0].standardize: give `mean` and `deviation`, or neither",
+        ),
+        (
+            {"postprocess": "[{standardize: {deviation: [0.5]}}]"},
+            "postprocess[0].standardize: give `mean` and `deviation`, or neither",
+        ),
+        (
+            {"postprocess": "[rescale, categories]", "data__source": "table"},
+            "postprocess: rescale changes the numbers of the categories",
+        ),
+        (
+            {"postprocess": "[one_hot]", "data__source": "table", "data__label_kind": "number"},
+            "postprocess: one_hot needs labels that are classes",
+        ),
+        (
+            {
+                "data__source": "table",
+                "data__label_kind": "number",
+                "pipelines__naive__sampling": "balanced",
+            },
+            "pipelines.naive.sampling: a number to predict is no class",
+        ),
+        (
+            {"data__source": "time_series", "pipelines__naive__interleave": "{}"},
+            "pipelines.naive.interleave: windows of a time series need the blocks in their order",
+        ),
+        (
+            {"data__source": "text_folder", "pipelines__naive__service": "{}"},
+            "pipelines.naive.service: its workers' batches differ in length",
+        ),
+        (
+            {"pipelines__naive__decode": "{ratio: 2}"},
+            "pipelines.naive.decode.ratio: nothing resizes the images",
+        ),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (
             {"pipelines__naive__map": "{parallel: fast}"},

@@ -64,6 +64,13 @@ def test_the_split_is_read_from_the_words_of_a_path(name, split):
     assert tfrecord.find_split(name) == split
 
 
+@pytest.mark.parametrize("name", ["valid_pixels_train-00000-of-00002", "train/test-val.tfrecord"])
+def test_a_name_with_the_words_of_two_splits_is_refused(name):
+    with pytest.raises(UnreadableSource, match=r"may be of several splits: its name holds \w+ and"):
+        tfrecord.find_split(name)
+    assert tfrecord.find_split("val/valid-dev.tfrecord") == "validation"
+
+
 def test_encoded_images_stay_where_they_are(tmp_path):
     images = [png(number) for number in range(3)]
     sizes = sorted(map(len, images))
@@ -151,7 +158,7 @@ def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_
 
 def test_labels_txt_names_the_classes_by_number(tmp_path):
     write(tmp_path / "a.tfrecord", vectors(3))
-    (tmp_path / "labels.txt").write_text("cat\ndog\nowl\nfox\n")
+    (tmp_path / "labels.txt").write_text("\ufeffcat\ndog\nowl\nfox\n\n \n")
     found = scan(tmp_path)
     assert (list(found.labels), found.classes) == (
         ["cat", "dog", "owl"],
@@ -355,12 +362,44 @@ def test_hidden_files_are_no_shards(tmp_path):
     write(tmp_path / ".cache" / "b.tfrecord", vectors(2))
     write(tmp_path / ".c.tfrecord", vectors(3))
     assert [shard.name for shard in tfrecord.find_shards(tmp_path)] == ["a.tfrecord"]
+    assert scan(tmp_path).skipped == {}
+
+
+def test_files_and_links_that_are_no_shards_are_counted(tmp_path):
+    write(tmp_path / "in" / "a.tfrecord", [example(x=[1.0], label=[0])])
+    write(tmp_path / "away" / "b.tfrecord", vectors(2))
+    write(tmp_path / "in" / "more" / "train_3.tfr", vectors(2))
+    (tmp_path / "in" / "labels.txt").write_text("owl\n")
+    (tmp_path / "in" / "linked").symlink_to("../away")
+    (tmp_path / "in" / "c.tfrecord").symlink_to("gone")
+    assert scan(tmp_path / "in").skipped == {
+        "link to nothing": 1,
+        "link to a folder": 1,
+        ".tfr": 1,
+    }
+
+
+def test_whole_numbers_that_float32_does_not_hold_are_rejected(tmp_path):
+    records = [example(x=[n, 2**24 + n], label=[n]) for n in range(3)]
+    write(tmp_path / "a.tfrecord", records)
+    found = scan(tmp_path)
+    assert found.values.tolist() == [[0, 2**24], [2, 2**24 + 2]]
+    assert [item.reason for item in found.rejected] == [
+        "feature x holds a whole number of which float32 keeps the first seven digits: 16777217"
+    ]
 
 
 def test_one_file_is_a_data_set_too(tmp_path):
     write(tmp_path / "one.tfrecord", vectors(2))
     write(tmp_path / "two.tfrecord", vectors(3))
-    assert scan(tmp_path / "one.tfrecord").ids == ["one.tfrecord/00000000", "one.tfrecord/00000001"]
+    found = scan(tmp_path / "one.tfrecord")
+    assert found.ids == ["one.tfrecord/00000000", "one.tfrecord/00000001"] and not found.warnings
+    (tmp_path / "labels.txt").write_text("owl\nduck\n")
+    unnamed = scan(tmp_path / "one.tfrecord")
+    assert unnamed.classes == ["0", "1"]
+    assert unnamed.warnings[0].startswith(
+        "labels.txt is not read, since data.path names the shard alone"
+    )
 
 
 def feature(kind: str, module: str = "tensor_feature", **more) -> dict:

@@ -9,6 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pandas as pd
 import psutil
@@ -18,6 +19,7 @@ from conftest import data_settings, picture, read_reasons
 from PIL import Image
 from project import SMALL, run_stages, write_params
 
+from throughline.data.encodings.image_files import DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.shared.errors import (
@@ -28,6 +30,7 @@ from throughline.shared.errors import (
     UnusableDataset,
 )
 from throughline.shared.layout import STORE_HOME, WORKSPACES, Layout
+from throughline.shared.output_lock import hold_outputs
 
 
 @pytest.fixture
@@ -170,10 +173,14 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     for name, values in {
         "a/bright": steps * 1040,
         "a/dark": steps * 4,
-        "b/other": steps * 99,
+        "a/twelve": steps * 65,
+        "b/other": steps * 199,
     }.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(values).save(tmp_path / "in" / f"{name}.png")
+    for name, factor in (("color", 1040), ("dim", 65)):
+        deep = np.stack([steps * factor] * 3, axis=2)
+        assert cv2.imwrite(str(tmp_path / "in" / "a" / f"{name}.png"), deep)
     company(tmp_path / "in" / "b")
     manifest = ingest(
         data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
@@ -182,8 +189,46 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     for name, factor in {"a/bright.png": 1040, "a/dark.png": 4}.items():
         with Image.open(uris[name]) as image:
             np.testing.assert_array_equal(np.asarray(image), np.round(steps * (factor / 257)))
-    note = "16 bits, but no value above 255: black; save such images as 8 bits"
-    assert manifest.stats["notes"][note] == 1
+    assert manifest.stats["notes"][DARK_NOTE] == 3
+    with Image.open(uris["a/dim.png"]) as image:
+        assert np.asarray(image).max() == 63 * 65 // 256
+
+
+def bmp_with_masks(path, fourth):
+    """A 32-bit BMP of gray pixels that says which bytes are transparency, all of them `fourth`."""
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 108, 4, 4, 1, 32, 3, 64, 0, 0, 0, 0) + masks
+    pixels = bytes([100, 100, 100, fourth]) * 16
+    offset = 14 + 108
+    start = struct.pack("<2sIHHI", b"BM", offset + 64, 0, 0, offset)
+    path.write_bytes(start + header.ljust(108, b"\0") + pixels)
+
+
+def test_the_unused_fourth_bytes_of_a_bmp_are_no_transparency(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    bmp_with_masks(tmp_path / "in" / "a" / "unused.bmp", 0)
+    bmp_with_masks(tmp_path / "in" / "a" / "half.bmp", 128)
+    company(tmp_path / "in" / "b")
+    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
+    uris = manifest.examples.set_index("id")["uri"]
+    for name, gray in {"a/unused.bmp": 100, "a/half.bmp": 177}.items():
+        with Image.open(uris[name]) as image:
+            assert np.asarray(image).min() == np.asarray(image).max() == gray
+
+
+def test_a_jpeg_with_further_pictures_stays_as_it_is(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    path = tmp_path / "in" / "a" / "phone.jpg"
+    picture(1).save(path, "MPO", save_all=True, append_images=[picture(2)])
+    company(tmp_path / "in" / "b")
+    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
+    assert manifest.examples.set_index("id")["uri"]["a/phone.jpg"] == str(path)
+    assert not manifest.stats["notes"]
+    with Image.open(path) as image:
+        seen = tf.io.decode_image(path.read_bytes()).numpy().astype(int)
+        assert np.abs(seen - np.asarray(image)).max() <= 3
 
 
 def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_path):
@@ -272,6 +317,25 @@ def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tm
             ),
             tmp_path / "m2",
         )
+
+
+@pytest.mark.integration
+def test_one_stage_at_a_time_prepares_data(tmp_path, capsys):
+    (tmp_path / "source").mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 6), np.uint8)
+    np.savez(tmp_path / "source" / "data.npz", x=images, y=["cat", "dog"] * 30)
+    write_params(tmp_path, SMALL)
+    stages = ("ingest", "shard", "snapshot")
+    run_stages(tmp_path, *stages)
+    before = sorted((tmp_path / "data").iterdir())
+    with hold_outputs(tmp_path / "data", "preparing data"):
+        for stage in stages:
+            with pytest.raises(SystemExit):
+                run_stages(tmp_path, stage)
+            said = capsys.readouterr().err
+            assert "another process is preparing data and writes into data" in said
+    assert sorted((tmp_path / "data").iterdir()) == before
+    run_stages(tmp_path, *stages)
 
 
 @pytest.mark.integration

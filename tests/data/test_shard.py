@@ -13,8 +13,8 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
-from throughline.settings import ShardSettings
-from throughline.shared.errors import CorruptShard, DataNotFound, MissingInput
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, MissingInput
 
 
 def digests(folder):
@@ -108,6 +108,18 @@ def test_a_file_that_vanished_or_changed_since_ingest_is_named(photo_settings, t
     with pytest.raises(DataNotFound, match=r"changed\.jpg .* has another size than at ingest"):
         shard(manifest, tmp_path / "again", settings=ShardSettings(writers=3))
     assert not (tmp_path / "again").exists()
+
+
+def test_texts_that_changed_since_ingest_are_named(tmp_path):
+    lines = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(40))
+    (tmp_path / "table.csv").write_text(f"text,label\n{lines}")
+    settings = DataSettings(source="text_table", path=str(tmp_path / "table.csv"))
+    folder = prepared(settings, tmp_path)
+    texts = folder / "manifest" / "documents.bin"
+    texts.write_bytes(texts.read_bytes()[::-1])
+    manifest = read_manifest(folder / "manifest")
+    with pytest.raises(DamagedFile, match=r"documents\.bin has other contents than ingest wrote"):
+        shard(manifest, tmp_path / "again", settings=ShardSettings(writers=1))
 
 
 def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path):

@@ -169,6 +169,13 @@ def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
     assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
 
 
+def test_nanoseconds_are_in_the_order_of_time(tmp_path):
+    path = tmp_path / "series.csv"
+    path.write_text("at,heat\n1700000000000000000,1.5\n1700000000000000001,2.5\n")
+    series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="at"))
+    assert series.values.tolist() == [[1.5], [2.5]]
+
+
 def test_one_array_is_a_series_of_one_column(tmp_path):
     np.save(tmp_path / "series.npy", np.arange(4))
     series = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
@@ -182,6 +189,7 @@ def test_one_array_is_a_series_of_one_column(tmp_path):
         ([1.0, 1e300], "row 2, column column_0 is 1e\\+300"),
         ([1.0, np.nan], "row 2, column column_0 is nan"),
         ([0, 1_700_000_001], "float32 keeps the first seven digits"),
+        ([98765432.1, 98765432.4], "column_0 holds numbers such as .*, or save float32 if"),
     ],
 )
 def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason):
@@ -199,9 +207,19 @@ def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason
         ("day,place\n1,x\n2,y\n", "no numeric column; set data.numeric"),
         ("day,heat\n2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
         ("day,heat\n01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
+        ("day,heat\n1700000000000000001,1\n1700000000000000000,2\n", "not increase in row 2"),
         ("day,heat\n01.12.2026,1\n02.01.2026,2\n", "day does not increase in row 2"),
     ],
-    ids=["gap", "backwards", "doubled", "no numbers", "no date", "two ways", "day first"],
+    ids=[
+        "gap",
+        "backwards",
+        "doubled",
+        "no numbers",
+        "no date",
+        "two ways",
+        "nanoseconds",
+        "day first",
+    ],
 )
 def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, text, reason):
     path = tmp_path / "series.csv"

@@ -4,10 +4,12 @@ two types, and nothing is taken for a number, a category or a class that cannot 
 
 from __future__ import annotations
 
+import gzip
 from datetime import timedelta
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -62,6 +64,10 @@ def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     ):
         scan(path)
     assert scan(path, quoting="multi_line").schema.input.columns.categories == (("a, b", "c\nd"),)
+    path.write_text('"size\nin m",color,label\n1,a,x\n2,b,y\n')
+    with pytest.raises(UnreadableSource, match=r"line 1: a quoted cell goes on to line 2"):
+        scan(path)
+    assert scan(path, quoting="multi_line").schema.input.columns.names[0] == "size\nin m"
 
 
 @pytest.mark.parametrize("surplus", [1, -1])
@@ -217,6 +223,12 @@ def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignore
         ("", lambda row: row, "column Unnamed: 1 has no name in the header; a row index"),
         ("__index_level_0__", lambda row: row * 7919 % 10007, "has no name in the header"),
         ("seconds", lambda row: 1_700_000_001 + row % 9, "float32 keeps the first seven digits"),
+        (
+            "meter",
+            lambda row: f"{98_765_432 + row % 40 * 0.35:.2f}",
+            r"98765432 and 98765432\.35, of which float32 .*: of 40 that differ 3 would be left",
+        ),
+        ("moment", lambda row: f"{1_700_000_000 + row * 0.7:.1f}", "subtract what they have in"),
     ],
 )
 def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
@@ -262,6 +274,7 @@ def test_all_columns_that_are_not_meant_so_are_refused_at_once_with_the_line_to_
         (["1", "2", "01"], "label holds 1 and 01, the same value"),
         (["true", "False", "True"], "label holds true and True, the same value"),
         ([str(10**19), str(10**19 + 1), str(10**19 + 1)], ""),
+        (["98765432.1", "98765432.4", "98765432.7"], "label holds numbers such as 98765432.1 and"),
         (["1,200.50", "2,200.50", "3,200.50"], "label holds numbers in a notation that is not"),
     ],
 )
@@ -419,6 +432,10 @@ def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
         list(text_table.scan(settings).documents)
     kept = list(text_table.scan(settings.model_copy(update={"quoting": "none"})).documents)
     assert len(kept) == 50 and kept[10].content == '"text 10'
+    rows = [['"text 0', "a"], ["text 1", "b"], ['text 2"', "a"], ["text 3", "b"]]
+    path = write(tmp_path, "text,label", rows)
+    with pytest.raises(UnreadableSource, match=r"line 2: a quoted text goes on to line 4, and"):
+        list(text_table.scan(settings).documents)
     path.write_text('text,label\n"two\nlines, of, text",a\nother,b\n')
     assert [item.content for item in text_table.scan(settings).documents] == [
         "two\nlines, of, text",
@@ -445,10 +462,13 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
         (b'"size,label\n1",label\n', "line 1: a quoted cell goes on to line 2"),
         (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
         (b"size,label\n", "no column is left to learn from"),
+        (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
+        (gzip.compress(b"size,label\n1,x\n"), "is compressed with GZIP; unpack it"),
+        (b"PAR1\x15\x04", r"is a Parquet table; name it \.parquet"),
     ],
     ids=[
         *("empty", "doubled", "no header", "encoding", "open quote"),
-        *("joined header", "joined files", "no rows"),
+        *("joined header", "joined files", "no rows", "Excel", "GZIP", "Parquet"),
     ],
 )
 def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
@@ -476,6 +496,7 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
         "column bytes is left out: its cells are large_binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
+    assert {cells.type for cells in read.columns.values()} == {pa.large_string()}, "2 GiB and more"
     assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
     assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
     assert read.numbers("price")[:2].tolist() == [1.125, 2.25]
@@ -543,6 +564,40 @@ def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
         "  - column size holds numbers; set data.missing: {size: median}",
         "  - data.missing: no feature is named weight; known: id, size",
     ]
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"numeric": ["size", "age"]}, r"size \(data\.label_column and data\.numeric\)"),
+        ({"numeric": ["age", "age"]}, r"age \(data\.numeric and data\.numeric\)"),
+        ({"ignore": ["age"], "numeric": ["age"]}, r"age \(data\.numeric and data\.ignore\)"),
+        ({"numeric": ["age"], "categorical": ["age"]}, r"age \(.*numeric and data\.categorical\)"),
+        ({"categorical": ["split"]}, r"split \(the splits and data\.categorical\)"),
+    ],
+)
+def test_a_column_that_is_named_for_two_uses_is_refused(tmp_path, named, words):
+    rows = [[row / 8, row % 7, "ab"[row % 2], "train"] for row in range(40)]
+    path = write(tmp_path, "size,age,color,split", rows)
+    with pytest.raises(UnreadableSource, match=rf"has one use, .*: {words}; name each once"):
+        scan(path, label_column="size", **named)
+
+
+def test_numbers_that_float32_keeps_apart_are_learned_from_however_many_they_are(tmp_path):
+    draw = np.random.default_rng(0)
+    columns = [draw.random(20_000), -73.98 + 0.02 * draw.standard_normal(20_000)]
+    rows = zip(*columns, ["x", "y"] * 10_000, strict=True)
+    found = scan(write(tmp_path, "share,longitude,label", rows))
+    assert found.schema.input.columns.names == ("share", "longitude")
+
+
+def test_suffixes_are_known_in_capital_letters(tmp_path):
+    pd.DataFrame({"text": ["a"], "label": ["b"]}).to_parquet(tmp_path / "T.PARQUET")
+    (tmp_path / "T.CSV").write_text("text,label\na,b\n")
+    for name in ("T.PARQUET", "T.CSV"):
+        settings = DataSettings(source="text_table", path=str(tmp_path / name))
+        assert read_table(tmp_path / name, settings).cells("text") == ["a"]
+        assert len(list(text_table.scan(settings).documents)) == 1
 
 
 def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):

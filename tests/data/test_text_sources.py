@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from throughline.data.documents import write_documents
@@ -16,6 +18,7 @@ from throughline.data.encodings.texts import (
     inspect_text,
     read_document,
 )
+from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
 from throughline.data.sources import scan, text_folder, text_lines, text_table
 from throughline.data.sources.base import Document, Rejected
@@ -147,6 +150,29 @@ def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("New\xa0York", ""),
+        ("می\u200cخواهم", ""),
+        ("東京\u3000都", ""),
+        ("a\u2028b", "has a line break"),
+        ("a\x07b", "has characters that cannot be printed"),
+        ("caf\udce9", "label is not utf-8"),
+    ],
+)
+def test_a_class_may_have_any_name_that_fits_on_a_line(tmp_path, name, reason):
+    lines = [f"text {number},{name if number % 3 else 'other'}" for number in range(60)]
+    lines += [f"more {number},third" for number in range(60)]
+    content = "\n".join(["text,label", *lines])
+    (tmp_path / "table.csv").write_bytes(content.encode("utf-8", "surrogateescape"))
+    data = settings("text_table", tmp_path / "table.csv", max_reject_fraction=0.9)
+    manifest = ingest(data, tmp_path / "manifest")
+    assert (name in manifest.classes) == (not reason)
+    assert all(reason in said for said in manifest.rejected["reason"])
+    assert len(manifest.rejected) == (40 if reason else 0)
+
+
 def test_a_missing_column_is_named_with_the_nearest_one(tmp_path):
     (tmp_path / "table.csv").write_text("texts,label\na,b\n")
     with pytest.raises(
@@ -165,6 +191,10 @@ def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / "table.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(UnreadableSource, match="is not a readable Parquet table"):
         text_table.scan(settings("text_table", tmp_path / "table.parquet"))
+    doubled = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+    pq.write_table(pa.table(doubled, names=["text", "text", "label"]), tmp_path / "two.parquet")
+    with pytest.raises(UnreadableSource, match="more than one column is named text"):
+        text_table.scan(settings("text_table", tmp_path / "two.parquet"))
     (tmp_path / "table.jsonl").write_text("{}")
     with pytest.raises(UnreadableSource, match=r"set `data\.source: text_lines`"):
         text_table.scan(settings("text_table", tmp_path / "table.jsonl"))
@@ -228,6 +258,11 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
         ("ham.txt:00000004", "ham", b"two"),
         ("spam.txt:00000001", "spam", b"three"),
     ]
+    assert source.skipped == {".csv": 1}
+    write_folder(tmp_path, {"sub/b.jsonl": b"{}", "a.jsonl.gz": b"", ".hidden": b""})
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    skipped = text_lines.scan(settings("text_lines", tmp_path)).skipped
+    assert skipped == {".gz": 1, "link to nothing": 1, "folder": 1, ".csv": 1}
     with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
         text_lines.scan(settings("text_lines", tmp_path / "ham.txt"))
     with pytest.raises(DataNotFound, match="no file of lines"):

@@ -10,11 +10,13 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SPLIT
+from conftest import SPLIT, data_settings
+from PIL import Image
 
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.settings import DataSettings
+from throughline.data.shards.writing import shard
+from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import report_user_errors
 from throughline.shared.files import write_json
 
@@ -39,6 +41,25 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
     assert len(read_manifest(small_disk / "manifest").examples) == 200
     (partial,) = small_disk.glob("manifest.*.partial")
     shutil.rmtree(partial)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
+    small_disk, tmp_path, capsys, compression
+):
+    """Of shards that are larger than what is written at once."""
+    draw = np.random.default_rng(0)
+    for number in range(16):
+        path = tmp_path / "in" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = draw.integers(0, 256, (400, 500, 3), np.uint8)
+        Image.fromarray(noise).save(path, compress_level=0)
+    split = {"validation": 0.2, "test": 0}
+    manifest = ingest(data_settings(tmp_path / "in", split=split), tmp_path / "manifest")
+    settings = ShardSettings(min_shards=3, writers=2, compression=compression)
+    said = ended_with(capsys, lambda: shard(manifest, small_disk / "shards", settings=settings))
+    assert said.startswith("DiskFull: no space is left")
 
 
 def ended_with(capsys, work) -> str:

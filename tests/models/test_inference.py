@@ -42,3 +42,5 @@ def test_a_model_that_ends_with_a_softmax_gives_probabilities():
     assert gives_probabilities(keras.Model(inputs, layers.Softmax()(logits)))
     assert gives_probabilities(keras.Model(inputs, layers.Activation("softmax")(logits)))
     assert gives_probabilities(keras.Model(inputs, inner(inputs))), "within another model"
+    cast = layers.Identity(dtype="float32")(inner(inputs))
+    assert gives_probabilities(keras.Model(inputs, cast)), "before a cast"

@@ -27,8 +27,8 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.plan.augmentations import RandomResizedCrop
-from throughline.plan.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resize
+from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
+from throughline.plan.ops import Brightness, CenterCrop, Cutout, Flip, Op, RandomCrop, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker
@@ -115,6 +115,35 @@ def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
         )
     plan = str(pipeline(stored, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
     assert f"+{crop.name} fetched+flip fetched+rescale" in plan
+
+
+class SumOfRows(Op):
+    """An op of one's own that takes one image (height, width, channels) alone."""
+
+    name = "sum_of_rows"
+    takes = "example"
+    random = True
+
+    def compute(self, element, draw):
+        sums = tf.reduce_sum(tf.ensure_shape(element["image"], (None, None, 1)), axis=0)
+        return {**element, "image": sums[None]}
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        (CenterCrop(height=20, width=20), ResizedCenterCrop(height=8, width=8, shorter=8)),
+        (Flip(), SumOfRows()),
+    ],
+    ids=["crop of a crop", "one example"],
+)
+def test_a_snapshot_gives_every_op_what_it_takes(stored, augment):
+    found, expected = (
+        pipeline(stored, augment=augment, **config).dataset()
+        for config in (CONFIGS["in_order"] | {"read": "snapshot"}, CONFIGS["in_order"])
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
 
 
 @pytest.mark.integration
@@ -225,6 +254,21 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
     assert same(gathered, batches(pipe, epochs=2))
 
 
+def test_the_rows_of_a_split_on_the_device_are_gathered_of_variables(stored):
+    pipe = pipeline(stored, **CONFIGS["device_resident"])
+    gather = tf.function(pipe.gather_fn(), autograph=False)
+    graph = gather.get_concrete_function(tf.TensorSpec((), tf.int64)).graph
+    gathered = {
+        node.op: tf.as_dtype(node.attr["dtype"].type).name
+        for node in graph.as_graph_def().node
+        if node.op == "ResourceGather" and node.attr["dtype"].type == tf.uint8.as_datatype_enum
+    }
+    assert gathered == {"ResourceGather": "uint8"}
+    whole = {variable.shape[0] for variable in pipe.reader.variables.values()}
+    copied = [node for node in graph.as_graph_def().node if node.op == "ReadVariableOp"]
+    assert whole == {pipe.examples} and not copied
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("workers", "batch_size"), slow_but_first([(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
@@ -303,6 +347,25 @@ def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
     found = batches(replace(cached, plan=plan), epochs=3)
     assert len(COUNTED) == cached.examples
     assert same(found, batches(pipeline(stored, **sampled), epochs=3))
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_draws_by_class_come_after_a_cache_that_no_op_follows(stored, with_keys):
+    sampled = {"read": "shards", "sampling": "balanced", "shuffle": {"kind": "none"}}
+    found, expected = (
+        pipeline(stored, postprocess=(), with_keys=with_keys, cache=cache, **sampled).dataset()
+        for cache in ({}, None)
+    )
+    assert found.element_spec == expected.element_spec
+    for one, other in zip(found, expected, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_a_batch_is_described_by_one_dataset(stored):
+    pipe = pipeline(stored, **CONFIGS["save_load"])
+    assert pipe.element_spec[0].shape[1:] == (12, 10, 1)
+    assert pipe.batch_bytes == BATCH * 12 * 10 * 4
+    assert len(list(pipe.scratch.folder.iterdir())) == 1
 
 
 @pytest.mark.integration

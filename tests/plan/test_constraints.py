@@ -12,10 +12,28 @@ from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
 from throughline.plan.constraints import (
     find_config_problems,
+)
+from throughline.plan.data_constraints import (
+    find_data_problems,
     find_fraction_problems,
+    find_label_problems,
+    find_ops_problems,
     find_variable_size_problems,
 )
-from throughline.plan.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
+from throughline.plan.ops import (
+    Categories,
+    CenterCrop,
+    Decode,
+    Flip,
+    Mixup,
+    OneHot,
+    Op,
+    RandomCrop,
+    Rescale,
+    Resize,
+    Standardize,
+)
+from throughline.plan.schema import Encoding
 from throughline.settings import PipelineConfig
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -50,6 +68,8 @@ def test_nothing_is_said_against_what_can_work(config):
     [
         ({"cache": {"after": "flip"}, "service": {}}, ["cache.after", "cache"]),
         ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
+        ({**MAPPED, "deterministic": False}, ["deterministic"]),
+        ({**MAPPED, "read": "indexed_shards", "deterministic": False}, ["deterministic"]),
         ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
         ({"snapshot_on": "device", "prefetch": 2}, ["snapshot_on", "prefetch"]),
         (
@@ -78,10 +98,111 @@ def test_a_part_is_stored_of_images_alone():
 
 def test_ops_that_cannot_work_are_named():
     crop = CenterCrop(height=8, width=8)
-    (scaled,) = problems_of({"decode": {"ratio": 2}}, crop)
-    assert scaled.startswith("decode.ratio: center_crop counts pixels")
     (unknown,) = problems_of({"cache": {"after": "resize"}}, crop)
     assert unknown == "cache.after: resize is not one of the preprocess ops (decode, center_crop)"
+
+
+ROWS = array_feature("numbers", (3,), "float32").encoding
+SERIES = array_feature("series", (3,), "float32").encoding
+HALF = {"decode": {"ratio": 2}}
+
+
+class OneByOne(Op):
+    """An op of one's own that takes no batches."""
+
+    name = "one_by_one"
+    takes = "example"
+    random = True
+
+
+def data_problems(config: dict, encoding: Encoding, *augment: Op, **about: bool) -> list[str]:
+    return find_data_problems(
+        PipelineConfig.model_validate(config),
+        encoding,
+        [("preprocess", Decode()), *(("augment", op) for op in augment)],
+        **{"windows": False, "predicts_number": False, **about},
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"interleave": {}}, "interleave: windows of a time series need the blocks in their order"),
+        ({"deterministic": False}, "deterministic: windows of a time series need the blocks"),
+        ({"service": {}}, "service: its workers would cut windows out of different blocks"),
+        ({"sampling": "balanced"}, "sampling: windows of a time series have no class"),
+        ({"read": "indexed_shards"}, "read: a window of a time series is made of several records"),
+        ({"vectorize": True}, "vectorize: windows are batched when they exist"),
+        ({"batch": {"tokens": 9}}, "batch: windows of a time series have one length"),
+    ],
+)
+def test_windows_of_a_series_are_cut_out_of_blocks_in_their_order(config, expected):
+    (problem,) = data_problems(config, SERIES, windows=True)
+    assert problem.startswith(expected)
+    resident = {**MAPPED, "snapshot_on": "device"}
+    assert data_problems(resident, SERIES, windows=True) == []
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        ((), "decode.ratio: nothing resizes the images"),
+        ((RandomCrop(height=8, width=8),), "decode.ratio: random_crop counts pixels"),
+        ((CenterCrop(height=8, width=8), Resize(shorter=8)), "decode.ratio: center_crop counts"),
+        ((Resize(height=8, width=8), RandomCrop(height=4, width=4)), None),
+        ((Resize(shorter=8), RandomCrop(height=8, width=8)), None),
+        ((RandomResizedCrop(height=8, width=8),), None),
+    ],
+)
+def test_images_decoded_at_a_smaller_size_are_resized_before_pixels_count(augment, said):
+    problems = data_problems(HALF, image_feature().encoding, *augment)
+    assert [said is not None and problem.startswith(said) for problem in problems] == (
+        [True] if said else []
+    )
+    assert data_problems(HALF, array_feature("pixels", (8, 8, 3), "uint8").encoding) == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "windows"), [(text_feature().encoding, False), (SERIES, True), (ROWS, None)]
+)
+def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(encoding, windows):
+    problems = data_problems(MAPPED, encoding, OneByOne(), windows=bool(windows))
+    expected = [
+        f"augment: one_by_one takes one example at a time, and a snapshot of {encoding.noun} gives"
+        " whole batches; use `read: shards`"
+    ]
+    assert problems == (expected if windows is not None else [])
+    assert data_problems({}, encoding, OneByOne(), windows=bool(windows)) == []
+
+
+def test_numbers_to_predict_are_no_classes():
+    (drawn,) = data_problems({"sampling": "balanced"}, ROWS, predicts_number=True)
+    assert drawn == "sampling: a number to predict is no class to draw by; drop `sampling`"
+    ops = [("augment", Flip()), ("augment", Mixup()), ("postprocess", OneHot())]
+    assert find_label_problems(ops) == [
+        f"{section}: {name} needs labels that are classes, and these are numbers to predict; drop"
+        " it"
+        for section, name in (("augment", "mixup"), ("postprocess", "one_hot"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "ops", "said"),
+    [
+        (ROWS, [("postprocess", Rescale()), ("postprocess", Categories())], "rescale changes the"),
+        (ROWS, [("postprocess", Categories()), ("postprocess", Rescale())], None),
+        (ROWS, [("postprocess", Standardize()), ("postprocess", Categories())], None),
+        (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
+        (
+            image_feature().encoding,
+            [("postprocess", Categories())],
+            "categories works on numbers, not on images",
+        ),
+    ],
+)
+def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
+    problems = find_ops_problems(encoding, ops)
+    assert [said in problem for problem in problems] == ([True] if said else [])
 
 
 def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_device():
@@ -102,7 +223,7 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
         return find_config_problems(
             PipelineConfig.model_validate(config),
             preprocess=(Decode(),),
-            augment=(crop, Flip(), Blur(), RandAugment()),
+            augment=(crop, Flip(), Blur(), RandAugment(), OneByOne()),
             postprocess=(Rescale(),),
         )
 
@@ -114,7 +235,8 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
         "randaugment",
     ]
     assert "cannot be sent to the workers of a tf.data service" in by_service[0]
-    (resident,) = problems({**MAPPED, "snapshot_on": "device"})
-    assert resident == (
-        "snapshot_on: randaugment runs on the host alone; use host, or drop randaugment"
-    )
+    assert problems({**MAPPED, "snapshot_on": "device"}) == [
+        "snapshot_on: randaugment runs on the host alone; use host, or drop randaugment",
+        "snapshot_on: one_by_one takes one example at a time, and the train step has whole batches;"
+        " use host",
+    ]

@@ -416,6 +416,13 @@ def test_planning_needs_no_tensorflow():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_numbers_to_predict_are_neither_drawn_by_class_nor_made_vectors():
+    numbers = labeled(array_feature("numbers", (6,), "float32"), "number")
+    ops = {"augment": (), "postprocess": (OneHot(),)}
+    with pytest.raises(ImpossiblePlan, match=r"sampling: a number .*; postprocess: one_hot needs"):
+        plan_of(schema=numbers, preprocess=(Decode(),), ops=ops, sampling="balanced")
+
+
 def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
     vectors = labeled(array_feature("numbers", (6,), "float32"))
     with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):

@@ -19,7 +19,7 @@ from tasks.train import find_few_steps, find_weakness
 from throughline.assembly.evaluation import complete_metrics
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.assembly.training import check_direction
+from throughline.assembly.training import check_averages, check_direction
 from throughline.config.params import check
 from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
@@ -27,7 +27,7 @@ from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.training.callbacks import dump_state, make_callbacks
-from throughline.training.compiling import compile_model, make_schedule
+from throughline.training.compiling import compile_model, describe_own_compile, make_schedule
 from throughline.training.step_model import Feed, compute_class_weights, make_step_model
 
 CLASSES = Target(kind="class", shape=(4,))
@@ -170,6 +170,28 @@ def test_an_optimizer_class_of_ones_own_gets_the_rate(tmp_path, monkeypatch):
     compile_model(network, settings, target=CLASSES, steps=3)
     assert type(network.optimizer).__name__ == "Slow"
     assert float(network.optimizer.learning_rate) == 0.25
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_whether_xla_compiles_is_up_to_params_also_where_a_builder_compiles(own, asked):
+    network = build(f"{own}:build").network
+    network.jit_compile = True  # as Keras' auto has it where there is a GPU
+    settings = TrainSettings(jit_compile=asked)
+    compile_model(network, settings, target=CLASSES, steps=3)
+    assert network.jit_compile is asked
+    assert f"train.jit_compile {str(asked).lower()} is" in describe_own_compile(settings)
+
+
+def test_averages_of_weights_and_the_best_epochs_are_not_both_kept():
+    network = build().network
+    optimizer = {"sgd": {"use_ema": True}}
+    settings = TrainSettings.model_validate(
+        {"optimizer": optimizer, "early_stopping": {"restore_best": True}}
+    )
+    compile_model(network, settings, target=CLASSES, steps=3)
+    with pytest.raises(UnknownModel, match=r"restore_best: the optimizer averages the weights"):
+        check_averages(network, make_callbacks(settings))
+    check_averages(network, make_callbacks(settings.model_copy(update={"early_stopping": None})))
 
 
 def test_builder_and_params_cannot_both_compile(own):

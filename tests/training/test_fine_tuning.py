@@ -10,10 +10,12 @@ from trainings import params_of, run
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
 from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
-from throughline.models.inference import save_trained_model
-from throughline.settings import ModelSettings
+from throughline.models.inference import InferenceSpec, save_trained_model
+from throughline.settings import DataSettings, ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
 
@@ -61,10 +63,68 @@ def test_layers_are_frozen_by_name_and_patterns(tmp_path):
     frozen = build(**source, freeze=["feat*"])
     assert [len(layer.trainable_weights) for layer in frozen.layers if layer.weights] == [0, 2]
     assert len(build(**source, freeze=["all_but_last"]).trainable_weights) == 2
-    with pytest.raises(UnknownModel, match=r"model.freeze: featres is no layer.*features"):
+    with pytest.raises(UnknownModel, match=r"model.freeze: featres matches no layer.*features"):
         build(**source, freeze=["featres"])
     with pytest.raises(UnknownModel, match="no layer is left to train"):
         build(**source, freeze=["*"])
+
+
+def dense(units, name):
+    return keras.layers.Dense(units, name=name)
+
+
+def head(name, *layers):
+    return keras.Sequential([keras.Input((6,)), *layers], name=name)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [head("head", dense(5, "hidden"), dense(3, "logits"))],
+        [head("outer", dense(5, "hidden"), keras.Sequential([dense(3, "logits")]))],
+        [
+            dense(5, "hidden"),
+            keras.layers.Reshape((1, 5)),
+            keras.layers.TimeDistributed(dense(3, "logits")),
+            keras.layers.Flatten(),
+        ],
+    ],
+    ids=["nested", "twice", "wrapped"],
+)
+def test_all_but_the_last_layer_are_frozen_also_within_nested_models(tmp_path, tail):
+    inputs = keras.Input((4,))
+    value = keras.Sequential([dense(6, "first"), dense(6, "second")])(inputs)
+    for layer in tail:
+        value = layer(value)
+    keras.Model(inputs, value).save(tmp_path / "nested.keras")
+    network = build(**{"from": str(tmp_path / "nested.keras")}, freeze=["all_but_last"])
+    assert [tuple(one.shape) for one in network.trainable_weights] == [(5, 3), (3,)]
+
+
+def test_a_network_that_is_one_layer_has_none_to_freeze_but_its_last(tmp_path):
+    keras.Sequential([keras.Input((4,)), dense(3, "all")]).save(tmp_path / "one.keras")
+    with pytest.raises(UnknownModel, match="all_but_last matches no layer"):
+        build(**{"from": str(tmp_path / "one.keras")}, freeze=["all_but_last"])
+
+
+def test_a_loaded_network_computes_in_the_precision_of_this_process(tmp_path):
+    pretrained(tmp_path / "single.keras", outputs=3)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        pretrained(tmp_path / "half.keras", outputs=3)
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        found = {
+            file: build(**{"from": str(tmp_path / f"{file}.keras")}) for file in ("single", "half")
+        }
+        for network in found.values():
+            assert network.get_layer("features").compute_dtype == "bfloat16"
+            assert network.get_layer("features").kernel.dtype == "float32"
+        assert found["single"].get_layer("logits").compute_dtype == "float32"
+        assert np.asarray(found["single"](np.ones((2, 4), np.float32))).dtype == np.float32
+    finally:
+        keras.config.set_dtype_policy("float32")
+    network = build(**{"from": str(tmp_path / "half.keras")})
+    assert {layer.compute_dtype for layer in network.layers} == {"float32"}
 
 
 def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys, monkeypatch):
@@ -98,6 +158,32 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     unsafe.save(tmp_path / "unsafe.keras")
     with pytest.raises(UnknownModel, match=r"model.from: .*unsafe.keras cannot be loaded"):
         build(outputs=4, **{"from": str(tmp_path / "unsafe.keras")})
+
+
+def test_the_model_of_a_series_is_trained_on(tmp_path):
+    def series(horizon, **settings):
+        target = Target(kind="regression", shape=(horizon, 2), mean=(5.0, 7.0), scale=(2.0, 3.0))
+        return build_models(
+            ModelSettings.model_validate({"name": "mlp", **settings}),
+            input_shape=(6, 4),
+            dtype="float32",
+            target=target,
+            postprocess=(),
+        )
+
+    first, path = series(3), tmp_path / "model.keras"
+    spec = InferenceSpec(
+        task="regression",
+        schema=labeled(array_feature("numbers", (4,), "float32")),
+        data=DataSettings(source="table", path="unused"),
+        window=WindowSettings(length=6, horizon=3),
+        ops=(),
+    )
+    save_trained_model(first.full_model, path, spec, ())
+    again = series(3, **{"from": str(path)})
+    values = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
+    np.testing.assert_array_equal(again.full_model(values), first.full_model(values))
+    assert series(5, **{"from": str(path)}).full_model.output_shape == (None, 5, 2)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from trainings import params_of
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
+from throughline.assembly.training_gpus import describe_idle_gpus
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import ProcessInput
 from throughline.settings import BatchSettings
@@ -53,6 +54,13 @@ def test_xla_is_refused_on_cpus_alone():
     check_processes(params, "optimized", training_worker(params), gpus=5)
     with pytest.raises(ImpossiblePlan, match=r"train\.jit_compile: XLA has no form"):
         check_processes(params, "optimized", training_worker(params), gpus=0)
+
+
+def test_gpus_that_tensorflow_does_not_find_are_said():
+    assert describe_idle_gpus(visible=0, used=0) is None
+    assert describe_idle_gpus(visible=2, used=1) is None
+    said = describe_idle_gpus(visible=2, used=0)
+    assert said and "shows 2 GPUs" in said and "`make setup GPU=1`" in said
 
 
 def test_fewer_gpus_than_processes_are_refused_and_each_gets_one():

@@ -11,6 +11,7 @@ from trainings import Stop, Stopping, params_of, run
 
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
+from throughline.shared.errors import UnknownModel
 
 pytestmark = pytest.mark.integration
 
@@ -118,19 +119,76 @@ class Slower(keras.callbacks.Callback):
         if self.seen % 4 == 0:
             rate = self.model.optimizer.learning_rate
             rate.assign(rate * 0.5)
+
+
+class Halving(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.learning_rate = 0.5
+
+    def on_epoch_begin(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 0.5)
+
+
+class Ending(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.last = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.stop_training = epoch == self.last
+
+
+def end_first():
+    return Ending(0)
+
+
+def end_third():
+    return Ending(2)
 """
+
+
+@pytest.fixture
+def own_callbacks(tmp_path, monkeypatch):
+    (tmp_path / "own_callbacks.py").write_text(OWN_CALLBACKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_callbacks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [STEPS + 2, STEPS])
+def test_an_epoch_that_is_resumed_does_not_begin_again(layout, tmp_path, own_callbacks, stop_after):
+    params = params_of(
+        "train.schedule=constant", "train.epochs=2", f"train.callbacks=[{own_callbacks}:Halving]"
+    )
+    rows, weights = run(params, layout, tmp_path / "undisturbed")
+    assert [row["learning_rate"] for row in rows] == [0.25, 0.125]
+    with pytest.raises(Stop):
+        run(params, layout, tmp_path / "stopped", stop_after=stop_after)
+    again, same_weights = run(params, layout, tmp_path / "stopped")
+    assert again == rows
+    assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+
+
+@pytest.mark.slow
+def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_path, own_callbacks):
+    def ended(name):
+        params = params_of(f"train.callbacks=[{own_callbacks}:{name}]")
+        return run(params, layout, tmp_path / name, pipeline="snapshot")[0]
+
+    assert ended("end_third") == undisturbed(pipeline="snapshot")[0][:2]
+    with pytest.raises(UnknownModel, match=r"train\.callbacks: .* before its first epoch"):
+        ended("end_first")
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
-    layout, tmp_path, monkeypatch
+    layout, tmp_path, own_callbacks
 ):
-    (tmp_path / "own_callbacks.py").write_text(OWN_CALLBACKS)
-    monkeypatch.syspath_prepend(tmp_path)
     params = params_of(
         "train.epochs=6",
-        "train.callbacks=[own_callbacks:Slower]",
+        f"train.callbacks=[{own_callbacks}:Slower]",
         # Better by more than ever happens: it ends after the second epoch that is not.
         "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}",
     )

@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
+from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.data.columns.fetching import Storage
 from throughline.data.shards.tfrecord import read_records
-from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import run_local_service, watch_service
@@ -246,7 +246,7 @@ def training_worker(params: Params) -> TrainingWorker:
         os.environ,
         processes=train.processes,
         batch_multiple=train.batch_multiple,
-        gpus=len(visible_gpus()[0]) if train.processes == "auto" else 0,
+        gpus=count_training_gpus() if train.processes == "auto" else 0,
     )
 
 

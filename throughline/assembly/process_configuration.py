@@ -5,7 +5,6 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from throughline.measurement.gpus import visible_gpus
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import TrainSettings
 
@@ -20,8 +19,5 @@ def configure_process(settings: TrainSettings, worker: TrainingWorker | None = N
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.mixed_precision:
-        several = worker is not None and worker.count > 1
-        keras.mixed_precision.set_global_policy(
-            # Of several processes one would find an overflow, and the others wait for it.
-            "mixed_float16" if visible_gpus()[0] and not several else "mixed_bfloat16"
-        )
+        # float16 would need its loss scaled: by each train step, and alike in all processes.
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")

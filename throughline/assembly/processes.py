@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from throughline.assembly.inputs import training_worker
+from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
-from throughline.measurement.gpus import visible_gpus
 from throughline.plan.training_workers import TrainingWorker, list_addresses
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.processes import run_processes
@@ -61,7 +61,7 @@ def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas 
       SystemExit: the chief of those that were started has failed and said why.
     """
     worker, addresses = training_worker(params), list_addresses(os.environ)
-    gpus = len(visible_gpus()[0])
+    gpus = count_training_gpus()
     check_processes(params, name, worker, gpus=gpus)
     if worker.count > 1 and len(addresses) != worker.count:
         module, *options = stage

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline
+from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.config.params_checks import find_monitor_problem
 from throughline.measurement.baseline import describe_held_out, describe_next_tokens
@@ -23,7 +24,7 @@ from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
-from throughline.training.callbacks import find_best_epoch, make_callbacks
+from throughline.training.callbacks import Callbacks, find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback, build_optimizer
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.replicas import Replicas, explain_losses
@@ -88,6 +89,8 @@ def train(
 
     Raises:
       ProcessLost, ProcessesDiffer: another process is gone, or has other work or weights.
+      UnknownModel: what is asked for does not go together, or a callback ended the training before
+        its first epoch.
     """
     plan, replicas = pipelines.train.plan, replicas or Replicas()
     feed, held_out = Feed.of(pipelines.train, settings), pipelines.validation.dataset()
@@ -100,6 +103,7 @@ def train(
         # Makes the variables of metrics, which may continue from their values; shows their names.
         check_metrics(validation.run(steps=1), settings, models.target)
         check_direction(network, settings)
+        check_averages(network, callbacks)
         build_optimizer(network)
         with replicas.chief_first():
             start = checkpoints.restore(network)
@@ -127,6 +131,8 @@ def train(
             callbacks=[*watching, *callbacks, checkpoints],
         )
         check_weights(replicas, network)
+    if not checkpoints.rows:
+        raise UnknownModel("train.callbacks: one of them ended the training before its first epoch")
     usage, timer = monitor.measured, checkpoints.timer
     cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
     test = {}
@@ -221,6 +227,24 @@ def check_direction(network: keras.Model, settings: TrainSettings) -> None:
         )
 
 
+def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
+    """Check that the averages of the weights, which an optimizer's `use_ema` puts in their place
+    after the last epoch, are not replaced by the weights of an epoch.
+
+    Raises:
+      UnknownModel: a callback restores those of the best one.
+    """
+    restores = any(
+        isinstance(one, keras.callbacks.EarlyStopping) and one.restore_best_weights
+        for one in callbacks
+    )
+    if restores and getattr(network.optimizer, "use_ema", False):
+        raise UnknownModel(
+            "train.early_stopping.restore_best: the optimizer averages the weights (use_ema), and"
+            " the best epoch's would replace the averages; set restore_best or use_ema to false"
+        )
+
+
 def device_names(model: keras.Model) -> set[str]:
     """Where TensorFlow has put the weights of a model, and therefore trains it."""
     return {str(variable.value.device) for variable in model.variables}
@@ -229,7 +253,7 @@ def device_names(model: keras.Model) -> set[str]:
 def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
     """Have a model that several processes train be what one would train."""
     synchronize_normalization(network)
-    if not tf.config.list_physical_devices("GPU"):
+    if not count_training_gpus():
         model.jit_compile = False  # XLA has no form of what processes exchange
     if type(network).train_step is not keras.Model.train_step:
         echo_fact(

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 from throughline.data import encodings  # noqa: F401 - sources name them
 from throughline.plan.constraints import (
-    find_batch_problems,
     find_config_problems,
-    find_fraction_problems,
     find_lane_problems,
+)
+from throughline.plan.data_constraints import (
+    find_data_problems,
+    find_fraction_problems,
+    find_label_problems,
     find_ops_problems,
     find_text_problems,
-    find_token_window_problems,
 )
 from throughline.plan.schema import Encoding, find_encoding
 from throughline.settings import DataSettings, ModelSettings, PipelineConfig, WindowSettings
@@ -91,27 +93,35 @@ def find_problems(params: Params) -> list[str]:
             found.append(
                 f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
             )
-        reasons = find_config_problems(
-            config,
-            preprocess=params.preprocess,
-            augment=params.augment,
-            postprocess=params.postprocess,
-        )
-        reasons += find_lane_problems(config, params.batch_size)
-        if not find_source_encoding(params.data).padded:
-            reasons += find_batch_problems(config)
-        reasons += find_fraction_problems(
-            config.snapshot.fraction, find_source_encoding(params.data)
-        )
-        if params.window.tokens is not None:
-            reasons += find_token_window_problems(config)
+        reasons = (*_find_config_problems(config, params), *_find_reading_problems(config, params))
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        found += [f"pipelines.{name}.{reason}" for reason in _find_reading_problems(config, params)]
     return [
         *found,
         *_find_task_problems(params),
         *_find_model_problems(params),
         *_find_monitor_problems(params),
+    ]
+
+
+def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
+    """What a configuration cannot do with these ops, batches and kind of data."""
+    encoding = find_source_encoding(params.data)
+    next_tokens = encoding.modality == "text" and params.window.tokens is not None
+    return [
+        *find_config_problems(
+            config,
+            preprocess=params.preprocess,
+            augment=params.augment,
+            postprocess=params.postprocess,
+        ),
+        *find_lane_problems(config, params.batch_size),
+        *find_data_problems(
+            config,
+            encoding,
+            params.ops,
+            windows=encoding.storage == "blocks" or next_tokens,
+            predicts_number=params.data.label_kind == "number",
+        ),
     ]
 
 
@@ -224,29 +234,13 @@ def _find_address_problems(params: Params) -> list[str]:
 
 
 def _find_source_problems(params: Params) -> list[str]:
-    """Problems of ops and sampling with this kind of data."""
+    """Problems of ops with this kind of data."""
     encoding = find_source_encoding(params.data)
     found = find_ops_problems(encoding, params.ops)
+    if params.data.label_kind == "number":
+        found += find_label_problems(params.ops)
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
-    if encoding.storage == "blocks":
-        sampled = [
-            name for name, config in params.pipelines.items() if config.sampling != "uniform"
-        ]
-        found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
-        indexed = [
-            name for name, config in params.pipelines.items() if config.read == "indexed_shards"
-        ]
-        found += [
-            f"pipelines.{name}.read: a record of a time series is a block of time steps, not an"
-            " example; use snapshot or shards"
-            for name in indexed
-        ]
-        cached = [name for name, config in params.pipelines.items() if config.vectorize]
-        found += [
-            f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"
-            for name in cached
-        ]
     return found
 
 

@@ -21,7 +21,7 @@ def check_table(root: Path, data: DataSettings, *, changed: bool) -> None:
       UnreadableSource: all that is wrong.
     """
     table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
-    if table.suffix not in (".csv", ".tsv", ".parquet") or not table.is_file():
+    if table.suffix.lower() not in (".csv", ".tsv", ".parquet") or not table.is_file():
         return
     times = [file.stat().st_mtime for file in (root / PARAMS_FILE, table)]
     known = not changed and manifest.is_file() and manifest.stat().st_mtime > max(times)

@@ -10,6 +10,8 @@ import pandas as pd
 from throughline.data.sources.base import Rejected
 from throughline.shared.errors import UnreadableSource
 
+_UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
+
 
 def drop_odd_classes(
     rows: pd.DataFrame, classes: Sequence[str]
@@ -45,7 +47,7 @@ def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
 def _find_problem(name: str) -> str | None:
     if not name.strip():
         return "label missing"
-    if any(unicodedata.category(character) == "Cc" for character in name):
+    if any(unicodedata.category(character) in _UNLISTABLE for character in name):
         what = "a line break" if len(name.splitlines()) > 1 else "characters that cannot be printed"
         return f"the class name {name!r} has {what}"
     return None

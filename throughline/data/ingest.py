@@ -159,9 +159,9 @@ def _printable(text: str) -> str:
 
 
 def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
-    rejects.to_csv(folder / "rejected.csv", index=False)
     if len(rejects) <= limit * total:
         return
+    rejects.to_csv(folder / "rejected.csv", index=False)
     kinds = rejects.groupby(rejects["reason"].map(_group_reason))
     largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
     shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
@@ -257,9 +257,14 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given
     if train == 0:
-        remedy = "mark examples as train in the column `split`" if own else "see data.split"
+        remedy = (
+            "the source names the split of every example, in a column, a folder or a file's name:"
+            " name some `train`"
+            if own
+            else "see data.split"
+        )
         raise UnusableDataset(
-            f"no example is left for training; {remedy} and the rejected examples"
+            f"no example is left for training; {remedy}; see the rejected examples, too"
         )
     if classes is not None and len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(

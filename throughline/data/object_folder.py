@@ -151,9 +151,7 @@ class ObjectFolder:
         data = self.store.read_as_listed(one, start=start, length=length)
         descriptor = os.open(path, os.O_WRONLY)
         try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(descriptor, data[written:], start + written)
+            write_at(descriptor, data, start)
         finally:
             os.close(descriptor)
 
@@ -185,6 +183,13 @@ def _without_listing(store: ObjectStore, copy: Path | None) -> ObjectFolder:
 
 def _content(one: StoredObject | None) -> tuple[int, str] | None:
     return (one.bytes, one.tag) if one else None
+
+
+def write_at(descriptor: int, data: bytes | memoryview, begin: int) -> None:
+    """Write all bytes into an open file from byte `begin` on, in as many calls as it takes."""
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], begin + written)
 
 
 def open_folder(path: str) -> ObjectFolder:

@@ -21,7 +21,7 @@ import keras
 from keras import layers
 
 from throughline.models import emulation
-from throughline.models.device_ops import apply_as_layer
+from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
 from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
 from throughline.models.transformers import (
@@ -58,8 +58,8 @@ class Target:
 @dataclass(frozen=True, kw_only=True)
 class Models:
     """The network (postprocessed inputs → outputs) and the full model (stored inputs → outputs),
-    which share their weights. `postprocess` (stored inputs → postprocessed ones) is a function of a
-    batch; None where there is nothing to do.
+    which share their weights; the full model answers in float32. `postprocess` (stored inputs →
+    postprocessed ones) is a function of a batch; None where there is nothing to do.
 
     `emulation` says how long the train step of an emulated accelerator takes; None where the model
     computes.
@@ -112,13 +112,15 @@ def build_models(
     freeze_layers(network, settings.freeze)
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
-        network = keras.Model(
-            inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name
-        )
+        reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(inputs))
+        network = keras.Model(inputs, reshaped, name=network.name)
     emulated = settings.name == emulation.EMULATED_MODEL
+    answer = network(value)
+    if answer.dtype != SINGLE:  # of a network whose last layer computes in half precision
+        answer = layers.Identity(name="answer", dtype=SINGLE)(answer)
     return Models(
         network=network,
-        full_model=keras.Model(stored, network(value), name="full_model"),
+        full_model=keras.Model(stored, answer, name="full_model"),
         postprocess=None if value is stored else keras.Model(stored, value, name="postprocess"),
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
@@ -130,7 +132,8 @@ def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
     them as far whatever that unit is.
     """
     times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
-    layer = layers.Rescaling(list(target.scale) * times, list(target.mean) * times, name="unit")  # pyright: ignore[reportArgumentType]
+    scale, mean = (list(each) * times for each in (target.scale, target.mean))
+    layer = layers.Rescaling(scale, mean, name="unit", dtype=SINGLE)  # pyright: ignore[reportArgumentType]
     return keras.Model(network.inputs, layer(network.outputs[0]), name=network.name)
 
 
@@ -156,7 +159,7 @@ def small_cnn(
             layers.Flatten(),
             layers.Dropout(dropout, seed=0),
             layers.Dense(128, activation="relu"),
-            layers.Dense(outputs),
+            layers.Dense(outputs, dtype=SINGLE),
         ],
         name="small_cnn",
     )
@@ -169,7 +172,7 @@ def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
             keras.Input(input_shape),
             layers.Flatten(),
             layers.Dense(width, activation="relu"),
-            layers.Dense(outputs),
+            layers.Dense(outputs, dtype=SINGLE),
         ],
         name="mlp",
     )
@@ -185,7 +188,7 @@ def text_classifier(
             layers.Embedding(vocabulary, width, mask_zero=True),
             layers.GlobalAveragePooling1D(),
             layers.Dense(width, activation="relu"),
-            layers.Dense(outputs),
+            layers.Dense(outputs, dtype=SINGLE),
         ],
         name="text_classifier",
     )

@@ -1,5 +1,7 @@
 """The `postprocess` ops as Keras layers: what they compute on the device, as the kernels of the
 same names do on the host. An op that says `device = True` has its layers here.
+
+They compute in single precision under any policy: half of it keeps 8 bits of a year or a category.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from keras import layers
 from throughline.kernels.kernels import affine
 from throughline.plan.ops import Categories, Op, Rescale, Standardize
 from throughline.shared.errors import UnknownModel
+
+SINGLE = "float32"
 
 
 @singledispatch
@@ -33,20 +37,22 @@ def apply_as_layer(op: Op, value: Any) -> Any:
 
 @apply_as_layer.register
 def _(op: Rescale, value: Any) -> Any:
-    return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
+    return layers.Rescaling(op.scale, op.offset, name="rescale", dtype=SINGLE)(value)
 
 
 @apply_as_layer.register
 def _(op: Standardize, value: Any) -> Any:
     scale, offset = affine(op)
-    return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
+    return layers.Rescaling(scale, offset, name="standardize", dtype=SINGLE)(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
 
 
 @apply_as_layer.register
 def _(op: Categories, value: Any) -> Any:
     numeric = value.shape[-1] - len(op.sizes)
     coded = [
-        layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place])
+        layers.CategoryEncoding(size, output_mode="one_hot", dtype=SINGLE)(
+            value[:, numeric + place]
+        )
         for place, size in enumerate(op.sizes)
     ]
-    return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
+    return layers.Concatenate(name="categories", dtype=SINGLE)([value[:, :numeric], *coded])

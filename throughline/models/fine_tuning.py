@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from throughline.models.device_ops import SINGLE
 from throughline.models.inference import SPEC, read_spec
 from throughline.models.model_files import explain, load_model
 from throughline.shared.errors import UnknownModel, did_you_mean
@@ -25,7 +26,7 @@ SHOWN = 4  # weights that are not loaded
 def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) -> keras.Model:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
     of a model of this program, the network within. Where it does not give so many `outputs`, its
-    last layer is replaced.
+    last layer is replaced. It computes in the precision of this process, whatever the file's.
 
     Raises:
       UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
@@ -36,7 +37,7 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
     except Exception as error:
         raise UnknownModel(f"model.from: {path} cannot be loaded: {explain(error)}") from error
     if own:
-        network = network.layers[-1]
+        network = _find_network(network)
     taken = tuple(getattr(network, "input_shape", ())[1:])
     if len(taken) != len(input_shape) or any(
         None not in pair and pair[0] != pair[1] for pair in zip(taken, input_shape, strict=True)
@@ -45,7 +46,33 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
             f"model.from: {path} takes inputs of shape {taken}, these are {input_shape}; make them"
             " alike with preprocess, such as {resize: {height: …, width: …}}"
         )
+    _apply_precision(network)
     return network if network.output_shape[-1] == outputs else _replace_output(network, outputs)
+
+
+def _find_network(full_model: keras.Model) -> keras.Model:
+    """The network within a model of this program, before its outputs are reshaped to a target."""
+    network = [one for one in full_model.layers if isinstance(one, keras.Model)][-1]
+    *_, before, last = [None, *network.layers]
+    whole = isinstance(last, keras.layers.Reshape) and len(network.output_shape) > 2  # noqa: PLR2004
+    return before if whole and isinstance(before, keras.Model) else network
+
+
+def _apply_precision(network: keras.Model) -> None:
+    """Have a loaded network compute as `train.mixed_precision` says. What keeps to single precision
+    in a mixed network stays so; of another one, what is there for it: rescaling and last layers.
+    """
+    policy, every = keras.config.dtype_policy(), network._flatten_layers()
+    models = [one for one in every if isinstance(one, keras.Model)]
+    layers = [one for one in every if not isinstance(one, keras.Model | keras.layers.InputLayer)]
+    mixed = [one for one in layers if one.dtype_policy.name.startswith("mixed")]
+    if not mixed and policy.name != SINGLE:
+        exact = {id(one) for one in _list_last(network)}
+        kept = keras.layers.Rescaling | keras.layers.Normalization
+        single = [one for one in layers if one.dtype_policy.name == SINGLE]
+        mixed = [one for one in single if id(one) not in exact and not isinstance(one, kept)]
+    for layer in (*models, *mixed):
+        layer.dtype_policy = policy
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
@@ -86,16 +113,18 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
     layers = [one for one in network._flatten_layers(include_self=False) if one is not network]
     for pattern in patterns:
         if pattern == ALL_BUT_LAST:
-            last = [one for one in layers if one.weights and not isinstance(one, keras.Model)][-1:]
+            last = {id(one) for one in _list_last(network)}
             matching = [
-                one for one in layers if one not in last and not isinstance(one, keras.Model)
+                one
+                for one in layers
+                if one.weights and last.isdisjoint(map(id, one._flatten_layers()))
             ]
         else:
             matching = [one for one in layers if fnmatchcase(one.name, pattern)]
         if not matching:
             names = [one.name for one in layers if one.weights]
             raise UnknownModel(
-                f"model.freeze: {pattern} is no layer of {network.name};"
+                f"model.freeze: {pattern} matches no layer of {network.name};"
                 f" {did_you_mean(pattern, names)}"
             )
         for layer in matching:
@@ -112,9 +141,23 @@ def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
             f"model.from: {network.name} gives {network.output_shape[-1]} outputs, {outputs} are"
             " needed, and its last layer cannot be replaced; load it in a builder of your own"
         )
-    logits = keras.layers.Dense(outputs, name=NEW_OUTPUT)(last.input)
+    logits = keras.layers.Dense(outputs, name=NEW_OUTPUT, dtype=SINGLE)(last.input)
     echo(f"  {last.name} is replaced by a new layer of {outputs} outputs")
     return keras.Model(network.inputs, logits, name=network.name)
+
+
+def _list_last(network: keras.Model) -> list[Any]:
+    """The last layer that has weights and those after it, each with the layers within it; of a
+    model that is a layer, those within the model.
+    """
+    last = []
+    for layer in (*_chain(network), *reversed(network._layers)):  # where ways part, the last made
+        if isinstance(layer, keras.Model) and layer.weights:
+            return [*last, *_list_last(layer)]
+        last += layer._flatten_layers()
+        if layer.weights:
+            break
+    return last
 
 
 def _chain(network: keras.Model) -> Iterator[Any]:

@@ -119,14 +119,18 @@ def read_spec(path: Path) -> InferenceSpec:
 
 def gives_probabilities(model: keras.Model) -> bool:
     """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
-    while getattr(model, "outputs", None):
-        layer = model.outputs[0]._keras_history.operation
-        if not isinstance(layer, keras.Model):
+    outputs: Any = getattr(model, "outputs", None)
+    while outputs:
+        layer = outputs[0]._keras_history.operation
+        if isinstance(layer, keras.layers.Identity):  # the full model's cast to float32
+            outputs = [layer.input]
+        elif isinstance(layer, keras.Model):
+            outputs = layer.outputs
+        else:
             softmax = keras.activations.softmax
             return isinstance(layer, keras.layers.Softmax) or (
                 getattr(layer, "activation", None) is softmax
             )
-        model = layer
     return False
 
 

@@ -89,16 +89,17 @@ class BuildContext:
         return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
     def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
-        """The element, or what a batch consists of where no later step of the plan changes
-        elements.
-        """
-        kinds = Map | Window | TokenWindow
-        last = [each for each in self.plan.steps if isinstance(each, kinds)][-1]
-        return (
-            select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
-            if step is last
-            else element
-        )
+        """The element, or what a batch consists of where no later step of the plan needs more."""
+        return self.select(element) if self.is_last(step) else element
+
+    def is_last(self, step: Step) -> bool:
+        """Whether no later step of the plan needs more of an element than a batch consists of."""
+        kinds = Map | SampleByClass | Window | TokenWindow
+        return step is [each for each in self.plan.steps if isinstance(each, kinds)][-1]
+
+    def select(self, element: Element) -> Element | tuple:
+        """What a batch consists of."""
+        return select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
 
 
 def build_gather(
@@ -200,11 +201,11 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
     sampled = stream_readers.sample_stream_by_class(
         dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
     )
-    if not context.plan.caches:
-        return sampled
-    # One pass fills the cache; else the stream of each class would, with a copy of its own.
-    filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
-    return filled.concatenate(sampled, name=step.trace_name)
+    if context.plan.caches:
+        # One pass fills the cache; else the stream of each class would, with a copy of its own.
+        filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
+        sampled = filled.concatenate(sampled, name=step.trace_name)
+    return sampled.map(context.select, name="select") if context.is_last(step) else sampled
 
 
 @build_step.register

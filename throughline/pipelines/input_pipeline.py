@@ -16,6 +16,7 @@ from throughline.data.splits import count_steps
 from throughline.kernels.autograph import without_autograph
 from throughline.pipelines.dataset import BuildContext
 from throughline.pipelines.epochs import build_snapshot_batches, build_stream_batches
+from throughline.pipelines.extent_checks import check_extent
 from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.order.packed_batches import PackedBatches
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
@@ -36,6 +37,9 @@ class InputPipeline:
     (batch, longest) int32, label (batch,) int64 or what the task predicts; or dicts that also carry
     `key` (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long
     as the pipeline.
+
+    Raises:
+      ImpossiblePlan: the split is too large or has too few shards for the plan (`check_extent`).
     """
 
     plan: Plan
@@ -46,6 +50,9 @@ class InputPipeline:
     worker: TrainingWorker = field(default_factory=TrainingWorker)
     service_address: str = ""
     scratch: Scratch = field(default_factory=Scratch)
+
+    def __post_init__(self) -> None:
+        check_extent(self.plan, self.data, self.split)
 
     @property
     def batch_size(self) -> int:
@@ -86,10 +93,15 @@ class InputPipeline:
         order = self.reader.order if self.plan.reads_snapshot else None
         return order.segments if isinstance(order, PackedBatches) else None
 
+    @cached_property
+    def element_spec(self) -> Any:
+        """The tf.TensorSpecs of a batch."""
+        return self.dataset().element_spec
+
     @property
     def batch_bytes(self) -> int:
         """Size of the input of a full batch, as it leaves the host; of texts without padding."""
-        specs = tf.nest.flatten(self.dataset().element_spec[0])
+        specs = tf.nest.flatten(self.element_spec[0])
         variable = self.segments is None and self.plan.window is None
         if self.data.shards.schema.is_text and variable:
             rows, column = self.data.snapshot.splits[self.split], self.data.input_column

@@ -6,10 +6,9 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `find_problems` in `throughline/config/params_checks.py`
-* ops and the kind of data: `find_ops_problems` and `find_text_problems` here
-* a configuration and the shape of the data: `find_variable_size_problems`,
-  `find_sequence_problems`, `find_token_window_problems`, `find_batch_problems`,
-  `find_fraction_problems` here
+* the data: `data_constraints.py`; with ops alone, `find_ops_problems`, `find_label_problems` and
+  `find_text_problems`; with a configuration, `find_data_problems`, `find_variable_size_problems`
+  and `find_fraction_problems`
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
@@ -17,11 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 
 from throughline.plan.ops import Op
-from throughline.plan.schema import Encoding
-from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
 
 # Orders that a stream does not have.
@@ -45,6 +41,7 @@ def find_config_problems(
         chain(
             _of_caches(config, preprocess, augment),
             _of_reading(config),
+            _of_order(config),
             _of_decoding(config),
             _of_placement(config),
             _of_lengths(config),
@@ -69,119 +66,6 @@ def find_lane_problems(config: PipelineConfig, batch_size: int) -> list[str]:
             f" is no multiple of {lanes}"
         ]
     return []
-
-
-def find_variable_size_problems(
-    config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
-) -> list[str]:
-    """What cannot be done before these ops, while images differ in size."""
-    unbatched = [op.name for op in ops_to_uniform_shape if op.takes == "batch"]
-    problems = [
-        f"augment: {name} needs batches, and images must have the same size before: put the crop"
-        " first"
-        for name in unbatched
-    ]
-    if ops_to_uniform_shape and config.snapshot_on == "device":
-        problems.append(
-            "snapshot_on: variable-size images are cropped per example on the host; resize them in"
-            " preprocess, or use host"
-        )
-    return problems
-
-
-def find_sequence_problems(config: PipelineConfig) -> list[str]:
-    """What cannot be done with batches of texts, each padded to its longest."""
-    problems = []
-    if config.service:
-        problems.append(
-            "service: its workers' batches differ in length and cannot be joined; drop `service`"
-        )
-    if config.snapshot_on == "device":
-        problems.append(
-            "snapshot_on: texts differ in length and are gathered on the host; use host"
-        )
-    return problems
-
-
-def find_token_window_problems(config: PipelineConfig) -> list[str]:
-    """What cannot be done with windows of text, which cross from one document into the next."""
-    refused = {
-        "batch: windows of text have one length; drop `batch`, their number is batch_size": (
-            config.batch is not None
-        ),
-        "read: a window of text is made of several records; use `read: snapshot`, or `shards`": (
-            config.read == "indexed_shards"
-        ),
-        "interleave: windows of text need the documents in their order; drop `interleave`": (
-            config.interleave is not None
-        ),
-        "deterministic: windows of text need the documents in their order; drop `deterministic`": (
-            not config.deterministic
-        ),
-        "sampling: windows of text have no class; drop `sampling`": config.sampling != "uniform",
-        "vectorize: windows are batched when they exist; drop `vectorize`": config.vectorize,
-        "service: its workers would cut windows out of different documents; drop `service`": (
-            config.service is not None
-        ),
-        "snapshot_on: windows of text are gathered on the host; use host": (
-            config.snapshot_on == "device"
-        ),
-    }
-    return [problem for problem, holds in refused.items() if holds]
-
-
-def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that do not work on data of this encoding."""
-    takes = " and ".join
-    return [
-        f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it"
-        for section, op in ops
-        if ":" not in op.name and op.works_on and encoding.modality not in op.works_on
-    ]
-
-
-def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
-    """What the ops of text lack, or have in the wrong order."""
-    names = [op.name for op in preprocess]
-    if names.count("tokenize") != 1:
-        return [
-            "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
-            " vocabulary: 8000}`"
-        ]
-    early = [name for name in names[: names.index("tokenize")] if name != "decode"]
-    for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
-        if name in early:
-            return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
-    return [
-        f"preprocess: tokenize.model: {reason}"
-        for op in preprocess
-        if isinstance(op, Tokenize) and op.model and (reason := _problem_of_file(op))
-    ]
-
-
-def _problem_of_file(op: Tokenize) -> str:
-    if not op.file:
-        return f"{op.kind} need no file; drop `model`, or set kind"
-    return "" if Path(op.model).is_file() else f"{op.model} does not exist"
-
-
-def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
-    """What speaks against storing, or reading, a `fraction` of the rows of a snapshot."""
-    if fraction == 1 or encoding.modality == "images":
-        return []
-    return [
-        f"snapshot.fraction: a part of the rows can be stored of images, not of {encoding.noun};"
-        " drop it"
-    ]
-
-
-def find_batch_problems(config: PipelineConfig) -> list[str]:
-    """What cannot be done with batches of examples that do not differ in length."""
-    if config.batch is None:
-        return []
-    return [
-        "batch: only text differs in length; drop `batch`, the number of examples is batch_size"
-    ]
 
 
 def _of_caches(
@@ -247,6 +131,15 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
                 f"interleave.parallel: {readers} readers have no more than `cycle_length: {shards}`"
                 " shards to read; raise cycle_length, or use fewer, or `cores`"
             )
+
+
+def _of_order(config: PipelineConfig) -> Iterator[str]:
+    in_any_order = config.read in ("snapshot", "indexed_shards")
+    if in_any_order and not config.deterministic:
+        yield (
+            f"deterministic: a step of `read: {config.read}` is always of the same examples, by"
+            " which a training goes on where it stopped; drop `deterministic`"
+        )
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
@@ -327,12 +220,6 @@ def _of_ops(
     augment: Sequence[Op],
     postprocess: Sequence[Op],
 ) -> Iterator[str]:
-    sized = [op.name for op in preprocess if op.counts_pixels]
-    if config.decode.ratio > 1 and sized:
-        yield (
-            f"decode.ratio: {sized[0]} counts pixels of the full size; decoded at another size it"
-            " would cut something else"
-        )
     if config.service:
         yield from (
             f"service: {op.name} is computed by OpenCV in a Python call, which cannot be sent to"
@@ -345,6 +232,12 @@ def _of_ops(
             f"snapshot_on: {op.name} runs on the host alone; use host, or drop {op.name}"
             for op in augment
             if op.host_only
+        )
+        yield from (
+            f"snapshot_on: {op.name} takes one example at a time, and the train step has whole"
+            " batches; use host"
+            for op in augment
+            if op.takes == "example"
         )
     if config.postprocess_on == "device":
         yield from (

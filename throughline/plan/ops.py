@@ -304,6 +304,7 @@ class RandomCrop(Sized):
 
     name = "random_crop"
     random = True
+    counts_pixels = True
     crops = True
 
     @property
@@ -431,6 +432,12 @@ class Standardize(Op):
         default=None, description="per channel; absent: measured when the snapshot is written"
     )
 
+    @model_validator(mode="after")
+    def _has_both(self) -> Self:
+        if (self.mean is None) != (self.deviation is None):
+            raise ValueError("give `mean` and `deviation`, or neither")
+        return self
+
     def bind(self, facts: DataFacts) -> Op:
         """The training split's statistics, where none are given."""
         measured = {"mean": facts.mean, "deviation": facts.deviation}
@@ -452,7 +459,7 @@ class Categories(Op):
 
     name = "categories"
     device = True
-    works_on = ("images", "numbers")
+    works_on = ("numbers",)
     sizes: tuple[int, ...] = Field(
         default=(), description="how many each column has; empty: as many as the data has"
     )

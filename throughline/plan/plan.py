@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from throughline.plan.constraints import (
-    find_batch_problems,
     find_config_problems,
-    find_fraction_problems,
     find_lane_problems,
+)
+from throughline.plan.data_constraints import (
+    find_data_problems,
+    find_label_problems,
     find_ops_problems,
-    find_sequence_problems,
-    find_token_window_problems,
     find_variable_size_problems,
 )
 from throughline.plan.ops import DecodeImage, Load, Op, Parse
@@ -160,21 +160,16 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     )
     problems += find_lane_problems(config, spec.batch_size)
     problems += find_variable_size_problems(config, spec.ops_to_uniform_shape)
-    if isinstance(spec.window, TokenWindow):
-        problems += find_token_window_problems(config)
-    else:
-        problems += (
-            find_sequence_problems(config) if spec.schema.is_text else find_batch_problems(config)
-        )
-    problems += find_ops_problems(
-        spec.schema.input.encoding,
-        [
-            *(("preprocess", op) for op in spec.preprocess),
-            *(("augment", op) for op in spec.augment),
-            *(("postprocess", op) for op in spec.postprocess),
-        ],
+    schema = spec.schema
+    problems += find_data_problems(
+        config,
+        schema.input.encoding,
+        spec.ops,
+        windows=spec.window is not None,
+        predicts_number=schema.predicts_number,
     )
-    problems += find_fraction_problems(config.snapshot.fraction, spec.schema.input.encoding)
+    problems += find_ops_problems(schema.input.encoding, spec.ops)
+    problems += find_label_problems(spec.ops) if schema.predicts_number else []
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)

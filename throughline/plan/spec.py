@@ -28,6 +28,12 @@ class InputSpec:
     window: Window | TokenWindow | None = None
 
     @property
+    def ops(self) -> list[tuple[str, Op]]:
+        """All ops in their order, each with its section of params.yaml."""
+        sections = ("preprocess", "augment", "postprocess")
+        return [(section, op) for section in sections for op in getattr(self, section)]
+
+    @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:
         """The first of the augmenting ops, up to where images of variable size have the same size
         and can be batched.
@@ -44,7 +50,9 @@ class InputSpec:
         """The first of the augmenting ops, which the host runs on one example at a time, or the
         fetch itself: they must be, or are cheaper so.
         """
+        needing = [number for number, op in enumerate(self.augment, 1) if op.takes == "example"]
         return max(
+            self.augment[: max(needing, default=0)],
             self.ops_to_uniform_shape,
             self.fetched_augment,
             tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)),

@@ -122,7 +122,10 @@ class TrainSettings(Settings):
         default=False, description="bit-for-bit repeatable kernels; slower on a GPU"
     )
     mixed_precision: bool = Field(
-        default=False, description="compute in float16/bfloat16 where the accelerator gains from it"
+        default=False,
+        description=(
+            "compute in bfloat16, weights stay float32; GPUs before NVIDIA's Ampere gain nothing"
+        ),
     )
     jit_compile: bool = Field(
         default=False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs"

@@ -71,16 +71,24 @@ def dump_state(callbacks: Callbacks) -> bytes:
     Raises:
       TypeError: one of them holds what cannot be stored; says which, and what.
     """
-    states = []
-    for callback in callbacks:
-        state = {name: value for name, value in vars(callback).items() if name not in KERAS}
-        for name, value in state.items():
-            try:
-                pickle.dumps(value)
-            except Exception as error:
-                raise TypeError(f"{type(callback).__name__}.{name}: {error}") from error
-        states.append(state)
-    return pickle.dumps(states)
+    states = [
+        {name: value for name, value in vars(callback).items() if name not in KERAS}
+        for callback in callbacks
+    ]
+    try:
+        return pickle.dumps(states)
+    except Exception:
+        for callback, state in zip(callbacks, states, strict=True):
+            for name, value in state.items():
+                _check_storable(value, f"{type(callback).__name__}.{name}")
+        raise
+
+
+def _check_storable(value: Any, whose: str) -> None:
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"{whose}: {error}") from error
 
 
 def load_state(callbacks: Callbacks, stored: bytes) -> None:

@@ -85,7 +85,7 @@ class CheckpointStore:
                     str(saved.folder / VARIABLES)
                 ).assert_consumed()
             except UNFITTING as error:
-                _set_aside(saved.folder, f"cannot be loaded ({_first_line(error)})")
+                _set_aside(saved.folder, f"cannot be loaded ({first_line(error)})")
                 for variable, value in zip(variables, initial, strict=True):
                     variable.assign(value)
                 continue
@@ -138,7 +138,7 @@ class CheckpointStore:
             try:
                 content = _read_verified(folder)
             except DAMAGED as error:
-                _set_aside(folder, f"is damaged ({_first_line(error)})")
+                _set_aside(folder, f"is damaged ({first_line(error)})")
                 continue
             usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
         self._keep_others()
@@ -202,7 +202,8 @@ def _set_aside(folder: Path, reason: str) -> None:
     folder.rename(aside)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The class of an error and the first line of what it says, if it says anything."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 

@@ -20,7 +20,7 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, disk_reason
 from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_state, load_state
-from throughline.training.checkpoint_store import CheckpointStore
+from throughline.training.checkpoint_store import CheckpointStore, first_line
 from throughline.training.fit import Position
 from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
@@ -93,6 +93,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._others_state: bytes | None = None  # to resume from
         self._no_checkpoints = ""  # why the state of this training cannot be kept
         self._start = Position()
+        self._start_rate: float | None = None  # the optimizer's, unless a schedule computes it
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
@@ -120,29 +121,34 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._check_batches(state)
         self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
         self._start = Position(epoch=len(self.rows), step=state["step"])
+        rate = _find_rate(model)
+        self._start_rate = None if rate is None else float(np.asarray(rate))
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Let the other callbacks, which have just started, remember what they knew."""
+        """Let the other callbacks, which have just started and may have set a rate, remember what
+        they knew, and go on with the metrics of an epoch that was interrupted.
+        """
         if self._others_state is not None:
             load_state(self._others, self._others_state)
-            return
-        try:
-            dump_state(self._others)
-        except TypeError as error:
-            self._keep_none(f"a callback holds what cannot be stored ({error})")
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """In an epoch that was interrupted, let its metrics continue."""
-        resumed = epoch == self._start.epoch
-        self._step = self._start.step if resumed else 0
-        self._logged_at = time.monotonic()
-        if self._metrics and resumed:
+            rate = _find_rate(self._training_model)
+            if rate is not None and self._start_rate is not None:
+                rate.assign(self._start_rate)
+        else:
+            try:
+                dump_state(self._others)
+            except TypeError as error:
+                self._keep_none(f"a callback holds what cannot be stored ({error})")
+        if self._start.step:
             for variable, value in zip(
                 _metric_variables(self._training_model), self._metrics, strict=True
             ):
                 variable.assign(np.asarray(value, variable.dtype))
-        self.timer.begin()
+            self._begin(self._start.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Time a whole epoch."""
+        self._begin(0)
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it builds a graph first."""
@@ -229,6 +235,11 @@ class CheckpointCallback(keras.callbacks.Callback):
                 f" on, or remove {CHECKPOINT_FOLDER} in the folder of its results to begin again"
             )
 
+    def _begin(self, step: int) -> None:
+        """Begin an epoch, or go on with it from this step."""
+        self._step, self._logged_at = step, time.monotonic()
+        self.timer.begin()
+
     @property
     def _training_model(self) -> keras.Model:
         """The model that Keras is training."""
@@ -278,7 +289,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                 position=(len(self.rows), step),
             )
         except (OSError, tf.errors.OpError) as error:
-            reason = disk_reason(error) or str(error).splitlines()[0][:200]
+            reason = disk_reason(error) or first_line(error)
             echo_problem(
                 f"no checkpoint could be written ({reason}); training continues, the earlier one"
                 " stays"
@@ -315,6 +326,12 @@ def _further_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimi
         for name, value in vars(model).items()
         if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
     }
+
+
+def _find_rate(model: keras.Model) -> Any:
+    """The variable that is an optimizer's rate; None where a schedule computes it."""
+    rate = getattr(model.optimizer, "learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None
 
 
 def _name_columns(values: Mapping[str, float]) -> dict[str, float]:

@@ -98,7 +98,8 @@ def describe_own_compile(settings: TrainSettings) -> str:
     """What the builder's own compile leaves unused of params.yaml, in a line."""
     return (
         "its builder has compiled the model: train.learning_rate"
-        f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used"
+        f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used;"
+        f" train.jit_compile {str(settings.jit_compile).lower()} is"
     )
 
 
@@ -116,8 +117,7 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
         )
     if settings.steps_per_execution > 1:
         model.steps_per_execution = settings.steps_per_execution
-    if settings.jit_compile:
-        model.jit_compile = True
+    model.jit_compile = settings.jit_compile  # which Keras' "auto" turns on where there is a GPU
 
 
 def _check_shapes(model: keras.Model) -> None:

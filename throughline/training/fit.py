@@ -73,7 +73,8 @@ def fit(
     """Train on `batches`, one sequence from the start of the schedule to its end, so that the next
     epoch's first batch is ready in time; each epoch ends with the `evaluation`.
 
-    Callbacks see the network that is trained, and what Keras' `fit` would show them.
+    Callbacks see the network that is trained, and what Keras' `fit` would show them. An epoch that
+    is resumed does not begin again for them; one of them may end the training before an epoch.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
@@ -84,10 +85,13 @@ def fit(
     every.on_train_begin()
     iterator, logs = iter(batches), {}
     for epoch in range(start.epoch, schedule.epochs):
-        network.reset_metrics()
         done = start.step if epoch == start.epoch else 0
         train_function.begin(schedule.steps_per_epoch - done)
-        every.on_epoch_begin(epoch)
+        if not done and not network.stop_training:
+            network.reset_metrics()
+            every.on_epoch_begin(epoch)
+        if network.stop_training:
+            break
         while done < schedule.steps_per_epoch and not network.stop_training:
             every.on_train_batch_begin(done)
             logs = train_function(iterator)

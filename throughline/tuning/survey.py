@@ -19,6 +19,7 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
+from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.diagnosis.cost_model import (
     Costs,
@@ -29,7 +30,6 @@ from throughline.diagnosis.cost_model import (
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
-from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
@@ -56,7 +56,7 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         approximate="approximate" in allow,
         unordered="unordered" in allow,
         beyond_memory=snapshot.train > limits.ram_bytes,
-        accelerator=bool(visible_gpus()[0]),
+        accelerator=count_training_gpus() > 0,
         stored=stored,
         fitting=min(
             stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - process_bytes)

@@ -25,6 +25,7 @@ from throughline.data.columns.stored import (
     describe_rows,
     list_objects,
 )
+from throughline.data.object_folder import write_at
 from throughline.data.shards.index import ShardIndex
 from throughline.settings import StorageSettings
 from throughline.shared.errors import DiskRefused, ObjectStoreFailed
@@ -152,7 +153,7 @@ class FetchedColumns:
             there = memoryview(os.pread(descriptor, one.bytes, one.begin))
             if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
                 return
-        _write_at(descriptor, fetch_checked(self.store, one), one.begin)
+        write_at(descriptor, fetch_checked(self.store, one), one.begin)
 
 
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
@@ -193,9 +194,3 @@ def _check_space(descriptor: int, path: Path, size: int) -> None:
             f" {path.name.removesuffix(PARTIAL)}, and {free / 2**20:,.1f} MiB are free; free some"
             " space, or set storage.cache to a folder on another disk"
         )
-
-
-def _write_at(descriptor: int, data: memoryview, begin: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(descriptor, data[written:], begin + written)

@@ -15,6 +15,7 @@ system's page cache.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from throughline.data.shards.index import Shard
 from throughline.results.base import parse
 from throughline.shared.errors import (
     CorruptColumn,
+    ImpossiblePlan,
     MissingInput,
     StaleSnapshot,
     expect_current_schema,
@@ -42,6 +44,7 @@ INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
 LEAST_PRIORITY = 19  # of the thread: it gives way to those that prepare the first batch
 READ_BYTES = 1 << 22
+MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +185,17 @@ def write_rows(
 def encode_rows(column: Column, values: np.ndarray) -> memoryview:
     """The bytes of consecutive rows of a column that is not ragged; `values` has shape (rows,
     *column.shape) and the column's dtype.
+
+    Raises:
+      ImpossiblePlan: an op has made something else of them.
     """
-    array = np.ascontiguousarray(values, np.dtype(column.dtype))
-    if array.shape[1:] != column.shape:
-        raise ValueError(
-            f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}"
+    if (values.dtype, values.shape[1:]) != (np.dtype(column.dtype), column.shape):
+        raise ImpossiblePlan(
+            f"preprocess: {column.name} is {values.dtype} of shape {values.shape[1:]} after it, and"
+            f" a snapshot stores {column.dtype} of shape {column.shape}; have your op return that,"
+            " or move it to postprocess"
         )
-    return array.reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def write_encoded_rows(
@@ -312,13 +319,21 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
     reading it.
 
     Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written
-    back.
+    back. No memory is reserved for the copies, so a column may be larger than what there is.
     """
-    path = column_path(folder, split, column.name)
-    shape = None if column.ragged else (count, *(size or 0 for size in column.shape))
-    if count == 0:
-        return np.empty(shape or 0, np.dtype(column.dtype))
-    return np.memmap(path, np.dtype(column.dtype), mode="c", shape=shape)
+    path, dtype = column_path(folder, split, column.name), np.dtype(column.dtype)
+    shape = (-1,) if column.ragged else (count, *(size or 0 for size in column.shape))
+    size = 0 if count == 0 else path.stat().st_size if column.ragged else column.stride * count
+    if size == 0:
+        return np.empty([max(0, length) for length in shape], dtype)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(
+            file.fileno(),
+            size,
+            flags=mmap.MAP_PRIVATE | MAP_NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return np.frombuffer(mapped, dtype).reshape(shape)
 
 
 @cache

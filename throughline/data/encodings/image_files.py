@@ -29,6 +29,13 @@ LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
 BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
 STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+DARK = 32  # of 256 levels, below which all values of a deep image would be
+DARK_NOTE = (
+    "16 bits, but no value above an eighth of their range: dark; save such images as 8 bits, scaled"
+    " to theirs"
+)
+DEEP = 16  # bits
+_DEPTH = 24  # where the header of a PNG has its bits
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
@@ -89,11 +96,13 @@ def _inspect(
     """Decode the bytes of an image, of which `path` is the file."""
     with _opened(io.BytesIO(data)) as image:
         _check_pixels(image, max_pixels)
-        kind = image.format or "?"
+        # What phones call so is a JPEG with more pictures after it, which no decoder looks at.
+        kind = "JPEG" if image.format == "MPO" else image.format or "?"
         image.load()
         kept = _decodes_as_is(image)
         upright = image if kept else _to_8_bit(image)
-        dark = image.mode in _DEEP_MODES and np.asarray(upright).max() <= 1
+        deep = image.mode in _DEEP_MODES or (kind == "PNG" and data[_DEPTH] == DEEP)
+        dark = deep and np.asarray(upright).max() < DARK
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
     problem = (
         decoder.find_problem(data, height=height, width=width)
@@ -104,7 +113,7 @@ def _inspect(
         raise RejectedValue(f"damaged image: {problem}")
     named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
     note = None if named else f"content is {kind}"
-    note = "16 bits, but no value above 255: black; save such images as 8 bits" if dark else note
+    note = DARK_NOTE if dark else note
     if not kept:
         path = converted / f"{digest_blake2b(data)}.png"
         if not path.exists():
@@ -159,7 +168,7 @@ def _decodes_as_is(image: Image.Image) -> bool:
     """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
     deep = image.format == "PNG" and image.info.get("transparency") is not None
     return (
-        image.format in ("JPEG", "PNG")
+        image.format in ("JPEG", "MPO", "PNG")
         and image.mode in ("L", "RGB")
         and not deep
         and image.getexif().get(_ORIENTATION) in _UPRIGHT
@@ -172,6 +181,9 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
     gray = upright.mode in _GRAY_MODES
+    # Programs that know no transparency leave zeros in the fourth bytes of a BMP.
+    if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
+        upright = upright.convert("RGB")
     if upright.has_transparency_data:
         white = Image.new("RGBA", upright.size, "white")
         white.alpha_composite(upright.convert("RGBA"))

@@ -23,16 +23,21 @@ _PLAIN_CHUNKS = frozenset(
         b"IHDR",
         b"IDAT",
         b"IEND",
+        b"bKGD",
         b"pHYs",
         b"gAMA",
         b"cHRM",
+        b"sBIT",
         b"sRGB",
+        b"iTXt",
         b"tEXt",
+        b"zTXt",
         b"tIME",
         b"eXIf",
         b"iCCP",
     }
 )
+_REPEATED = frozenset({b"IDAT", b"iTXt", b"tEXt", b"zTXt"})
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
@@ -63,7 +68,7 @@ def _is_sound_png(data: bytes) -> bool:
         kind = data[offset + 4 : offset + 8]
         if kind == b"IDAT":
             pieces.append(view[offset + 8 : end - 4])
-        if kind not in (b"IDAT", b"tEXt") or kinds[-1:] != [kind]:
+        if kind not in _REPEATED or kinds[-1:] != [kind]:
             kinds.append(kind)
         offset = end
     once = len(set(kinds)) == len(kinds) and set(kinds) <= _PLAIN_CHUNKS

@@ -41,10 +41,12 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
     if urls:
         yield from _read_objects(parts, {url: open_store(url) for url in urls})
         return
-    # Serialized: two threads that read and digest small files contend for the GIL, which takes
-    # longer than that. The others flush meanwhile.
-    with _READ_LOCK:
-        yield from map(_read_file, parts)
+    for part in parts:
+        # Serialized: two threads that read small files contend for the GIL, which takes longer than
+        # that. Not held while the caller writes: one that fails leaves this generator suspended.
+        with _READ_LOCK:
+            value = _read_file(part)
+        yield value
 
 
 def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore]) -> Iterator[bytes]:

@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
+from throughline.data.manifest import (
+    DOCUMENTS,
+    SPLITS,
+    Manifest,
+    map_documents,
+    map_values,
+    read_manifest,
+)
 from throughline.data.shards.earlier_shards import EarlierShard, find_earlier_shards, take_shard
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
@@ -43,7 +50,7 @@ from throughline.data.splits import (
 from throughline.plan.schema import Schema
 from throughline.settings import ShardSettings
 from throughline.shared.engine import in_parallel
-from throughline.shared.errors import DataNotFound
+from throughline.shared.errors import DamagedFile, DataNotFound
 from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
 from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
@@ -136,6 +143,7 @@ def shard(
 
     Raises:
       DataNotFound: an image file has disappeared or changed since ingest.
+      DamagedFile: the texts that ingest has written have changed.
       ObjectStoreFailed: the bucket that it is in cannot be read.
     """
     same_work = digest_json(
@@ -289,10 +297,14 @@ def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
 
 
 def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    for key, begin, label, size in job.rows[["key", "row", "label", "bytes"]].itertuples(
-        index=False
-    ):
+    columns = ["key", "row", "label", "bytes", "digest"]
+    for key, begin, label, size, digest in job.rows[columns].itertuples(index=False):
         value = job.values[begin : begin + size].tobytes()
+        if digest != digest_blake2b(value):
+            raise DamagedFile(
+                f"{job.examples.manifest.folder / DOCUMENTS} has other contents than ingest wrote;"
+                " run `dvc repro --force ingest`"
+            )
         head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.input.name)
         yield frame(head, value, tail)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
-from throughline.data.sources.base import ExampleFile, Rejected
+from throughline.data.sources.base import ExampleFile, Rejected, find_suffix
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
-# Names of folders, in lower case, and the splits that they hold.
-SPLIT_FOLDERS: Mapping[str, str] = {
+# Names of folders and words of names, in lower case, and the splits that they mean.
+SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -96,7 +96,7 @@ def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes:
     if settings.folders != "auto":
         return settings.folders == "splits"
     tops = sorted({file.label.partition("/")[0] for file in files})
-    named = [top for top in tops if top.lower() in SPLIT_FOLDERS]
+    named = [top for top in tops if top.lower() in SPLITS_BY_WORD]
     if not named:
         return False
     flat = sorted({file.label for file in files if file.label in named})
@@ -124,10 +124,10 @@ def divide_by_split(
     Where no folder is for validation, the files for training leave that open: some are assigned.
     """
     divided, outside = [], []
-    splits = {SPLIT_FOLDERS.get(file.label.partition("/")[0].lower()) for file in files}
+    splits = {SPLITS_BY_WORD.get(file.label.partition("/")[0].lower()) for file in files}
     for file in files:
         top, _, label = file.label.partition("/")
-        split = SPLIT_FOLDERS.get(top.lower())
+        split = SPLITS_BY_WORD.get(top.lower())
         if split is None:
             outside.append(Rejected(id=file.id, reason="is outside any split's folder"))
         elif classes and not label:
@@ -198,10 +198,11 @@ class _Listing:
     def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
         """The files of one folder, which is a leaf where it has no folders."""
         visible = sorted(name for name in names if not name.startswith("."))
-        chosen = [name for name in visible if _suffix(name) in self.suffixes]
+        chosen = [name for name in visible if find_suffix(name) in self.suffixes]
         self._add(folder, chosen)
         self.skipped.update(
-            _suffix(name) or "without a suffix" for name in sorted(set(visible).difference(chosen))
+            find_suffix(name) or "without a suffix"
+            for name in sorted(set(visible).difference(chosen))
         )
         if not chosen and is_leaf and folder != self.root:
             self.empty.append(_readable(folder.relative_to(self.root)))
@@ -236,13 +237,3 @@ def _is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _suffix(name: str) -> str:
-    """As of a `Path`, which costs microseconds, in lower case.
-
-    >>> _suffix("a.b.JPG"), _suffix(".jpg"), _suffix("a."), _suffix("a")
-    ('.jpg', '', '', '')
-    """
-    dot = name.rfind(".")
-    return name[dot:].lower() if 0 < dot < len(name) - 1 else ""

@@ -24,6 +24,8 @@ Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 FEW_CATEGORIES = 20  # so many may be distinct in however few rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
+COMPARED = 1000  # values of a column, of which float32 must keep this share apart
+KEPT_APART = 0.75
 UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
 _DATE = (
     r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
@@ -139,8 +141,11 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     keep = f"data.numeric: [{name}, …] learns from it as a number"
     values = table.numbers(name)
     whole = values[np.isfinite(values)]
-    if len(whole) < 2 or (whole % 1 != 0).any():  # noqa: PLR2004 - nothing to compare
+    if len(whole) < 2:  # noqa: PLR2004 - nothing to compare
         return None
+    if (whole % 1 != 0).any():
+        merging = find_merging(values)
+        return f"{shown} {merging}; or {keep} so rounded" if merging else None
     if _share(table, name, _LEADING_ZEROS) > 0:
         codes = f"data.categorical: [{name}, …] if they are codes"
         return f"{shown} holds numbers with leading zeros; {codes}, {keep}"
@@ -165,6 +170,22 @@ def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) 
     if reading.distinct > max(FEW_CATEGORIES, rows / 2):
         return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text"
     return None
+
+
+def find_merging(values: np.ndarray) -> str | None:
+    """What float32 loses of a column (rows,) float64, where it makes many of its numbers the same;
+    None: too little to matter. A few meet in any long column, so some rows are compared.
+    """
+    some = values[np.abs(values) <= np.finfo(np.float32).max]
+    some = np.unique(some[:: max(1, len(some) // COMPARED)])
+    kept = len(np.unique(some.astype(np.float32)))
+    if kept >= KEPT_APART * len(some):
+        return None
+    return (
+        f"holds numbers such as {some[0]:.15g} and {some[1]:.15g}, of which float32 keeps the first"
+        f" seven digits: of {len(some):,} that differ {kept:,} would be left; subtract what they"
+        " have in common"
+    )
 
 
 def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> str:

@@ -12,7 +12,7 @@ import codecs
 import csv
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,12 @@ from throughline.shared.errors import UnreadableSource
 
 DELIMITERS = (",", ";", "\t", "|")
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+# How files begin that are no text, and what to do with them.
+_SIGNATURES = {
+    b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
+    b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
+    b"PAR1": "a Parquet table; name it .parquet",
+}
 _PROBED_LINES = 50
 _SHOWN = 3
 
@@ -61,6 +67,7 @@ def open_delimited(
         params.yaml that says how it is meant.
     """
     check_encoding(settings.encoding)
+    _refuse_no_text(path)
     csv.field_size_limit(sys.maxsize)
     delimiter, detected = find_delimiter(path, settings, errors)
     with _open(path, settings, errors) as file:
@@ -75,18 +82,33 @@ def open_delimited(
         first = next(records, None)
         if first is None:
             raise UnreadableSource(f"{path} is empty; its first line must name the columns")
-        refuse_joined_lines(first, path)
+        if settings.quoting == "auto":
+            refuse_joined_lines(first, path)
         header = [cell.removeprefix("\ufeff").strip() for cell in first.cells]
-        if doubled := sorted({name for name in header if name and header.count(name) > 1}):
-            raise UnreadableSource(
-                f"{path}: more than one column is named {doubled[0]}; rename one of them"
-            )
+        refuse_doubled(header, path)
         yield DelimitedText(
             header=header,
             records=_without_headers(records, first, path),
             delimiter=delimiter,
             detected=detected,
         )
+
+
+def refuse_doubled(header: Sequence[str], path: Path) -> None:
+    """Refuse names that several columns have."""
+    if doubled := sorted({name for name in header if name and header.count(name) > 1}):
+        raise UnreadableSource(
+            f"{path}: more than one column is named {doubled[0]}; rename one of them"
+        )
+
+
+def _refuse_no_text(path: Path) -> None:
+    """Refuse a file that is of another kind, whatever the encoding."""
+    with path.open("rb") as file:
+        start = file.read(max(map(len, _SIGNATURES)))
+    for signature, what in _SIGNATURES.items():
+        if start.startswith(signature):
+            raise UnreadableSource(f"{path} is {what}")
 
 
 def _without_headers(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
@@ -105,7 +127,7 @@ def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -
     """
     if settings.delimiter != "auto":
         return {"tab": "\t"}.get(settings.delimiter, settings.delimiter), ""
-    usual = "\t" if path.suffix == ".tsv" else ","
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with _open(path, settings, errors) as file:
         try:
             lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
@@ -225,19 +247,14 @@ class FieldCount:
         return ""
 
 
-def find_joined_row(
-    record: Record, table: DelimitedText, *, is_label: Callable[[str, int], bool]
-) -> int | None:
-    """The line within a record of several lines that reads as a row of its own: as many cells as
-    the header has, one of which is a label by its text and place. None: there is none.
+def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[tuple[int, str]]:
+    """The lines within a record of several lines that read as rows of their own, with as many cells
+    as the header has: the number of each, and its cell at `place`.
     """
     for offset, line in enumerate(record.text[:-1]):
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)
-        if len(cells) == len(table.header) and any(
-            is_label(cell.strip(), place) for place, cell in enumerate(cells)
-        ):
-            return record.line + offset
-    return None
+        if len(cells) == len(table.header):
+            yield record.line + offset, cells[place].strip()
 
 
 def _open(path: Path, settings: DataSettings, errors: str) -> TextIO:

@@ -331,6 +331,14 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
         converted = values.astype(dtype, copy=False).reshape(shape)
     if dtype == "float32" and not np.isfinite(converted).all():
         raise _Unusable(f"feature {feature.name} is not finite")
+    if dtype == "float32" and values.dtype.kind in "iu":
+        with np.errstate(invalid="ignore"):  # of what rounds up to 2**63
+            rounded = converted.ravel().astype(values.dtype) != values
+        if rounded.any():
+            raise _Unusable(
+                f"feature {feature.name} holds a whole number of which float32 keeps the first"
+                f" seven digits: {values[rounded][0]}"
+            )
     return converted
 
 

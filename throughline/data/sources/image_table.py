@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from throughline.data.sources.base import ExampleFile, Files, Rejected
-from throughline.data.sources.tabular import check_columns, read_split, read_table
+from throughline.data.sources.tabular import TABLES, check_columns, read_split, read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
 
 
@@ -51,11 +50,11 @@ def scan(settings: DataSettings) -> Files:
 def _find_table(path: Path) -> Path:
     if not path.is_dir():
         return path
-    tables = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+    tables = sorted(one for one in path.iterdir() if one.suffix.lower() in TABLES)
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables) or "none"
         raise DataNotFound(
             f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
-            f" {', '.join(SUFFIXES)}, next to the images that it lists"
+            f" {', '.join(sorted(TABLES))}, next to the images that it lists"
         )
     return tables[0]

@@ -28,14 +28,14 @@ _TRUTH = r"^(?i:true|false)$"
 _NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
 
 
-def is_number(cells: pa.StringArray, decimal: str) -> np.ndarray:
+def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
     """(rows,) bool: which cells are numbers with this decimal mark; `inf`, `nan` and `1_000` are
     none.
     """
     return _matches(cells, _COMMA if decimal == "," else _POINT)
 
 
-def read_numbers(cells: pa.StringArray, decimal: str) -> np.ndarray:
+def read_numbers(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
     """(rows,) float64: the numbers; NaN where a cell is none. A column of nothing but true and
     false is one of 1 and 0.
     """
@@ -51,18 +51,18 @@ def read_numbers(cells: pa.StringArray, decimal: str) -> np.ndarray:
     return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()
 
 
-def looks_like_numbers(cells: pa.StringArray) -> bool:
+def looks_like_numbers(cells: pa.LargeStringArray) -> bool:
     """Whether most cells are numbers to people, in whatever notation."""
     return _mostly(cells, _NUMBER_LIKE)
 
 
-def have_fractions(cells: pa.StringArray, decimal: str) -> bool:
+def have_fractions(cells: pa.LargeStringArray, decimal: str) -> bool:
     """Whether a number among the cells is written with a decimal mark."""
     return bool(_matches(cells, _FRACTION[decimal]).any())
 
 
 def find_decimal(
-    columns: Mapping[str, pa.StringArray],
+    columns: Mapping[str, pa.LargeStringArray],
     settings: DataSettings,
     path: Path,
     *,
@@ -108,7 +108,7 @@ def find_decimal(
     return ","
 
 
-def find_lone_points(columns: Mapping[str, pa.StringArray]) -> str:
+def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
     """A number such as 1.234, and its column, that a decimal comma makes whole, where no number
     shows which of the two is the decimal mark; empty where there is none.
     """
@@ -119,8 +119,8 @@ def find_lone_points(columns: Mapping[str, pa.StringArray]) -> str:
 
 
 def _find_fractions(
-    columns: Mapping[str, pa.StringArray], decimal: str
-) -> dict[str, pa.StringArray]:
+    columns: Mapping[str, pa.LargeStringArray], decimal: str
+) -> dict[str, pa.LargeStringArray]:
     """The columns of numbers of which some are written with this decimal mark."""
     number = _COMMA if decimal == "," else _POINT
     return {
@@ -130,7 +130,7 @@ def _find_fractions(
     }
 
 
-def _all_thousands(columns: Mapping[str, pa.StringArray], decimal: str) -> bool:
+def _all_thousands(columns: Mapping[str, pa.LargeStringArray], decimal: str) -> bool:
     """Whether every fraction could as well be a whole number with a thousands separator."""
     fraction, thousands = _FRACTION[decimal], _THOUSANDS[decimal]
     return all(
@@ -139,16 +139,16 @@ def _all_thousands(columns: Mapping[str, pa.StringArray], decimal: str) -> bool:
     )
 
 
-def _first_fraction(columns: Mapping[str, pa.StringArray], decimal: str) -> str:
+def _first_fraction(columns: Mapping[str, pa.LargeStringArray], decimal: str) -> str:
     name, cells = next(iter(columns.items()))
     return f"{cells[int(np.argmax(_matches(cells, _FRACTION[decimal])))].as_py()} in column {name}"
 
 
-def _mostly(cells: pa.StringArray, pattern: str) -> bool:
+def _mostly(cells: pa.LargeStringArray, pattern: str) -> bool:
     """Whether more than half of the cells that are not empty match."""
     filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
     return filled > 0 and 2 * int(_matches(cells, pattern).sum()) > filled
 
 
-def _matches(cells: pa.StringArray, pattern: str) -> np.ndarray:
+def _matches(cells: pa.LargeStringArray, pattern: str) -> np.ndarray:
     return np.asarray(pc.match_substring_regex(cells, pattern), bool)

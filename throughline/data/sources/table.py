@@ -9,7 +9,7 @@ impossible value is rejected with its reason, and so is one with an empty cell, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from throughline.data.sources.column_kinds import (
     describe_column,
     explain_no_number,
     find_kinds,
+    find_merging,
     guess_kind,
     refuse_mistaken,
 )
@@ -57,16 +58,16 @@ def scan(settings: DataSettings) -> Arrays:
     """
     table = read_table(Path(settings.path), settings)
     problems, kind = Problems(table.path), "class"
+    named = {
+        "data.label_column": [settings.label_column],
+        "data.numeric": settings.numeric,
+        "data.categorical": settings.categorical,
+        "data.ignore": settings.ignore,
+    }
     with problems.collect():
-        check_columns(
-            table,
-            {
-                "data.label_column": [settings.label_column],
-                "data.numeric": settings.numeric,
-                "data.categorical": settings.categorical,
-                "data.ignore": settings.ignore,
-            },
-        )
+        check_columns(table, named)
+    with problems.collect():
+        _refuse_two_uses(table, named)
     with problems.collect():
         _refuse_mistaken_features(table)
     with problems.collect():
@@ -74,6 +75,8 @@ def scan(settings: DataSettings) -> Arrays:
             kind = _label_kind(table, settings)
             if kind == "class" and settings.label_kind == "auto":
                 _refuse_double_spelling(table, settings.label_column)
+            if kind == "number":
+                _refuse_merging_label(table, settings.label_column)
     problems.refuse()
     kinds = find_kinds(table, [settings.label_column, "split"])
     numeric = settings.numeric or _of_kind(kinds, "number")
@@ -181,6 +184,20 @@ def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
     return replace(source, values=values, schema=schema, notes=notes)
 
 
+def _refuse_two_uses(table: TextTable, named: Mapping[str, Sequence[str]]) -> None:
+    """Refuse columns that are named twice, by the keys that name them; `split` names splits."""
+    uses: dict[str, list[str]] = {"split": ["the splits"]}
+    for key, names in named.items():
+        for name in names:
+            uses.setdefault(name, []).append(key)
+    twice = [f"{name} ({' and '.join(keys)})" for name, keys in uses.items() if keys[1:]]
+    if twice:
+        raise UnreadableSource(
+            f"{table.path}: a column has one use, and these have several: {', '.join(twice)}",
+            "name each once",
+        )
+
+
 def _refuse_mistaken_features(table: TextTable) -> None:
     """Refuse a table whose columns cannot be meant as what they are read as, or that has none to
     learn from.
@@ -218,9 +235,9 @@ def _check_missing(table: TextTable, name: str, way: str, kinds: Mapping[str, Ki
         )
 
 
-def _code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
+def _code_categories(cells: pa.LargeStringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
     """(rows,) float64: each category's number in its vocabulary; NaN where it has none."""
-    codes = pc.index_in(cells, pa.array(vocabulary, pa.string()))
+    codes = pc.index_in(cells, pa.array(vocabulary, pa.large_string()))
     return np.asarray(pc.fill_null(codes.cast(pa.float64()), np.nan), np.float64)
 
 
@@ -307,6 +324,11 @@ def _refuse_double_spelling(table: TextTable, name: str) -> None:
                 " value",
                 "write it alike, or set data.label_kind: class to keep them apart",
             )
+
+
+def _refuse_merging_label(table: TextTable, name: str) -> None:
+    if merging := find_merging(table.numbers(name)):
+        raise UnreadableSource(f"{table.path}: label column {name} {merging}")
 
 
 def _is_truth(table: TextTable, name: str) -> bool:

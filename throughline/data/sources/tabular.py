@@ -43,7 +43,7 @@ class TextTable:
     """
 
     path: Path
-    columns: Mapping[str, pa.StringArray]
+    columns: Mapping[str, pa.LargeStringArray]
     lines: np.ndarray
     settings: DataSettings
     notes: Sequence[str] = ()
@@ -124,9 +124,11 @@ def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") 
     if not path.is_file():
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     table = (
-        _read_parquet(path, settings) if path.suffix == ".parquet" else _read_csv(path, settings)
+        _read_parquet(path, settings)
+        if path.suffix.lower() == ".parquet"
+        else _read_csv(path, settings)
     )
-    missing = pa.array(settings.missing_values, pa.string())
+    missing = pa.array(settings.missing_values, pa.large_string())
     return replace(
         table,
         columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
@@ -182,7 +184,7 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
         known = list(table.columns)
         named = (
             did_you_mean(column, known)
-            if set(table.path.suffixes) & TABLES
+            if {suffix.lower() for suffix in table.path.suffixes} & TABLES
             else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
         )
         hint = (
@@ -207,7 +209,7 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     )
 
 
-def _blank(cells: pa.StringArray, missing: pa.StringArray) -> pa.StringArray:
+def _blank(cells: pa.LargeStringArray, missing: pa.LargeStringArray) -> pa.LargeStringArray:
     """Cells without blanks around them; what means missing is empty."""
     stripped = pc.utf8_trim_whitespace(cells)
     return pc.if_else(pc.is_in(stripped, missing), "", stripped) if len(missing) else stripped
@@ -218,13 +220,13 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         header = text.header
         names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
         count = FieldCount(header, path)
-        chunks: list[list[pa.StringArray]] = [[] for _ in names]
+        chunks: list[list[pa.LargeStringArray]] = [[] for _ in names]
         rows: list[list[str]] = []
         lines: list[int] = []
 
         def keep() -> None:
             for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
-                chunk.append(pa.array(cells, pa.string()))
+                chunk.append(pa.array(cells, pa.large_string()))
             rows.clear()
 
         for record in text.records:
@@ -240,7 +242,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     return TextTable(
         path=path,
         columns={
-            name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.string())
+            name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.large_string())
             for name, chunk in zip(names, chunks, strict=True)
         },
         lines=np.asarray(lines, np.int64),
@@ -252,15 +254,19 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
 
 def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     try:
-        table = pq.read_table(path).combine_chunks()
+        table = pq.read_table(path)
     except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     columns, nested = {}, {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
             columns[name] = _as_text(column)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except (_NoText, pa.ArrowNotImplementedError):
             nested[name] = str(column.type)
+        except pa.ArrowInvalid as error:
+            raise UnreadableSource(
+                f"{path}: column {name} ({column.type}) cannot be read as text: {error}"
+            ) from error
     return TextTable(
         path=path,
         columns=columns,
@@ -276,23 +282,25 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     )
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.StringArray:
+class _NoText(Exception):
+    """Cells are bytes."""
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     """Typed cells as text: the shortest that gives the same value back, whole numbers without a
     fraction; null and NaN are empty.
     """
-    cells = column.combine_chunks()
-    if "binary" in str(cells.type):
-        raise pa.ArrowInvalid("bytes are no text")
+    cells: Any = column
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
+    if "binary" in str(cells.type):
+        raise _NoText
     if pa.types.is_boolean(cells.type):
         cells = pc.if_else(cells, "True", "False")
     elif pa.types.is_floating(cells.type):
         cells = pc.if_else(pc.is_nan(cells), None, cells)
         cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
-    text = cells.cast(pa.string())
-    text = pc.fill_null(text, "")
-    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+    return pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
 
 
 def _join_parquet_hint(folder: Path) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.texts import check_encoding
-from throughline.data.sources.base import Document, Rejected, Texts
-from throughline.data.sources.text_records import label_or_none, read_fields
+from throughline.data.sources.base import Document, Rejected, Texts, count_kinds
+from throughline.data.sources.text_records import count_lines, label_or_none, read_fields
 from throughline.data.sources.text_table import check_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -32,12 +32,10 @@ def scan(settings: DataSettings) -> Texts:
     """
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)
-    names = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
-    files = [
-        path
-        for path in names
-        if path.suffix.lower() in JSON | TXT and path.is_file() and not path.name.startswith(".")
-    ]
+    paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
+    paths = [path for path in paths if not path.name.startswith(".")]
+    files = [path for path in paths if path.suffix.lower() in JSON | TXT and path.is_file()]
+    chosen = {*files}
     if not files:
         raise DataNotFound(
             f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
@@ -48,7 +46,11 @@ def scan(settings: DataSettings) -> Texts:
             f"{root}: lines of a single .txt file have no class; use a folder with a file per class"
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
-    return Texts(documents=_documents(files, settings), total=sum(map(_count_lines, files)))
+    return Texts(
+        documents=_documents(files, settings),
+        total=sum(map(count_lines, files)),
+        skipped=count_kinds(path for path in paths if path not in chosen),
+    )
 
 
 def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document | Rejected]:
@@ -114,8 +116,3 @@ def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
             while not line.endswith(b"\n") and (line := file.readline(_BLOCK)):
                 size += len(line)
             yield size
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))

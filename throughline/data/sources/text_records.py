@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.base import RejectedValue
@@ -14,6 +15,7 @@ from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.tabular import read_split
 from throughline.settings import DataSettings
 
+_BLOCK = 1 << 20
 UNLABELED = "text"  # the one class of documents without classes
 
 
@@ -33,16 +35,23 @@ def read_fields(
     name = label_or_none(_label(label), settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")
-    if not name.isprintable():
-        return Rejected(id=example_id, reason="label has characters that cannot be printed")
     split, problem = read_split(fields.get("split"))
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:
+        name.encode()
         check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
+    except UnicodeEncodeError:
+        return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
     except RejectedValue as reason:
         return Rejected(id=example_id, reason=str(reason))
     return Document(id=example_id, content=text, label=name, split=split)
+
+
+def count_lines(path: Path) -> int:
+    """About how many rows or lines a file has: a quoted text may have several lines."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 def label_or_none(name: str, settings: DataSettings) -> str:

@@ -4,7 +4,8 @@ read one by one, so the table need not fit into memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,16 +15,27 @@ from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.delimited import (
     DelimitedText,
     Record,
-    find_joined_row,
+    find_row_lines,
     open_delimited,
+    refuse_doubled,
 )
-from throughline.data.sources.text_records import read_fields
+from throughline.data.sources.tabular import TABLES
+from throughline.data.sources.text_records import count_lines, read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
-CSV = (".csv", ".tsv")
 _ROWS = 256
-_BLOCK = 1 << 20
+DOUBTFUL = 10_000  # lines that may be rows, until more classes are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowLine:
+    """A line within a text from line `first` to `last` that reads as a row with this label."""
+
+    first: int
+    last: int
+    line: int
+    label: str
 
 
 def scan(settings: DataSettings) -> Texts:
@@ -37,14 +49,14 @@ def scan(settings: DataSettings) -> Texts:
     if not path.is_file():
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     check_encoding(settings.encoding)
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return _scan_parquet(path, settings)
-    if path.suffix not in CSV:
+    if path.suffix.lower() not in TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
             "for .jsonl and .txt set `data.source: text_lines`",
         )
-    return Texts(documents=_csv_rows(path, settings), total=_count_lines(path))
+    return Texts(documents=_csv_rows(path, settings), total=count_lines(path))
 
 
 def check_fields(names: list[str], settings: DataSettings, *, where: str) -> None:
@@ -71,6 +83,7 @@ def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejecte
         header = table.header
         check_fields(header, settings, where=str(path))
         labels: set[str] = set()
+        doubtful: list[_RowLine] = []
         place = header.index(settings.label_column) if settings.label_kind != "none" else None
         for number, record in enumerate(table.records, start=1):
             cells, example_id = record.cells, f"row {number:08d}"
@@ -80,29 +93,34 @@ def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejecte
                 continue
             if place is not None:
                 if settings.quoting == "auto":
-                    _refuse_joined_rows(record, table, path, place, labels)
+                    lines = list(_find_row_lines(record, table, place))
+                    _refuse_joined_rows(lines, path, labels)
+                    doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels.add(cells[place].strip())
             fields = zip(header, cells, strict=True)
             yield read_fields({name: cell or None for name, cell in fields}, example_id, settings)
+        _refuse_joined_rows(doubtful, path, labels)
 
 
-def _refuse_joined_rows(
-    record: Record, table: DelimitedText, path: Path, place: int, labels: set[str]
-) -> None:
+def _find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[_RowLine]:
+    for line, label in find_row_lines(record, table, place):
+        if label:
+            last = record.line + len(record.text) - 1
+            yield _RowLine(first=record.line, last=last, line=line, label=label)
+
+
+def _refuse_joined_rows(lines: Sequence[_RowLine], path: Path, labels: Collection[str]) -> None:
     """Texts may have several lines; a line that reads as a row of its own, with a class that is
     known, was joined to others by a stray quote.
     """
-    line = find_joined_row(
-        record, table, is_label=lambda cell, at: at == place and cell in labels and bool(cell)
-    )
-    if line is not None:
-        raise UnreadableSource(
-            f"{path}, line {record.line}: a quoted text goes on to line"
-            f" {record.line + len(record.text) - 1}, and line {line} in it reads as a row of its"
-            " own; a stray quote?",
-            "set data.quoting: none if quotes are ordinary characters here, or multi_line if the"
-            " text is meant so",
-        )
+    for one in lines:
+        if one.label in labels:
+            raise UnreadableSource(
+                f"{path}, line {one.first}: a quoted text goes on to line {one.last}, and line"
+                f" {one.line} in it reads as a row of its own; a stray quote?",
+                "set data.quoting: none if quotes are ordinary characters here, or multi_line if"
+                " the text is meant so",
+            )
 
 
 def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
@@ -111,6 +129,7 @@ def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
     except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     names = list(table.schema_arrow.names)
+    refuse_doubled(names, path)
     check_fields(names, settings, where=str(path))
     needed = [getattr(settings, key) for key in _column_keys(settings)]
     needed += ["split"] if "split" in names else []
@@ -130,9 +149,3 @@ def _parquet_rows(
                 yield read_fields(fields, f"row {number:08d}", settings)
     except OSError as error:
         raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
-
-
-def _count_lines(path: Path) -> int:
-    """About how many rows there are: a quoted text may have several lines."""
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))

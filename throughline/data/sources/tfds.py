@@ -25,7 +25,7 @@ from throughline.data.sources.external_shards import (
 from throughline.data.sources.tfrecord import (
     INPUTS,
     LABELS,
-    SPLIT_WORDS,
+    SPLITS_BY_WORD,
     choose_feature,
     leave_validation_open,
     read_class_names,
@@ -107,7 +107,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             for key, value in values.items():
                 name = name.replace(f"{{{key}}}", value)
             # A split of another name, such as `unsupervised`, is no one's to train on unasked.
-            kind = SPLIT_WORDS.get(split["name"])
+            kind = SPLITS_BY_WORD.get(split["name"])
             if kind and length:
                 shards.append(
                     ExternalShard(path=root / name, name=name, split=kind, records=length)

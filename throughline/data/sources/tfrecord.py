@@ -25,7 +25,8 @@ from throughline.data.shards.example_features import (
     read_integers,
 )
 from throughline.data.shards.tfrecord import read_frame
-from throughline.data.sources.base import Arrays, Files
+from throughline.data.sources.base import Arrays, Files, count_kinds
+from throughline.data.sources.class_folders import SPLITS_BY_WORD
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -41,16 +42,10 @@ RECORDS_LOOKED_AT = 16  # of each shard
 # The names that the field gives to the model's input and to the label, the more usual ones first.
 INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
 LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
-SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
+UNWATCHED = (
+    "{} is not read, since data.path names the shard alone: set it to the folder of both for the"
+    " names of classes"
+)
 SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
@@ -99,7 +94,8 @@ def scan(settings: DataSettings) -> Files | Arrays:
     _check_label(label, features[label])
     for shard, found in summaries.items():
         _check_schema(shard, found, {name: features[name], label: features[label]})
-    names, named_by = read_class_names(root if root.is_dir() else root.parent, label)
+    unwatched = _find_names(root.parent, label) if root.is_file() else None
+    names, named_by = read_class_names(root, label)
     layout = ExampleLayout(
         input=infer_input(name, features[name], settings.records.shape),
         label=LabelFeature(name=label, kind=features[label].kind, names=names, named_by=named_by),
@@ -110,7 +106,11 @@ def scan(settings: DataSettings) -> Files | Arrays:
             f"{root}: the feature {label} holds floats; images are classified, so"
             " data.records.label must be one of integers or text"
         )
-    return read_examples(root, shards, layout)
+    return replace(
+        read_examples(root, shards, layout),
+        skipped=count_others(root, shards, named_by),
+        warnings=[UNWATCHED.format(unwatched.name)] if unwatched else [],
+    )
 
 
 def find_shards(root: Path) -> list[ExternalShard]:
@@ -140,9 +140,22 @@ def find_shards(root: Path) -> list[ExternalShard]:
     return leave_validation_open(shards)
 
 
+def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
+    """How many files below a folder are neither shards nor the names of classes, by suffix, and
+    how many links lead to other folders, whose shards are not read.
+    """
+    read = {root / named_by, *(shard.path for shard in shards)}
+    below = sorted(root.rglob("*") if root.is_dir() else ())
+    others = [path for path in below if path not in read and not _is_hidden(path, root)]
+    return count_kinds(path for path in others if path.is_symlink() or not path.is_dir())
+
+
 def find_split(name: str) -> str | None:
     """The split that the path of a shard names, by its last part that names one; None where none
     does.
+
+    Raises:
+      UnreadableSource: that part names two.
 
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
@@ -150,9 +163,15 @@ def find_split(name: str) -> str | None:
     ('train', None)
     """
     for part in reversed(name.lower().split("/")):
-        for word in re.findall(r"[a-z]+", part):
-            if word in SPLIT_WORDS:
-                return SPLIT_WORDS[word]
+        words = {word: SPLITS_BY_WORD.get(word) for word in re.findall(r"[a-z]+", part)}
+        splits = {word: split for word, split in words.items() if split}
+        if len({*splits.values()}) > 1:
+            raise UnreadableSource(
+                f"{name} may be of several splits: its name holds {' and '.join(splits)}; rename"
+                " it so that it holds one of these words, or none of them"
+            )
+        if splits:
+            return next(iter(splits.values()))
     return None
 
 
@@ -334,12 +353,11 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
     Raises:
       UnreadableSource: the file is no UTF-8, or names a class twice.
     """
-    candidates = [folder / f"{label.replace('/', '_')}.labels.txt", folder / "labels.txt"]
-    path = next((path for path in candidates if path.is_file()), None)
+    path = _find_names(folder, label)
     if path is None:
         return (), ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig").rstrip()
         names = tuple(line.strip() for line in text.splitlines())
     except ValueError as error:
         raise UnreadableSource(f"{path} is no UTF-8 text: {error}") from error
@@ -349,6 +367,15 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
     return names, path.name
 
 
+def _find_names(folder: Path, label: str) -> Path | None:
+    candidates = [folder / f"{label.replace('/', '_')}.labels.txt", folder / "labels.txt"]
+    return next((path for path in candidates if path.is_file()), None)
+
+
 def _is_shard(path: Path, root: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return bool(_SHARD_NAME.search(path.name)) and path.is_file() and not hidden
+    named = _SHARD_NAME.search(path.name) and not _is_hidden(path, root)
+    return bool(named) and path.is_file()
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.sources.base import ColumnReading, Series
@@ -19,6 +20,7 @@ from throughline.data.sources.column_kinds import (
     Kind,
     describe_column,
     explain_no_number,
+    find_merging,
     find_problem,
     guess_kind,
     refuse_columns,
@@ -39,7 +41,7 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
     """
     path = Path(settings.path)
     table = None
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         values, columns = _from_array(path)
     else:
         table = read_table(path, settings, likely_decimal=likely_decimal)
@@ -121,7 +123,13 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
             f"{path} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
             " first seven digits; leave such columns out, or save floats if rounded ones will do"
         )
-    return values, [f"column_{number}" for number in range(values.shape[1])]
+    columns = [f"column_{number}" for number in range(values.shape[1])]
+    for name, column in zip(columns, values.T, strict=True):
+        if merging := find_merging(column):
+            raise UnreadableSource(
+                f"{path}: {name} {merging}, or save float32 if rounded ones will do"
+            )
+    return values, columns
 
 
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
@@ -161,11 +169,14 @@ def _choose_columns(table: TextTable) -> list[str]:
 def _check_time(table: TextTable, name: str) -> None:
     """Refuse moments, numbers or dates, that do not increase from row to row."""
     cells = table.cells(name)
-    problem = (
-        find_late(pd.Series(table.numbers(name)))
-        if guess_kind(table, name) == "number"
-        else find_time_problem(cells)
-    )
+    if guess_kind(table, name) == "number":
+        try:  # float64 does not tell nanoseconds of these years apart
+            moments = np.asarray(table.columns[name].cast(pa.int64()))
+        except pa.ArrowInvalid:
+            moments = table.numbers(name)
+        problem = find_late(pd.Series(moments))
+    else:
+        problem = find_time_problem(cells)
     if problem is None:
         return
     row = problem.row + 1

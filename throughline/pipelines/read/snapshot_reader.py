@@ -70,9 +70,10 @@ class SnapshotReader:
         return self.order.steps_per_epoch
 
     @cached_property
-    def variables(self) -> Mapping[str, tf.Tensor | tf.Variable]:
+    def variables(self) -> Mapping[str, tf.Variable]:
         """The columns that batches are made of: memory-mapped, or copied to the device where the
-        plan says that the split lives there.
+        plan says that the split lives there. There they are variables, too: GPUs gather the rows of
+        a uint8 variable, and not those of a uint8 tensor, which would go to the host at each step.
         """
         if isinstance(self.gather.window, TokenWindow):
             feature = self.data.shards.schema.input.name
@@ -89,7 +90,10 @@ class SnapshotReader:
             return (
                 variables
                 if self.gather.on == "host"
-                else {name: tf.identity(variable) for name, variable in variables.items()}
+                else {
+                    name: tf.Variable(variable, trainable=False, name=name)
+                    for name, variable in variables.items()
+                }
             )
 
     @cached_property
@@ -108,7 +112,8 @@ class SnapshotReader:
     def _features(self) -> Sequence[str]:
         """What an example consists of, before ops: the input first."""
         label = () if self.gather.window else ("label",)
-        key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
+        drawn = any(op.random or op.crops for op in self.gather.ops)
+        key = ("key",) if self.with_keys or drawn else ()
         return (self.data.shards.schema.input.name, *label, *key)
 
     def columns(self) -> Columns:
@@ -149,7 +154,9 @@ class SnapshotReader:
         make_batch, variables = self.make_batch_fn(), self.variables
 
         def gather(step: tf.Tensor) -> Element | tuple:
-            columns = {name: tf.convert_to_tensor(value) for name, value in variables.items()}
+            columns = variables
+            if self.gather.on == "host":
+                columns = {name: tf.convert_to_tensor(value) for name, value in variables.items()}
             return make_batch(columns, step, self.order.rows(step[None])[0])
 
         return gather

@@ -1,0 +1,207 @@
+"""Why a configuration, or an op, does not fit the data: their kind, whether they are cut into
+windows, whether they differ in size, what is to be predicted.
+
+What holds whatever the data is in `constraints.py`, which says what is where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from throughline.plan.ops import Op
+from throughline.plan.schema import Encoding
+from throughline.plan.text_ops import Tokenize
+from throughline.settings import PipelineConfig
+
+
+def find_variable_size_problems(
+    config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
+) -> list[str]:
+    """What cannot be done before these ops, while images differ in size."""
+    unbatched = [op.name for op in ops_to_uniform_shape if op.takes == "batch"]
+    problems = [
+        f"augment: {name} needs batches, and images must have the same size before: put the crop"
+        " first"
+        for name in unbatched
+    ]
+    if ops_to_uniform_shape and config.snapshot_on == "device":
+        problems.append(
+            "snapshot_on: variable-size images are cropped per example on the host; resize them in"
+            " preprocess, or use host"
+        )
+    return problems
+
+
+def find_data_problems(
+    config: PipelineConfig,
+    encoding: Encoding,
+    ops: Sequence[tuple[str, Op]],
+    *,
+    windows: bool,
+    predicts_number: bool,
+) -> list[str]:
+    """What cannot be done with data of this encoding, which is cut into `windows` or has numbers to
+    predict; `ops`: all of them, each with its section.
+    """
+    text = encoding.modality == "text"
+    problems = find_fraction_problems(config.snapshot.fraction, encoding)
+    if windows:
+        problems += _of_windows(config, encoding)
+    else:
+        problems += _of_sequences(config) if text else _of_equal_lengths(config)
+    if windows or text:
+        problems += _of_single_examples(config, encoding, ops)
+    if encoding.name == "image":
+        problems += _of_sizes(config, [op for section, op in ops if section != "postprocess"])
+    if predicts_number and config.sampling != "uniform":
+        problems.append("sampling: a number to predict is no class to draw by; drop `sampling`")
+    return problems
+
+
+def _of_sequences(config: PipelineConfig) -> Iterator[str]:
+    """About batches of texts, each padded to its longest."""
+    if config.service:
+        yield "service: its workers' batches differ in length and cannot be joined; drop `service`"
+    if config.snapshot_on == "device":
+        yield "snapshot_on: texts differ in length and are gathered on the host; use host"
+
+
+def _of_equal_lengths(config: PipelineConfig) -> Iterator[str]:
+    if config.batch:
+        yield (
+            "batch: only text differs in length; drop `batch`, the number of examples is batch_size"
+        )
+
+
+def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
+    """About windows of text or of a time series, which cross from one record into the next."""
+    noun, text = encoding.noun, encoding.modality == "text"
+    parts = "documents" if text else "blocks"
+    refused = {
+        f"batch: windows of {noun} have one length; drop `batch`, their number is batch_size": (
+            config.batch
+        ),
+        f"read: a window of {noun} is made of several records; use `read: snapshot`, or `shards`": (
+            config.read == "indexed_shards"
+        ),
+        f"interleave: windows of {noun} need the {parts} in their order; drop `interleave`": (
+            config.interleave
+        ),
+        f"deterministic: windows of {noun} need the {parts} in their order; drop `deterministic`": (
+            not config.deterministic
+        ),
+        f"sampling: windows of {noun} have no class; drop `sampling`": config.sampling != "uniform",
+        "vectorize: windows are batched when they exist; drop `vectorize`": config.vectorize,
+        f"service: its workers would cut windows out of different {parts}; drop `service`": (
+            config.service
+        ),
+        f"snapshot_on: windows of {noun} are gathered on the host; use host": (
+            text and config.snapshot_on == "device"
+        ),
+    }
+    yield from (problem for problem, holds in refused.items() if holds)
+
+
+def _of_single_examples(
+    config: PipelineConfig, encoding: Encoding, ops: Sequence[tuple[str, Op]]
+) -> Iterator[str]:
+    """About ops that take one example at a time, where a snapshot delivers batches alone."""
+    if config.read == "snapshot":
+        yield from (
+            f"{section}: {op.name} takes one example at a time, and a snapshot of {encoding.noun}"
+            " gives whole batches; use `read: shards`"
+            for section, op in ops
+            if section != "preprocess" and op.takes == "example"
+        )
+
+
+def _of_sizes(config: PipelineConfig, ops: Sequence[Op]) -> Iterator[str]:
+    """About images that are decoded at a smaller size."""
+    if config.decode.ratio == 1:
+        return
+    end = next((number for number, op in enumerate(ops) if _sets_size(op)), None)
+    sized = next((op.name for op in ops[:end] if op.counts_pixels), None)
+    if sized:
+        yield (
+            f"decode.ratio: {sized} counts pixels of the full size; decoded at another size it"
+            " would cut something else"
+        )
+    elif end is None:
+        yield (
+            "decode.ratio: nothing resizes the images, and the model would see smaller ones; add"
+            " `resize` to preprocess, or drop `ratio`"
+        )
+
+
+def _sets_size(op: Op) -> bool:
+    """Whether images have the same size after it whatever the ratio at which they are decoded."""
+    return not op.counts_pixels and op.shape((64, 128, 3)) == op.shape((128, 256, 3))
+
+
+def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops, with the section of each, that do not work on data of this encoding, or not there."""
+    takes = " and ".join
+    problems = [
+        f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it"
+        for section, op in ops
+        if ":" not in op.name and op.works_on and encoding.modality not in op.works_on
+    ]
+    problems += [
+        f"preprocess: {op.name} changes labels, which are stored as they are; move it to"
+        " postprocess"
+        for section, op in ops
+        if section == "preprocess" and op.on_labels
+    ]
+    names = [op.name for _, op in ops]
+    if "categories" in names and "rescale" in names[: names.index("categories")]:
+        problems.append(
+            "postprocess: rescale changes the numbers of the categories; use `standardize`, which"
+            " leaves them as they are, or put it after `categories`"
+        )
+    return problems
+
+
+def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops, with the section of each, that cannot work where the label is a number to predict."""
+    return [
+        f"{section}: {op.name} needs labels that are classes, and these are numbers to predict;"
+        " drop it"
+        for section, op in ops
+        if op.mixes_labels or op.on_labels
+    ]
+
+
+def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
+    """What the ops of text lack, or have in the wrong order."""
+    names = [op.name for op in preprocess]
+    if names.count("tokenize") != 1:
+        return [
+            "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
+            " vocabulary: 8000}`"
+        ]
+    early = [name for name in names[: names.index("tokenize")] if name != "decode"]
+    for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
+        if name in early:
+            return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
+    return [
+        f"preprocess: tokenize.model: {reason}"
+        for op in preprocess
+        if isinstance(op, Tokenize) and op.model and (reason := _problem_of_file(op))
+    ]
+
+
+def _problem_of_file(op: Tokenize) -> str:
+    if not op.file:
+        return f"{op.kind} need no file; drop `model`, or set kind"
+    return "" if Path(op.model).is_file() else f"{op.model} does not exist"
+
+
+def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
+    """What speaks against storing, or reading, a `fraction` of the rows of a snapshot."""
+    if fraction == 1 or encoding.modality == "images":
+        return []
+    return [
+        f"snapshot.fraction: a part of the rows can be stored of images, not of {encoding.noun};"
+        " drop it"
+    ]
