@@ -5,6 +5,7 @@ flows.comparison`.
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from flows.orchestration.artifacts import (
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
 from flows.run.parameters import (
+    NO_PIPELINES,
     OWN_PIPELINES,
     UNCHANGED,
     Changes,
@@ -32,8 +34,6 @@ from throughline.results.comparison import Comparison
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
 from throughline.tracking.experiments import RunKey
-
-NONE: list[str] = []
 
 
 @flow(
@@ -48,7 +48,7 @@ def comparison(
     changes: Changes = UNCHANGED,
     name: RunName = "",
     promote: bool = False,
-    measure_again: list[Pipeline] = NONE,
+    measure_again: list[Pipeline] = NO_PIPELINES,
 ) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
@@ -69,63 +69,62 @@ def comparison(
         chosen = selected or list(run.params.pipelines)
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
-        run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
+        stages = [*PREPARATION, *measured, *(["report"] if complete else [])]
+        run = run.with_progress_bar(len(stages))
         again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
         run_key = comparison_run.read_run_key(
             run.workspace.root, run.params.data.path, run.params.window
         )
-        parent = open_parent(run, chosen, run_key, certain=prepared.ran or bool(again))
-        run = run.with_parent_run(parent)
-        profiled = [
-            run.chain([f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared])
-            for pipeline in chosen
-        ]
-        if not complete:
-            get_run_logger().info(
-                "skipping report: it compares all configurations of params.yaml, and only some were"
-                " selected"
-            )
-            return None
-        reported = run.chain(["report"], after=profiled)
-        report = Layout(run.workspace.root).report
-        compared = Comparison.read(report)
-        if parent:
-            promotion: comparison_run.Promotion = (
-                "asked for" if promote else "none" if run.workspace.isolated else "earned"
-            )
-            comparison_run.close_comparison(
-                parent,
-                run_key,
-                compared,
-                report,
-                note=to_markdown(compared),
-                promotion=promotion,
-            )
+        certain = prepared.ran or bool(again)
+        with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
+            profiled = [
+                run.with_parent_run(parent).chain(
+                    [f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared]
+                )
+                for pipeline in chosen
+            ]
+            finished = [run.chain(["report"], after=profiled)] if complete else profiled
+            ran = any(one.ran for one in finished)
+            run.check_up_to_date(stages, ran=ran)
+            if not complete:
+                get_run_logger().info(
+                    "skipping report: it compares all configurations of params.yaml, and only some"
+                    " were selected"
+                )
+                return None
+            report = Layout(run.workspace.root).report
+            compared = Comparison.read(report)
+            if parent:
+                promotion: comparison_run.Promotion = (
+                    "asked for" if promote else "none" if run.workspace.isolated else "earned"
+                )
+                comparison_run.close_comparison(
+                    parent,
+                    run_key,
+                    compared,
+                    report,
+                    note=to_markdown(compared),
+                    promotion=promotion,
+                )
         show_comparison(compared, report, parent)
-        report = (
-            run.save_experiment([*PREPARATION, *measured, "report"]) if reported.ran else None
-        ) or report
+        report = run.save_experiment(ran=ran) or report
         link_to_report(report)
         return report
 
 
-def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, certain: bool) -> str | None:
-    """Open the MLflow run that the configurations' runs belong to, unless all is up to date.
+def open_parent(
+    run: Run, stages: list[str], run_key: RunKey, *, certain: bool
+) -> AbstractContextManager[str | None]:
+    """Open the MLflow run that the configurations' runs belong to, unless all of a comparison's
+    `stages` is up to date; without any stages there is no comparison.
 
     `certain`: something of them will run, whatever DVC said at the start.
     """
-    concerned = {
-        *PREPARATION,
-        "report",
-        *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen),
-    }
-    return (
-        comparison_run.open_comparison(run_key, run.name)
-        if certain or concerned & run.stage_env.stale
-        else None
-    )
+    if stages and (certain or run.stage_env.stale & {*stages}):
+        return comparison_run.open_comparison(run_key, run.name)
+    return nullcontext()
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -146,7 +145,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     """Run every configuration of params.yaml (or those given) through all stages, then write
     report/index.html.
     """
-    selected = select_pipelines(pipeline or [])
+    selected = pipeline or []
     with cli.flow_command(
         "comparison",
         selected,

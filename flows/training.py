@@ -16,15 +16,20 @@ from flows.orchestration import cli
 from flows.orchestration.artifacts import report_failure, show_training
 from flows.orchestration.flow_run import start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
-from flows.run.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
+from flows.run.parameters import (
+    DEFAULT_PIPELINE,
+    NO_PIPELINES,
+    UNCHANGED,
+    Changes,
+    Pipeline,
+    RunName,
+)
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout, from_here
 from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
-
-NONE: list[str] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ def training(
     pipeline: Pipeline = DEFAULT_PIPELINE,
     changes: Changes = UNCHANGED,
     name: RunName = "",
-    measure_again: list[Pipeline] = NONE,
+    measure_again: list[Pipeline] = NO_PIPELINES,
     measure: bool = True,
 ) -> TrainingResult:
     """Run one configuration through every stage and return its result.
@@ -77,6 +82,7 @@ def training(
             *(["report"] if measure and run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
+        run.check_up_to_date(stages, ran=last.ran)
         folder = Layout(run.workspace.root).results(pipeline)
         trained = TrainResult.read(folder)
         figures = {
@@ -87,7 +93,7 @@ def training(
         }
         compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
         show_training(pipeline, figures, folder, compared)
-        report = (run.save_experiment(stages) if measure and last.ran else None) or (
+        report = (run.save_experiment(ran=last.ran) if measure else None) or (
             Layout(run.workspace.root).report if measure and run.workspace.isolated else None
         )
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)

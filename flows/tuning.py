@@ -4,6 +4,7 @@ flows.tuning --ram 8GiB --epochs 30`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from flows.orchestration.artifacts import report_failure, show_search
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_command
 from flows.run.parameters import UNCHANGED, Changes, RunName
+from flows.run.resolution import resolve
 from throughline.config.params_insert import write_yaml
 from throughline.reporting.tuning_table import print_table
 from throughline.results.tuning import TuningResult
@@ -46,19 +48,21 @@ def tuning(
       changes: what differs from params.yaml in this run only
       name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
       apply: add what is found to params.yaml, as `pipelines.tuned`; not of a run with changes
+
+    Raises:
+      Untunable: it is to be applied, and the run has changes; nothing is searched.
     """
+    if apply and resolve(Path.cwd(), changes).changed:
+        raise Untunable(
+            "--apply (apply: true) adds to params.yaml what was searched with params.yaml as it is,"
+            " and this search has --overlay or --set (changes): leave --apply out, and the search"
+            f" ends with the lines to add by hand, below `pipelines:`, as `{TUNED}`"
+        )
     with start_run(changes, name) as run:
         run = run.with_progress_bar(len(PREPARATION) + 1)
         run.chain(PREPARATION)
         result = search(run, budgets, apply=apply)
-        isolated = run.workspace.isolated
         run.cleanup()
-    if apply and isolated and result.outcome == "found":
-        raise Untunable(
-            "--apply adds to params.yaml what was searched with params.yaml as it is, and this"
-            " search had --overlay or --set. To use it all the same, add it by hand, below"
-            f" `pipelines:`:\n{write_yaml(TUNED, result.config)}"
-        )
     return result
 
 
@@ -66,7 +70,7 @@ def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
     """Run the search in the run's workspace, as a task of its own, and show what it found."""
     out = Scratch(run.workspace.root)
     arguments = [f"--out={out.folder}", *list_options(budgets)]
-    arguments += ["--apply"] if apply and not run.workspace.isolated else []
+    arguments += ["--apply"] if apply else []
     run_search(arguments, run.stage_env)
     if run.progress:
         run.progress.advance(TUNE)

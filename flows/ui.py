@@ -24,14 +24,22 @@ import typer
 
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
+from flows.orchestration.terminal import LOGS
 from flows.run.parameters import form_sources
-from flows.run.workspace import STATE_DIR
 from flows.servers.credentials import USER, exclusive, load_credentials, published_environment
-from flows.servers.services import HOST, ServerProcess, check_free, responds, run_servers
+from flows.servers.services import (
+    HOST,
+    ServerProcess,
+    check_free,
+    keep_running,
+    responds,
+    run_servers,
+)
 from throughline.shared.errors import ServiceFailed, report_user_errors
 
-LOGS = Path(STATE_DIR) / "logs"
 MLFLOW_SQLITE = "sqlite:///mlflow.db"
+STORE = "MLFLOW_BACKEND_STORE_URI"  # MLflow's own variable
+LISTENING = ("--host", HOST, "--port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,37 +107,15 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     when params.yaml changes. Without its servers nothing goes on.
 
     Raises:
-      ServiceFailed: a port is taken, or something did not start.
+      ServiceFailed: a port is taken, something did not start, or the worker dies again and again.
     """
     check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
     python, pool = [sys.executable, "-m"], read_pool(DEPLOYMENTS_FILE)
-    artifacts = (
-        endpoints.artifacts
-        if "://" in endpoints.artifacts
-        else str(Path(endpoints.artifacts).resolve())
-    )
-    listening = ["--host", HOST, "--port"]
     server = ServerProcess(
         name="prefect-server",
-        command=[*python, "flows.servers.prefect_server", *listening, str(endpoints.prefect_port)],
+        command=[*python, "flows.servers.prefect_server", *LISTENING, str(endpoints.prefect_port)],
         healthy=lambda: responds(f"{endpoints.prefect}/api/health"),
         environment={**endpoints.environment, **endpoints.own_pages_only, **endpoints.server},
-    )
-    stores = ["--backend-store-uri", endpoints.store, "--artifacts-destination", artifacts]
-    tracking = ServerProcess(
-        name="mlflow",
-        command=[
-            *python,
-            "flows.servers.tracking_server",
-            *listening,
-            str(endpoints.mlflow_port),
-            *stores,
-            "--workers",
-            "1",
-            *endpoints.mlflow_options,
-        ],
-        healthy=lambda: responds(f"{endpoints.mlflow}/health"),
-        environment={**endpoints.environment, **endpoints.tracking},
     )
     worker = ServerProcess(
         name="worker",
@@ -138,26 +124,43 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         environment={**endpoints.environment, **endpoints.worker},
     )
     with ExitStack() as open_services:
-        running = open_services.enter_context(run_servers(server, tracking, logs=LOGS))
+        running = open_services.enter_context(
+            run_servers(server, tracking_process(endpoints), logs=LOGS)
+        )
         sources = form_sources()
         deploy(endpoints.environment)
-        running += open_services.enter_context(run_servers(worker, logs=LOGS))
+        look_after_worker = open_services.enter_context(keep_running(worker, logs=LOGS))
 
         def check_services() -> None:
             nonlocal sources
             if (changed := form_sources()) != sources:
                 sources = changed
                 _report_updated_forms(endpoints)
-            for place, one in enumerate(running):
-                if one.server is worker and one.process.poll() is not None:
-                    typer.echo(
-                        f"the worker ended with exit code {one.process.returncode}; restarting it"
-                    )
-                    running[place] = open_services.enter_context(run_servers(worker, logs=LOGS))[0]
-                else:
-                    one.check()
+            for one in running:
+                one.check()
+            look_after_worker()
 
         yield check_services
+
+
+def tracking_process(endpoints: Endpoints) -> ServerProcess:
+    """MLflow's server; its store, which may name a password, is in its environment, since all users
+    of the machine see its command line.
+    """
+    artifacts = endpoints.artifacts
+    if "://" not in artifacts:
+        artifacts = str(Path(artifacts).resolve())
+    return ServerProcess(
+        name="mlflow",
+        command=[
+            *(sys.executable, "-m", "flows.servers.tracking_server"),
+            *(*LISTENING, str(endpoints.mlflow_port)),
+            *("--artifacts-destination", artifacts, "--workers", "1"),
+            *endpoints.mlflow_options,
+        ],
+        healthy=lambda: responds(f"{endpoints.mlflow}/health"),
+        environment={**endpoints.environment, STORE: endpoints.store, **endpoints.tracking},
+    )
 
 
 def _report_updated_forms(endpoints: Endpoints) -> None:
@@ -208,7 +211,12 @@ def command(
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
     store: Annotated[
-        str, typer.Option(help="MLflow's backend store; default: the project's SQLite file")
+        str,
+        typer.Option(
+            envvar=STORE,
+            help="MLflow's backend store; default: the project's SQLite file. One with a password"
+            " is better given in the variable, since all users of the machine see options",
+        ),
     ] = MLFLOW_SQLITE,
     runs_at_once: RunsAtOnce = 2,
     open_: Annotated[

@@ -8,6 +8,7 @@ library's version reruns the stages that it concerns, and no others.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from throughline import settings
 from throughline.config.cli import parse_command
 from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
 from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
-from throughline.config.params_file import PARAMS_FILE, read_yaml
+from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
     code_digest,
@@ -50,7 +51,7 @@ CODE: Mapping[str, tuple[str, ...]] = {
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
 # How processes share a training: DVC cannot watch keys that params.yaml may leave out.
 SHARING: Mapping[str, tuple[str, ...]] = {"build": ("train.processes", "train.batch_multiple")}
-_MARK = "      # Own ops and models"
+_MARK, _ITEM = "      # Own ops and models", "      - "
 
 
 def write_identities(root: Path, out: Path) -> None:
@@ -166,29 +167,42 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
 
 def watch_own_code(root: Path) -> Sequence[str]:
     """List the files of own ops and models, of what they import, and others that params.yaml names
-    (a tokenizer, a model, weights) in dvc.yaml; return what was not there yet.
+    (a tokenizer, a model, weights) in dvc.yaml, and take off it what is gone; return what was
+    changed, in words.
 
-    Python files that are listed there and are gone are taken off. Without this DVC would not see
-    that they change.
+    Without this DVC would not see that they change, and would refuse to run without those that are
+    gone.
     """
     document = read_yaml(root / PARAMS_FILE)
     path = root / PIPELINE_FILE
-    before, listed, after = _split(path.read_text())
+    before, listed, after = _split(path.read_text(encoding="utf-8"))
     needed = find_own_code(document, root)
     needed += [file for _, file in find_named_files(document) if (root / file).is_file()]
-    kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]
-    added = [name for name in needed if name not in kept]
-    if [*kept, *added] != listed:
+    kept = [name for name in listed if (root / name).exists()]
+    added = [name for name in dict.fromkeys(needed) if name not in kept]
+    gone = [name for name in listed if name not in kept]
+    if added or gone:
+        lines = "".join(f"{_ITEM}{_quote(name)}\n" for name in [*kept, *added])
         with atomic_file(path) as temporary:
-            temporary.write_text(
-                before + "".join(f"      - {name}\n" for name in [*kept, *added]) + after
-            )
-    return added
+            temporary.write_text(before + lines + after, encoding="utf-8")
+    return [
+        *(f"{name} is gone, and taken off {PIPELINE_FILE}" for name in gone),
+        *(f"{name} decides results and is listed in {PIPELINE_FILE} now" for name in added),
+    ]
+
+
+def _quote(name: str) -> str:
+    """A file's name as YAML reads it back: in quotes where it would be taken for anything else."""
+    try:
+        plain = parse_yaml(f"it:\n{_ITEM}{name}\n", "") == {"it": [name]}
+    except InvalidParams:
+        plain = False
+    return name if plain else json.dumps(name, ensure_ascii=False)
 
 
 def _watched_files(root: Path) -> dict[str, str]:
     """Digests of what is listed with own code and is no Python: files that it reads."""
-    listed = _split((root / PIPELINE_FILE).read_text())[1]
+    listed = _split((root / PIPELINE_FILE).read_text(encoding="utf-8"))[1]
     return {name: digest_file(root / name) for name in listed if not name.endswith(".py")}
 
 
@@ -206,18 +220,11 @@ def _split(text: str) -> tuple[str, list[str], str]:
             ]
         )
     stop = next(
-        (
-            number
-            for number, line in enumerate(lines[start:], start)
-            if not line.startswith("      - ")
-        ),
+        (number for number, line in enumerate(lines[start:], start) if not line.startswith(_ITEM)),
         len(lines),
     )
-    return (
-        "".join(lines[:start]),
-        [line.strip().removeprefix("- ") for line in lines[start:stop]],
-        "".join(lines[stop:]),
-    )
+    listed = parse_yaml(f"it:\n{''.join(lines[start:stop])}", str(PIPELINE_FILE))["it"] or []
+    return "".join(lines[:start]), [str(name) for name in listed], "".join(lines[stop:])
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:
@@ -239,8 +246,8 @@ def main() -> None:
     with report_user_errors():
         parse_command(main)
         sys.path.insert(0, str(Path.cwd()))
-        for name in watch_own_code(Path()):
-            echo(f"identities: {name} is listed in {PIPELINE_FILE} now")
+        for change in watch_own_code(Path()):
+            echo(f"identities: {change}")
         write_identities(Path(), Layout().identities)
 
 

@@ -56,7 +56,8 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
         pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
             columns=["relative_rates", "held_out"]
         ).to_csv(plots / "throughput.csv", index=False)
-        (folder / "index.html").write_text(_page(comparison, results, layout, folder))
+        page = _page(comparison, results, layout, folder)
+        (folder / "index.html").write_text(page, encoding="utf-8")
         comparison.write(folder)
     return comparison
 

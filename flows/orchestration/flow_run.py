@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 
 from flows.orchestration.artifacts import StageProgress
 from flows.orchestration.cli import configure_logging
-from flows.orchestration.stages import StageEnvironment, run_stage
+from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
 from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
@@ -26,11 +26,12 @@ from flows.run.resolution import resolve
 from flows.run.source_check import check_named_files, check_source
 from flows.run.workspace import (
     Workspace,
+    is_saved,
     open_workspace,
     remove_workspace,
     save_experiment,
     sweep_workspaces,
-    untracked_python_files,
+    tracked_python_files,
 )
 from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
@@ -112,25 +113,38 @@ class Run:
                 self.progress.advance(stage)
         return after[-1]
 
-    def save_experiment(self, stages: Sequence[str]) -> Path | None:
-        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
-        its report.
-
-        `stages` are those it was to bring up to date. Returns where the report has moved to, if it
-        has.
+    def check_up_to_date(self, stages: Sequence[str], *, ran: bool) -> None:
+        """Ask DVC whether all these stages, which the run was to bring up to date, are; only where
+        something `ran`, since each stage reads params.yaml and code by itself.
 
         Raises:
-          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would not
-            match it; nothing is saved.
+          WorkspaceProblem: some are not, so that the run's results may not belong together.
         """
-        if not self.workspace.isolated:
-            return None
-        stale = _stale_stages(self.workspace, self.stage_env.environment) & set(stages)
+        if not ran:
+            return
+        # New data since then, as where photos keep arriving, are in none of the run's results; an
+        # experiment would still not match its dvc.lock.
+        late = set() if self.workspace.isolated else {*PREPARATION}
+        stale = ({*stages} - late) & _identify(self.workspace, self.stage_env)[1].stale
         if stale:
             raise WorkspaceProblem(
-                f"{self.name} is not saved as an experiment: {', '.join(sorted(stale))} out of date"
-                " with dvc.lock"
+                f"{self.name} is not finished: params.yaml, code or data have changed while it was"
+                f" at work, and {', '.join(sorted(stale))} out of date again. Its results may not"
+                " belong together, and nothing was concluded from them; the same command brings"
+                " them up to date"
             )
+
+    def save_experiment(self, *, ran: bool) -> Path | None:
+        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
+        its report. One of which nothing `ran` is kept where it was cut before it was.
+
+        Returns where the report has moved to, if it has.
+
+        Raises:
+          WorkspaceProblem: DVC could not save it.
+        """
+        if not self.workspace.isolated or (not ran and is_saved(self.workspace, self.name)):
+            return None
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
             raise WorkspaceProblem(
@@ -188,7 +202,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
             own = find_own_code(document, workspace.project)
-            if lacking := sorted({*own} & {*untracked_python_files(workspace.project)}):
+            if lacking := sorted({*own} - {*tracked_python_files(workspace.project)}):
                 raise WorkspaceProblem(
                     f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
                     f" worktree lacks it: `git add {' '.join(lacking)}`"
@@ -206,11 +220,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         )
         try:
             with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
-                identified = []
-                if IDENTITIES in served.stale:
-                    # DVC is asked again, so that only stages that it concerns run.
-                    identified = [replace(_run_stage(IDENTITIES, served, []), ran=False)]
-                    served = replace(served, stale=_stale_stages(workspace, environment))
+                identified, served = _run_identities(workspace, served)
                 yield Run(
                     name=run_name,
                     workspace=workspace,
@@ -245,6 +255,27 @@ def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
         yield replace(stage_env, environment={**stage_env.environment, **address})
 
 
+def _identify(
+    workspace: Workspace, stage_env: StageEnvironment
+) -> tuple[Sequence[FinishedStage], StageEnvironment]:
+    """As `_run_identities`, once DVC has been asked what is out of date now."""
+    stale = _stale_stages(workspace, stage_env.environment)
+    return _run_identities(workspace, replace(stage_env, stale=stale))
+
+
+def _run_identities(
+    workspace: Workspace, stage_env: StageEnvironment
+) -> tuple[Sequence[FinishedStage], StageEnvironment]:
+    """Write the identities where they are out of date, and ask DVC again, so that only stages that
+    they concern run.
+    """
+    if IDENTITIES not in stage_env.stale:
+        return [], stage_env
+    identified = replace(_run_stage(IDENTITIES, stage_env, []), ran=False)
+    stale = _stale_stages(workspace, stage_env.environment)
+    return [identified], replace(stage_env, stale=stale)
+
+
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
     """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
     logger = get_run_logger()
@@ -252,7 +283,7 @@ def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> froze
         workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")
     )
     with waits as folder_fds:
-        for added in watch_own_code(workspace.root):
-            logger.info(f"{added} decides results and is listed in dvc.yaml now")
+        for change in watch_own_code(workspace.root):
+            logger.info(change)
         lock_fds = (*workspace.lock_fds, *folder_fds)
         return stale_stages(workspace.root, environment, logger.info, lock_fds)

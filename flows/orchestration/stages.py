@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
-from flows.run.locks import hold_folder
+from flows.run.locks import hold_folder, hold_machine_and_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import (
@@ -34,7 +34,6 @@ from throughline.shared.errors import (
     Failure,
     StageFailed,
 )
-from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import TENSORFLOW_CHATTER
 from throughline.shared.scratch import Scratch
 
@@ -116,28 +115,17 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     too, and are free when nothing of the stage is left, even by kill -9.
     """
     logger = get_run_logger()
-    lock_fds = list(stage_env.lock_fds)
-    with ExitStack() as locks:
-        # First the machine's: the folder is then not locked in vain while another folder's run
-        # measures.
-        if stage_env.measures and stage.partition("@")[0] in MEASURED:
-            lock_fds.append(
-                locks.enter_context(
-                    hold_machine(
-                        lambda who: logger.info(
-                            f"{stage} waits: {who} is measuring on this machine"
-                        )
-                    )
-                )
-            )
-        lock_fds += locks.enter_context(
-            hold_folder(
-                stage_env.lock,
-                stage_env.owner,
-                lambda who: logger.info(f"{stage} waits: {who} is running here"),
-            )
+    lock, owner = stage_env.lock, stage_env.owner
+    measures = stage_env.measures and stage.partition("@")[0] in MEASURED
+    locks = (
+        hold_machine_and_folder(lock, owner, lambda why: logger.info(f"{stage} waits: {why}"))
+        if measures
+        else hold_folder(
+            lock, owner, lambda who: logger.info(f"{stage} waits: {who} is running here")
         )
-        yield tuple(lock_fds)
+    )
+    with locks as lock_fds:
+        yield (*stage_env.lock_fds, *lock_fds)
 
 
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
@@ -152,8 +140,7 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     """
     tail: deque[str] = deque(maxlen=LAST_LINES)
     code, scratch = 0, Scratch(stage_env.root)
-    failure_file = scratch.folder / "failure.json"
-    stage_env = _with_failure_file(stage_env, failure_file)
+    stage_env, failure_file = _with_failure_file(stage_env, scratch)
     force = ["--force"] if stage in stage_env.forced else []
     command = [*DVC, "repro", *force, "--single-item", stage]
     with measurement_lock(stage, stage_env) as lock_fds:
@@ -176,8 +163,7 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
     """
     logger, tail = get_run_logger(), deque[str](maxlen=LAST_LINES)
     scratch = Scratch(stage_env.root)
-    failure_file = scratch.folder / "failure.json"
-    stage_env = _with_failure_file(stage_env, failure_file)
+    stage_env, failure_file = _with_failure_file(stage_env, scratch)
     logger.info(f"{name} starts", extra={STAGE_EVENT: STARTED})
     command = [sys.executable, "-m", f"tasks.{name}", *arguments]
     with measurement_lock(name, stage_env) as lock_fds:
@@ -187,8 +173,15 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
     logger.info(f"{name} ran", extra={STAGE_EVENT: RAN})
 
 
-def _with_failure_file(stage_env: StageEnvironment, path: Path) -> StageEnvironment:
-    return replace(stage_env, environment={**stage_env.environment, FAILURE_FILE: str(path)})
+def _with_failure_file(
+    stage_env: StageEnvironment, scratch: Scratch
+) -> tuple[StageEnvironment, Path]:
+    """Have a stage leave the reason why it failed in a file, which is returned, too; it is there
+    as long as `scratch`.
+    """
+    path = scratch.folder / "failure.json"
+    environment = {**stage_env.environment, FAILURE_FILE: str(path)}
+    return replace(stage_env, environment=environment), path
 
 
 def _describe_failure(

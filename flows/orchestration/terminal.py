@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -191,10 +192,10 @@ def show_on_terminal(
     debug = detail is Detail.ALL
     console, root = Console(stderr=True), logging.getLogger()
     view = StageView(console, verbose=detail is Detail.OUTPUT)
-    log = _open_log(project, flow)
-    handlers = root.handlers
-    root.handlers = [*handlers, log] if debug else [view, log]
+    handlers, log = root.handlers, None
     try:
+        log = _open_log(project, flow)
+        root.handlers = [*handlers, log] if debug else [view, log]
         with nullcontext() if debug else view.progress:
             yield
     except KeyboardInterrupt:
@@ -205,11 +206,33 @@ def show_on_terminal(
         failure = describe_failure(error)
         if failure.traceback:
             logging.getLogger("prefect").error(failure.traceback, extra={LOG_ONLY: True})
-        _show_failure(console, error, failure, log.baseFilename, debug=debug)
+        _show_failure(console, error, failure, log.baseFilename if log else "", debug=debug)
         raise SystemExit(1 if failure.traceback else 2) from None
     finally:
         root.handlers = handlers
-        log.close()
+        if log:
+            with suppress(OSError):  # what a full disk does not take
+                log.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A log file whose disk may refuse, which is said once; the run goes on without its log."""
+
+    _refused = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, which opens the file if it is the first."""
+        if not self._refused:
+            try:
+                super().emit(record)
+            except OSError:
+                self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say why records are left out from now on."""
+        if not self._refused:
+            self._refused = True
+            typer.echo(f"{self.baseFilename} ends here: {sys.exception()}", err=True)
 
 
 def _open_log(project: Path, flow: str) -> logging.FileHandler:
@@ -219,7 +242,7 @@ def _open_log(project: Path, flow: str) -> logging.FileHandler:
     for old in sorted(folder.glob(f"{flow}-*.log"))[: -KEPT_LOGS + 1]:
         old.unlink(missing_ok=True)
     name = f"{flow}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
-    log = logging.FileHandler(folder / name, encoding="utf-8", errors="replace", delay=True)
+    log = _LogFile(folder / name, encoding="utf-8", errors="replace", delay=True)
     log.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"task_run_name": "-"}))
     return log
 

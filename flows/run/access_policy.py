@@ -112,7 +112,7 @@ class AccessPolicy:
             raise InvalidParams(problems)
 
     def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        data, own = _mapping(asked.get("data")), _mapping(self.own.get("data"))
+        data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         if is_address(str(data.get("path", ""))):
             if data["path"] != own.get("path"):
                 yield from self._bucket(str(data["path"]))
@@ -202,15 +202,15 @@ class AccessPolicy:
                 )
 
     def _engine(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        address = _mapping(asked.get("engine")).get("address")
-        if address not in (_mapping(self.own.get("engine")).get("address"), "", None):
+        address = as_mapping(asked.get("engine")).get("address")
+        if address not in (as_mapping(self.own.get("engine")).get("address"), "", None):
             yield (
                 f"engine.address: {address} is not granted to runs from the UI, which use the Dask"
                 " cluster that params.yaml names"
             )
 
     def _storage(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        storage, own = _mapping(asked.get("storage")), _mapping(self.own.get("storage"))
+        storage, own = as_mapping(asked.get("storage")), as_mapping(self.own.get("storage"))
         for key in ("url", "cache"):
             if storage.get(key) not in (own.get(key), None) and (key, storage[key]) != ("url", ""):
                 yield (
@@ -219,7 +219,8 @@ class AccessPolicy:
                 )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """The value, or an empty mapping where it is none."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -236,8 +237,8 @@ def _is_hidden(file: Path, root: Path) -> bool:
 
 def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     services = {
-        name: _mapping(_mapping(config).get("service"))
-        for name, config in _mapping(document.get("pipelines")).items()
+        name: as_mapping(as_mapping(config).get("service"))
+        for name, config in as_mapping(document.get("pipelines")).items()
     }
     return [(name, _hashable(service.get("address"))) for name, service in services.items()]
 

@@ -39,9 +39,11 @@ GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment, this interpreter first on the path: dvc.yaml calls plain `python`."""
+    """Our environment, this interpreter first on the path: dvc.yaml calls plain `python`. Whatever
+    the locale, files and output are UTF-8.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", **extra}
 
 
 def stale_stages(

@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from flows.run.parameters import select_pipelines
 from flows.run.resolution import keep_resolved, resolve_command
 from flows.run.source_check import check_exists
 from throughline.config.table_check import check_table
@@ -33,8 +32,7 @@ def check_started_command() -> None:
 
 def _check(options: argparse.Namespace, *, run: bool) -> None:
     overlays = [Path(file) for file in options.overlay]
-    pipelines = select_pipelines(options.pipeline)
-    _, resolved = resolve_command(options.set, overlays, options.name, pipelines)
+    _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
     keep_resolved(resolved)
     if run:
         data = resolved.params.data

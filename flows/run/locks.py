@@ -1,5 +1,5 @@
-"""Locks between runs: of a workspace and of the project; that of the machine is in
-`throughline/shared/machine_lock.py`.
+"""Locks between runs: of a workspace and of the project, alone or with that of the machine, which
+is in `throughline/shared/machine_lock.py`.
 
 All are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file
 descriptor can be passed on to the supervisors of a stage (`supervise.py`); the lock is then free
@@ -13,9 +13,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
+
+from throughline.shared.machine_lock import hold_machine
 
 POLL_S = 0.2
 
@@ -51,6 +53,28 @@ def hold_folder(
     else:
         with hold(path, owner, on_wait) as descriptor:
             yield (descriptor,)
+
+
+@contextmanager
+def hold_machine_and_folder(
+    path: Path | None, owner: str, on_wait: Callable[[str], object]
+) -> Iterator[tuple[int, ...]]:
+    """Hold the machine's lock, and that of a folder where runs share it; yields their descriptors.
+
+    `on_wait` is called with who does what whenever this process has to wait. While the folder is
+    another's, the machine is free for whoever measures elsewhere.
+    """
+    while True:
+        # First the machine's: the folder is not locked in vain while another folder's run measures.
+        with (
+            hold_machine(lambda who: on_wait(f"{who} is measuring on this machine")) as machine,
+            hold_if_free(path, owner) if path else nullcontext(machine) as folder,
+        ):
+            if folder is not None:
+                yield tuple({machine, folder})
+                return
+        with hold_folder(path, owner, lambda who: on_wait(f"{who} is running here")):
+            pass
 
 
 @contextmanager

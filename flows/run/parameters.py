@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.run.access_policy import as_mapping, is_confined
 from throughline.config.params import ParamsDocument
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.shared.errors import UserError, WorkspaceProblem
@@ -46,15 +47,15 @@ def _read(file: str | Path) -> dict[str, Any]:
 def _configurations(*documents: Mapping[str, Any]) -> list[str]:
     """Names below `pipelines:` in any of the documents."""
     sections = [one.get(key) for one in documents for key in ("pipelines", "pipelines!")]
-    return list(dict.fromkeys(str(name) for one in sections for name in _mapping(one)))
+    return list(dict.fromkeys(str(name) for one in sections for name in as_mapping(one)))
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the form in a document of params.yaml, or their defaults where it has none
     that can be shown.
     """
-    train = _mapping(document.get("train"))
-    values = {**_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
+    train = as_mapping(document.get("train"))
+    values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields
     defaults = {"batch_size": fields["batch_size"].default}
     defaults |= {f"train.{key}": value for key, value in fields["train"].default}
@@ -67,10 +68,6 @@ def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
 def _can_be_shown(value: object) -> bool:
     """Whether a value is a number that JSON has and a form keeps as it is."""
     return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _overlays() -> tuple[str, ...]:
@@ -89,6 +86,7 @@ def form_sources() -> dict[Path, int]:
 _OWN = _read(PARAMS_FILE)
 _OWN_NUMBERS = find_numbers(_OWN)
 OWN_PIPELINES = _configurations(_OWN)
+NO_PIPELINES: list[str] = []
 _PIPELINE_NAMES = _configurations(_OWN, *map(_read, _overlays()))
 PREFERRED = "optimized"  # offered first where there is one of that name
 
@@ -170,10 +168,11 @@ UNCHANGED = Changes()
 
 
 def select_pipelines(names: Sequence[str]) -> list[str]:
-    """The configurations of a run; none, which is all of the run's parameters, where the names are
-    all of params.yaml.
+    """The configurations of a run; none, which is all of the run's parameters, where they are what
+    the form of the UI shows before anybody chooses.
     """
-    return [] if set(names) == set(OWN_PIPELINES) else list(names)
+    as_they_are = is_confined() and set(names) == set(OWN_PIPELINES)
+    return [] if as_they_are else list(names)
 
 
 def check_name(name: str) -> None:

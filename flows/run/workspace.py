@@ -100,11 +100,11 @@ def open_workspace(
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out
         of it.
     """
-    check_name(name)
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
         yield Workspace(root=project, project=project, owner=owner)
         return
+    check_name(name)
     root = project / WORKSPACES / name
     with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
         with _exclusive(project, "git", owner):
@@ -113,7 +113,7 @@ def open_workspace(
         _share_cache(project, root)
         _share_data(project, root, Path(resolved.params.data.path))
         with atomic_file(root / PARAMS_FILE) as temporary:
-            temporary.write_text(resolved.text)
+            temporary.write_text(resolved.text, encoding="utf-8")
         yield Workspace(
             root=root,
             project=project,
@@ -240,9 +240,21 @@ def _own_index(folder: Path) -> Iterator[dict[str, str]]:
     shutil.rmtree(own)
 
 
-def untracked_python_files(project: Path) -> list[str]:
-    """Untracked Python files of the project, which a worktree therefore lacks."""
-    return _git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
+def tracked_python_files(project: Path) -> list[str]:
+    """Python files of the project that git tracks, which a worktree therefore has."""
+    return _git(project, "ls-files", "-z", "--", "*.py").split("\0")
+
+
+def is_saved(workspace: Workspace, name: str) -> bool:
+    """Whether the project's commit has a DVC experiment `name`."""
+    reference = _experiment(workspace.root, name)
+    return bool(_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
+
+
+def _experiment(root: Path, name: str) -> str:
+    """The git reference of an experiment `name` of the commit that is checked out in `root`."""
+    head = _git(root, "rev-parse", "HEAD")
+    return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
 
 
 def save_experiment(workspace: Workspace, name: str) -> str | None:
@@ -268,11 +280,10 @@ def _replace_params(root: Path, name: str, params: str) -> None:
     Its own holds what the run was about alone: DVC would save results of other configurations, too,
     which the run has not made. Whoever applies it keeps the others.
     """
-    head = _git(root, "rev-parse", "HEAD")
-    experiment = f"refs/exps/{head[:2]}/{head[2:]}/{name}"
+    experiment = _experiment(root, name)
     with _own_index(root) as own:
         file = Path(own["GIT_INDEX_FILE"]).with_name(PARAMS_FILE.name)
-        file.write_text(params)
+        file.write_text(params, encoding="utf-8")
         content = _git(root, "hash-object", "-w", "--no-filters", str(file))
         _git(root, "read-tree", experiment, environment=own)
         entry = f"100644,{content},{PARAMS_FILE}"
@@ -376,7 +387,13 @@ def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
         done = run_supervised(command, folder, variables)
     else:
         done = subprocess.run(
-            command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+            command,
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
         )
     if done.returncode != 0:
         raise WorkspaceProblem(

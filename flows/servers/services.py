@@ -8,12 +8,14 @@ import os
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import requests
+import typer
 
 from flows.run.processes import supervised
 from throughline.shared.errors import ServiceFailed
@@ -21,6 +23,7 @@ from throughline.shared.errors import ServiceFailed
 HOST = "127.0.0.1"
 STARTUP_TIMEOUT_S = 120.0
 LAST_LINES = 15
+MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +44,56 @@ class Running:
     process: subprocess.Popen
     log: Path
 
+    def describe_end(self) -> str:
+        """How it has ended, with the last lines of its log; empty while it runs."""
+        if self.process.poll() is None:
+            return ""
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        return (
+            f"{self.server.name} ended with exit code {self.process.returncode}; {self.log} ends"
+            f" with:\n{tail}"
+        )
+
     def check(self) -> None:
         """Raise ServiceFailed if it has ended, with the last lines of its log."""
-        if self.process.poll() is not None:
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            raise ServiceFailed(
-                f"{self.server.name} ended with exit code {self.process.returncode}; {self.log}"
-                f" ends with:\n{tail}"
-            )
+        if end := self.describe_end():
+            raise ServiceFailed(end)
 
 
 @contextmanager
-def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
+def keep_running(server: ServerProcess, *, logs: Path) -> Iterator[Callable[[], None]]:
+    """Start a server, as `run_servers`; yields a function, to be called now and then, that starts
+    it again where it has ended, and says why it had.
+
+    Raises:
+      ServiceFailed: it ended, or was not healthy in time; the function raises it where the server
+        ends again and again.
+    """
+    with ExitStack() as starts:
+        (running,) = starts.enter_context(run_servers(server, logs=logs))
+        restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
+
+        def look_after() -> None:
+            nonlocal running
+            if end := running.describe_end():
+                now = time.monotonic()
+                if len(restarted_at) == MOST_RESTARTS and now - restarted_at[0] < RESTARTS_WITHIN_S:
+                    raise ServiceFailed(end)
+                restarted_at.append(now)
+                typer.echo(f"{end}\nrestarting {server.name}")
+                (running,) = starts.enter_context(run_servers(server, logs=logs, append=True))
+
+        yield look_after
+
+
+@contextmanager
+def run_servers(
+    *servers: ServerProcess, logs: Path, append: bool = False
+) -> Iterator[list[Running]]:
     """Start servers, all at once, and wait until each is healthy; they end with the block, and
     with this process, whatever happens to that.
 
-    The output of each goes to NAME.log in the folder `logs`.
+    The output of each goes to NAME.log in the folder `logs`, with `append` after what is there.
 
     Raises:
       ServiceFailed: one ended, or was not healthy in time.
@@ -67,7 +104,7 @@ def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
             Running(server=server, process=process, log=log)
             for server in servers
             for log in [logs / f"{server.name}.log"]
-            for process in [processes.enter_context(_started(server, log))]
+            for process in [processes.enter_context(_started(server, log, "a" if append else "w"))]
         ]
         try:
             for one in running:
@@ -80,10 +117,10 @@ def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
 
 
 @contextmanager
-def _started(server: ServerProcess, log: Path) -> Iterator[subprocess.Popen]:
+def _started(server: ServerProcess, log: Path, mode: str) -> Iterator[subprocess.Popen]:
     environment = {**os.environ, **server.environment}
     with (
-        log.open("w") as file,
+        log.open(mode) as file,
         supervised(server.command, environment=environment, output=file) as process,
     ):
         yield process

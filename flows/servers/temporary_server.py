@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import prefect
+import requests
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
@@ -37,6 +38,7 @@ ATTEMPTS = 3  # another process may take the port first
 STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time
 POLL_S = 0.1
 DRAIN_TIMEOUT_S = 5.0
+REACH_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -45,9 +47,10 @@ def prefect_server() -> Iterator[None]:
     one.
 
     Raises:
-      ServiceFailed: it did not start.
+      ServiceFailed: it did not start, or nothing answers where one is configured.
     """
-    if PREFECT_API_URL.value():
+    if configured := PREFECT_API_URL.value():
+        check_reachable(configured)
         yield
         return
     for attempt in range(1, ATTEMPTS + 1):
@@ -83,6 +86,28 @@ def prefect_server() -> Iterator[None]:
                 f" answer within {STARTUP_TIMEOUT_S:.0f} s; start one with `make ui`, and name it"
                 " in PREFECT_API_URL"
             )
+
+
+def check_reachable(api: str) -> None:
+    """Ask the Prefect server that the user has named whether it is there; whatever it answers.
+
+    Raises:
+      ServiceFailed: nothing answers.
+    """
+    try:
+        requests.get(f"{api}/health", timeout=REACH_TIMEOUT_S)
+    except requests.exceptions.SSLError:
+        pass  # it is there; Prefect may know its certificate
+    except requests.RequestException as error:
+        by_environment = "PREFECT_API_URL" in os.environ
+        source = "the environment" if by_environment else "Prefect's settings"
+        unset = (
+            "unset PREFECT_API_URL" if by_environment else "prefect config unset PREFECT_API_URL"
+        )
+        raise ServiceFailed(
+            f"no Prefect server answers at {api}, which PREFECT_API_URL of {source} names"
+            f" ({type(error).__name__}): start it, or let the run have one of its own: `{unset}`"
+        ) from None
 
 
 def _send_what_is_queued() -> None:

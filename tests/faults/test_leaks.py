@@ -124,7 +124,7 @@ def test_the_advice_about_a_missing_split_helps(images, tmp_path):
         listed(rows, tmp_path)
     rows = [{**row, "split": row["split"] if row["split"] == "test" else None} for row in images]
     assert listed(rows, tmp_path).stats["examples"]["validation"] > 0
-    with pytest.raises(UnusableDataset, match="mark examples as train in the column `split`"):
+    with pytest.raises(UnusableDataset, match="names the split of every example, in a column"):
         listed([{**row, "split": "test"} for row in images], tmp_path)
 
 

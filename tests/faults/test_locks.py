@@ -10,13 +10,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from flows.run import locks
 from flows.run.dvc_calls import repair_locks
-from flows.run.locks import hold
+from flows.run.locks import hold, hold_machine_and_folder
 from throughline.shared import machine_lock
 from throughline.shared.machine_lock import hold_machine
 
@@ -223,3 +225,23 @@ def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rw
         repair_locks(tmp_path)
         living.kill()
     assert json.loads(rwlock.read_text()) == {"write": {"a": ours}, "read": {"d": [ours]}}
+
+
+def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
+    path, waits, has_both = tmp_path / "x.lock", [], threading.Event()
+
+    def wait() -> None:
+        with hold_machine_and_folder(path, "run x", waits.append) as descriptors:
+            if len(descriptors) == 2:
+                has_both.set()
+
+    waiting = threading.Thread(target=wait)
+    with hold(path, "run other", pytest.fail):
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while not waits and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with hold_machine(pytest.fail):
+            assert not has_both.is_set()
+    waiting.join(timeout=10)
+    assert has_both.is_set() and "run other" in waits[0]

@@ -18,7 +18,14 @@ from flows.run.dvc_calls import DVC, dvc_environment
 from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
-from flows.run.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
+from flows.run.workspace import (
+    SWEPT_AFTER_S,
+    is_saved,
+    open_workspace,
+    save_experiment,
+    sweep_workspaces,
+    tracked_python_files,
+)
 from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration
@@ -87,6 +94,20 @@ def project(tmp_path) -> Path:
     return cheap_project(tmp_path / "project")
 
 
+def test_a_run_without_changes_may_have_any_name(project):
+    with open_workspace(resolve(project, Changes()), name="Nightly #3") as workspace:
+        assert workspace.root == project
+
+
+@pytest.mark.parametrize("name", ["plain.py", "größe.py", "tab\t.py", "ignored.py"])
+def test_a_worktree_lacks_a_python_file_until_git_tracks_it(project, name):
+    (project / ".gitignore").write_text("ignored.py\n")
+    (project / name).touch()
+    assert name not in tracked_python_files(project)
+    git(project, "add", "--force", name)
+    assert name in tracked_python_files(project)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
     project = cheap_project(tmp_path / name)
@@ -117,7 +138,9 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
             [*DVC, "repro"], workspace.root, dvc_environment(workspace.environment)
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert not is_saved(workspace, "x")
         assert save_experiment(workspace, "x") is None
+        assert is_saved(workspace, "x") and not is_saved(workspace, "y")
     assert list((project / ".dvc" / "cache").rglob("*")), "what it made is in the project's cache"
     said = [
         subprocess.run([*DVC, *words], cwd=project, check=True, capture_output=True, text=True)

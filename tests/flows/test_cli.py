@@ -18,6 +18,8 @@ from flows.orchestration.cli import (
     flow_command,
 )
 from flows.orchestration.stages import list_profiles
+from flows.run.access_policy import CONFINED
+from flows.run.parameters import OWN_PIPELINES, select_pipelines
 from flows.run.resolution import resolve, resolved_changes
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import (
@@ -91,6 +93,14 @@ def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch, caplog,
         logger.removeHandler(caplog.handler)
     assert caplog.records[0].getMessage() == text
     assert bool(caplog.records[0].exc_info) is isinstance(error, KeyError)
+
+
+def test_configurations_that_a_command_names_are_the_run_s_even_if_all_of_params_yaml(monkeypatch):
+    monkeypatch.delenv(CONFINED, raising=False)
+    assert select_pipelines(OWN_PIPELINES) == OWN_PIPELINES and OWN_PIPELINES
+    monkeypatch.setenv(CONFINED, "1")
+    assert select_pipelines(OWN_PIPELINES) == [], "what the form shows before anybody chooses"
+    assert select_pipelines(OWN_PIPELINES[:1]) == OWN_PIPELINES[:1]
 
 
 def test_overlays_are_merged_in_their_order(project):

@@ -81,6 +81,36 @@ def test_a_configuration_is_measured_again_although_nothing_has_changed(first):
 
 
 @pytest.mark.slow
+def test_a_comparison_whose_parameters_change_meanwhile_concludes_nothing(first):
+    folder, _ = first
+    flow = subprocess.Popen(
+        [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said = ""
+    for line in flow.stdout:
+        said += line
+        if "Running stage 'profile@naive'" in line:
+            params = (folder / "params.yaml").read_text()
+            (folder / "params.yaml").write_text(params.replace("0.01\n", "0.02\n", 2))
+    assert flow.wait() == 2, said
+    assert "is not finished: params.yaml, code or data have changed" in said
+    assert "train@naive, train@optimized out of date again" in said
+    assert "champion:" not in said
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    (parent,) = mlflow.search_runs(
+        experiment_names=[experiment_of(folder)],
+        filter_string="tags.pipeline = 'comparison'",
+        output_format="list",
+    )
+    assert parent.info.status == "FAILED" and "headline" not in parent.data.tags
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
     folder, _ = first
@@ -138,6 +168,9 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
     again = run(folder, *command)
     assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
+    assert "kept as" not in again
+    run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
+    assert "kept as DVC experiment tuned" in run(folder, *command)
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import psutil
 
 from flows.orchestration.stages import TIMEOUT_S, with_timeout
 from flows.run.dvc_calls import dvc_environment
-from flows.run.processes import supervised
+from flows.run.processes import run_supervised, supervised
 
 
 def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
@@ -29,6 +32,33 @@ def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
         for found in psutil.process_iter(["name", "cwd"])
         if found.info["name"] == "sleep" and found.info["cwd"] == str(tmp_path)
     ]
+
+
+def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for key, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(key, value)
+    program = "import sys; print('✓ größe'); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff')"
+    command, environment = [sys.executable, "-c", program], dvc_environment({})
+    with supervised(command, folder=tmp_path, environment=environment) as process:
+        assert process.stdout.read() == "✓ größe\n\N{REPLACEMENT CHARACTER}"
+    done = run_supervised(command, tmp_path, environment)
+    assert done.stdout == "✓ größe\n\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_stage_says_any_name_whatever_the_locale():
+    program = (
+        "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
+        "parse_command(identities.main)\nprint('✓ größe \\udcff')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == "✓ größe \\udcff\n".encode()
 
 
 def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import psutil
+import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.servers.services import HOST, find_free_port
 from flows.servers.temporary_server import prefect_server
+from throughline.shared.errors import ServiceFailed
 
 
 def test_a_configured_server_is_used_as_it_is():
     before = psutil.Process().children()
-    url = "http://127.0.0.1:9/api"  # nothing listens there, and nothing asks
-    with temporary_settings(updates={PREFECT_API_URL: url}), prefect_server():
-        assert PREFECT_API_URL.value() == url
-        assert psutil.Process().children() == before
+    # Whatever it answers, here that it knows no GET.
+    with HTTPServer((HOST, 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://{HOST}:{server.server_port}/api"
+        with temporary_settings(updates={PREFECT_API_URL: url}), prefect_server():
+            assert PREFECT_API_URL.value() == url
+            assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize(
+    ("by_environment", "advice"),
+    [(True, "`unset PREFECT_API_URL`"), (False, "`prefect config unset PREFECT_API_URL`")],
+)
+def test_a_configured_server_that_is_gone_is_named_with_what_to_do(
+    monkeypatch, by_environment, advice
+):
+    url = f"http://{HOST}:{find_free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    if not by_environment:
+        monkeypatch.delenv("PREFECT_API_URL")
+    with (
+        temporary_settings({PREFECT_API_URL: url}),
+        pytest.raises(ServiceFailed) as failed,
+        prefect_server(),
+    ):
+        pytest.fail("the block was entered")
+    assert url in str(failed.value) and advice in str(failed.value)

@@ -193,6 +193,25 @@ def test_old_logs_go(tmp_path):
     assert "training-20200101-000000-1.log" not in kept
 
 
+def test_a_project_that_cannot_be_written_is_a_paragraph(tmp_path, capsys):
+    (tmp_path / ".throughline").symlink_to("/sys/kernel")  # refuses root, too
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path):
+        pytest.fail("the block was entered")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert str(LOGS) in said and "Traceback" not in said and "bug" not in said
+
+
+def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_path, capsys, stage):
+    with show_on_terminal("training", tmp_path):
+        (tmp_path / LOGS).rmdir()
+        for _ in range(3):
+            stage.warning("look")
+    said = capsys.readouterr().err.splitlines()
+    assert said.count("look") == 3 and len(said) == 4
+    assert "training-" in said[1] and "ends here: " in said[1]
+
+
 def run_stage_like(code, report):
     """A process that ends as a stage ends, with a flow that reads `report`."""
     program = f"from throughline.shared.errors import *\nwith report_user_errors():\n    {code}"

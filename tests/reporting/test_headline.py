@@ -126,6 +126,13 @@ def test_a_narrow_tie_is_not_undecided_and_what_was_disturbed_is_measured_again(
     assert find_undecided(rows) == [] and find_measure_again(rows) == ["b"]
 
 
+def test_rates_of_different_machines_are_not_compared():
+    elsewhere = replace(FAST, machine="64 cores")
+    assert write_headline([NAIVE, elsewhere]) == (
+        "Which configuration trains fastest is undecided: they were measured on different machines."
+    )
+
+
 def test_examples_and_quality_are_the_same_only_where_they_are():
     rough = replace(FAST, difference_mean=0.513, difference_max=9.0)
     assert "examples whose pixels differ by 0.51 of 256 levels on average, same accuracy" in (

@@ -254,6 +254,24 @@ def test_the_page_says_what_to_measure_again_and_who_disturbed_it(layout, tmp_pa
     assert "python -m flows.comparison --measure-again optimized does it" in page
 
 
+def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout, tmp_path):
+    built = BuildResult.read(layout.results("naive"))
+    machine = {"cpu": "Other", "cores": 64, "gpus": ["H100"], "host": "far"}
+    replace(built, machine={**built.machine, **machine}).write(layout.results("naive"))
+    compared = report(["naive", "optimized"], layout, tmp_path / "report")
+    assert "naive on 64 cores of Other with H100" in compared.warning
+    assert "different machines" in compared.headline and "×" not in compared.headline
+    row = compared.configurations[1]
+    assert (row.speedup_vs_naive_low, row.speedup_vs_naive_high) == (0, np.inf)
+    assert Comparison.read(tmp_path / "report") == compared
+
+
+def test_another_name_is_no_other_machine(layout):
+    built = BuildResult.read(layout.results("naive"))
+    replace(built, machine={**built.machine, "host": "far"}).write(layout.results("naive"))
+    assert compare(*read_all(["naive", "optimized"], layout), layout).warning is None
+
+
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
     Breakdown.path(layout.results("naive")).unlink()
     compared = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
@@ -270,7 +288,7 @@ def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout, 
         layout.results("optimized")
     )
     compared = report(["naive", "optimized"], layout, tmp_path / "report")
-    assert compared.row("optimized").train_examples_per_s is None
+    assert compared.configurations[1].train_examples_per_s is None
     assert f"<td>{ABSENT}</td>" in (tmp_path / "report" / "index.html").read_text()
 
 

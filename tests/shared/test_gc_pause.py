@@ -32,8 +32,8 @@ def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
         for module in (
             ["tasks.train", "naive"],
             ["flows.comparison"],
-            ["tasks.stall"],
-            ["tasks.stall", "tasks.train"],
+            ["tasks.sync"],
+            ["tasks.sync", "tasks.train"],
         )
     )
     assert stage == flow == ["True", "1000000", "True", "True"]

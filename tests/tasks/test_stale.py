@@ -383,7 +383,8 @@ def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
         "model": {"name": "text_classifier"},
     }
     write_params(tmp_path, text)
-    assert list(watch_own_code(tmp_path)) == ["words.txt"]
+    listed = "words.txt decides results and is listed in dvc.yaml now"
+    assert watch_own_code(tmp_path) == [listed]
     written = []
     for words in ("[UNK]\nwolf\n", "[UNK]\nlamb\n"):
         (tmp_path / "words.txt").write_text(words)
@@ -428,14 +429,30 @@ def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(project, tmp
         (tmp_path / name).write_text((project / name).read_text())
     (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
     expected = sorted(name for name, text in OWN.items() if text and name != "unused.py")
-    assert watch_own_code(tmp_path) == expected
+    assert [change.split()[0] for change in watch_own_code(tmp_path)] == expected
     assert watch_own_code(tmp_path) == []
     (tmp_path / "layers_of_mine.py").unlink()
-    assert watch_own_code(tmp_path) == []
+    assert watch_own_code(tmp_path) == ["layers_of_mine.py is gone, and taken off dvc.yaml"]
     listed = YAML(typ="safe").load((tmp_path / "dvc.yaml").read_text())["stages"]["identities"][
         "deps"
     ]
     assert set(expected) - set(listed) == {"layers_of_mine.py"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a #1.h5", "a: b.h5", "[a].h5", "{a", "*a.h5", "&a", "it's", 'a"b', "größe.h5", "1.5"]
+)
+def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    write_params(tmp_path, PARAMS | {"model": {"name": "mlp", "weights": name}})
+    (tmp_path / name).touch()
+    assert watch_own_code(tmp_path) == [f"{name} decides results and is listed in dvc.yaml now"]
+    assert watch_own_code(tmp_path) == []
+    stages = YAML(typ="safe").load((tmp_path / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    assert stages["identities"]["deps"][-1] == name
+    (tmp_path / name).rename(tmp_path / "renamed.h5")
+    assert watch_own_code(tmp_path) == [f"{name} is gone, and taken off dvc.yaml"]
+    assert (tmp_path / "dvc.yaml").read_text() == (ROOT / "dvc.yaml").read_text()
 
 
 @pytest.fixture

@@ -33,7 +33,12 @@ from throughline.tracking.champion import (
     read_score,
     score_from,
 )
-from throughline.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
+from throughline.tracking.comparison_run import (
+    CHAMPION,
+    close_comparison,
+    open_comparison,
+    register_champion,
+)
 from throughline.tracking.experiments import (
     SKETCH_TAG,
     describe_task,
@@ -232,21 +237,57 @@ def compare(store, accuracy, *, promotion="earned", data=DATA):
     """A comparison of one trained configuration; returns its parent run's tag and the
     configuration's run.
     """
-    parent = open_comparison(data, "comparison")
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
         recorder.log_model(store / "model.keras")
     run = {"mlflow_run_id": recorder.run_id, "held_out": JUDGED}
     (store / "report").mkdir(exist_ok=True)
-    close_comparison(
-        parent,
-        data,
-        comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run)),
-        store / "report",
-        note="n",
-        promotion=promotion,
-    )
+    with open_comparison(data, "comparison") as parent:
+        close_comparison(
+            parent,
+            data,
+            comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run)),
+            store / "report",
+            note="n",
+            promotion=promotion,
+        )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
+)
+def test_a_comparison_that_does_not_come_to_its_end_is_no_running_one(store, error, status):
+    with pytest.raises(error), open_comparison(DATA, "comparison") as parent:
+        raise error
+    assert mlflow.get_run(parent).info.status == status
+
+
+def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(store, capsys):
+    with Recorder(replace(DATA, pipeline="fast")) as recorder:
+        recorder.log_metrics({"train/loss": 1.0})
+    gone = row("gone", mlflow_run_id="0" * 32)
+    compared = comparison(gone, row("fast", mlflow_run_id=recorder.run_id))
+    (store / "report").mkdir()
+    with open_comparison(DATA, "comparison") as parent:
+        close_comparison(parent, DATA, compared, store / "report", note="n", promotion="asked for")
+    run = mlflow.get_run(parent)
+    assert run.info.status == "FINISHED"
+    assert "MLflow has no model of gone" in run.data.tags[CHAMPION]
+    (child,) = mlflow.search_runs(
+        [run.info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{parent}'",
+        output_format="list",
+    )
+    assert child.data.tags["reused_run_id"] == recorder.run_id
+    assert "throughput/speedup_vs_naive" in child.data.metrics
+    assert "cannot be written" not in capsys.readouterr().out
+
+
+def test_of_different_machines_there_is_no_champion():
+    rows = [row("naive"), row("fast", 2.0, machine="64 cores")]
+    decision = register_champion("no run is asked for", rows, "fast", asked_for=True)
+    assert decision == ("unchanged, since the configurations were measured on different machines")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from stack import wait_for
 
 from flows.servers.services import find_free_port, responds
 from throughline.shared.layout import STORE_HOME
-from throughline.tracking.recorder import UNSENT, Recorder, RunKey
+from throughline.tracking.recorder import UNSENT, Recorder, RunKey, read_lineage
 
 
 @contextmanager
@@ -58,6 +58,22 @@ def server(folder: Path, port: int) -> Iterator[None]:
     finally:
         os.killpg(process.pid, 9)
         process.wait()
+
+
+def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_files_do(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("params.yaml", "dvc.lock", "code.py"):
+        (tmp_path / name).write_text("committed")
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run(["git", *who, *command], check=True)
+    for name, dirty in {"params.yaml": "false", "dvc.lock": "false", "code.py": "true"}.items():
+        (tmp_path / name).write_text("changed")
+        assert read_lineage()["git.dirty"] == dirty
+    monkeypatch.setenv("PATH", "")
+    assert "git.commit" not in read_lineage(), "without git nothing is known of it"
 
 
 @pytest.mark.slow

@@ -210,15 +210,3 @@ def test_reading_of_many_processes_is_no_work_of_the_input(monkeypatch):
 
     monkeypatch.setattr(machine, "_processes", read_many)
     assert machine.wait_until_idle(5.0)
-
-
-def test_the_name_of_before_says_the_new_one_and_runs_it(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("print('ran')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.stall", "--python", sys.executable, str(script)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said, ran, *_ = done.stdout.splitlines()
-    assert said == f"python -m tasks.stall is now: whowaits --python {sys.executable} {script}"
-    assert ran == "ran" and done.returncode == 2

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from throughline.config.params import Params, check_pipelines_exist, load_params
@@ -21,6 +22,8 @@ from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
 from throughline.shared.libraries import check_versions
 from throughline.shared.progress import without_tensorflow_chatter
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
+
+UTF8_MODE = ("utf-8", "surrogateescape")  # the output of Python with PYTHONUTF8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ def options_stage_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
     """As `stage_cli`, for a stage with options of its own, which `add` declares."""
-    collect_garbage_as_usual()
+    _start_process()
     with report_user_errors():
         parser = _parser(command)
         if add:
@@ -82,7 +85,8 @@ def options_stage_cli(
         enter_run(options)
         check_versions(_stage_of(command), root=Path())
         params = load_params()
-        clear_after_kills(Layout())
+        if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
+            clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
             yield params, options
 
@@ -92,7 +96,7 @@ def command_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
     """As `stage_cli`, for a command with options, which `add` declares, that is no stage."""
-    collect_garbage_as_usual()
+    _start_process()
     with report_user_errors():
         parser = _parser(command)
         parser.epilog = inspect.getdoc(inspect.getmodule(command))
@@ -108,24 +112,18 @@ def pipeline_stage_cli(
     """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its
     own.
     """
-    collect_garbage_as_usual()
-    with report_user_errors():
-        parser = _parser(command)
+
+    def declare(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml"
         )
         if add:
             add(parser)
-        options = parser.parse_args()
-        enter_run(options)
-        check_versions(_stage_of(command), root=Path())
-        params, name = load_params(), options.pipeline
-        check_pipelines_exist(params.pipelines, [name])
-        if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
-            clear_after_kills(Layout())
-        with temporary_files_in_scratch(Path.cwd()):
-            raise_malloc_thresholds()
-            yield StageContext(params=params, name=name, options=options)
+
+    with options_stage_cli(command, declare) as (params, options):
+        check_pipelines_exist(params.pipelines, [options.pipeline])
+        raise_malloc_thresholds()
+        yield StageContext(params=params, name=options.pipeline, options=options)
 
 
 @contextmanager
@@ -138,7 +136,7 @@ def trained_model_cli(
     Raises:
       MissingInput: there is no such model; says what to run, and which models there are.
     """
-    collect_garbage_as_usual()
+    _start_process()
     with report_user_errors(), without_tensorflow_chatter():
         parser = _parser(command)
         parser.epilog = inspect.getdoc(inspect.getmodule(command))
@@ -233,7 +231,20 @@ def enter_run(options: argparse.Namespace) -> None:
 
 def parse_command(command: Callable[[], None]) -> None:
     """Parse the command line of a stage that has no options but --help."""
+    _start_process()
     _parser(command).parse_args()
+
+
+def _start_process() -> None:
+    """Let garbage be collected, and a stage say whatever it has to: names of files and classes, and
+    marks, need not be in the locale's encoding.
+    """
+    collect_garbage_as_usual()
+    out = sys.stdout
+    # Within a flow it is so already; and what was forked from a server, whose output was another
+    # file, could not be changed.
+    if isinstance(out, TextIOWrapper) and (out.encoding, out.errors) != UTF8_MODE:
+        out.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _stage_of(command: Callable[[], None]) -> str:

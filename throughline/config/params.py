@@ -254,7 +254,9 @@ def _format_error(item: Any) -> str:
         fields = _fields_at(loc[:-1])
         hint = did_you_mean(str(loc[-1]), fields)
         if "options" in fields:
-            hint += f" An argument of the builder is {'.'.join(map(str, loc[:-1]))}.options.{loc[-1]}"
+            hint += (
+                f" An argument of the builder is {'.'.join(map(str, loc[:-1]))}.options.{loc[-1]}"
+            )
         return f"{where} is not a field; {hint}"
     if item["type"] == "missing":
         return f"{where} is missing"

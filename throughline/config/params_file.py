@@ -32,7 +32,7 @@ def read_yaml_text(path: Path) -> str:
     if not path.exists():
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except ValueError as error:
         raise InvalidParams([f"{path.name} is not valid YAML: {error}"]) from error
 

@@ -6,10 +6,12 @@ It needs no pictures and no page, so a flow can use it, too.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from throughline.data.shards.index import read_shard_index
 from throughline.reporting.checklist import run_checklist
@@ -28,7 +30,7 @@ from throughline.reporting.ranking import (
 )
 from throughline.results.base import ResultFile
 from throughline.results.build import BuildResult, PlanSummary
-from throughline.results.comparison import Comparison, MeasuredRow, Row
+from throughline.results.comparison import Comparison, MeasuredRow, Row, list_machines
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
 from throughline.results.snapshot import SnapshotCost
@@ -118,7 +120,8 @@ def compare(
         drift_pct=drift_pct(measured),
         baseline=base.pipeline,
         metric=top.metric,
-        warning=accuracy_warning(measured),
+        warning=" ".join(filter(None, [_warn_of_machines(measured), accuracy_warning(measured)]))
+        or None,
         missing=missing,
         machine=shown.built.machine,
         examples_digest=next(
@@ -133,6 +136,27 @@ def compare(
         checklist=tuple(run_checklist(config, shards, top)),
         configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
     )
+
+
+def _warn_of_machines(rows: Sequence[MeasuredRow]) -> str:
+    """Say who was measured where, and how to have all of this machine; empty where it is one."""
+    machines = list_machines(rows)
+    if len(machines) == 1:
+        return ""
+    where = "; ".join(f"{', '.join(names)} on {machine}" for machine, names in machines.items())
+    return (
+        f"measured on different machines ({where}): `dvc repro --force --single-item build@NAME`"
+        " for each of those of another machine, then this comparison again, measures them on this"
+        " one."
+    )
+
+
+def _name_machine(machine: Mapping[str, Any]) -> str:
+    """What of a machine decides how fast it is, in words; not its name, which is another one in
+    each container.
+    """
+    gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
+    return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
 
 
 def check_equal(built: Mapping[str, BuildResult]) -> None:
@@ -218,7 +242,11 @@ def _row(
     base = find_baseline(measured)
     low, high = relative_interval(row)
     speedup_low, speedup_high = (
-        (1.0, 1.0) if row is base else ratio_interval(row, base, among=measured)
+        (1.0, 1.0)
+        if row is base
+        else ratio_interval(row, base, among=measured)
+        if row.machine == base.machine
+        else (0.0, math.inf)
     )
     return Row(
         **vars(row),
@@ -242,6 +270,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         examples=result.plan.examples,
         gathers=result.plan.config["read"] == "snapshot",
         caches=result.plan.config["cache"] is not None,
+        machine=_name_machine(built.machine),
         model_layers=tuple(json.dumps(op, sort_keys=True) for op in result.plan.device_ops),
         disturbed_by=profiled.disturbed_by,
         train_examples_per_s=throughput and throughput.train_examples_per_s,

@@ -18,7 +18,7 @@ from throughline.reporting.ranking import (
     relative_rate,
     stderr_of_difference,
 )
-from throughline.results.comparison import MeasuredRow
+from throughline.results.comparison import MeasuredRow, list_machines
 from throughline.results.train import SIGNIFICANT_STDERRS
 from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
@@ -33,6 +33,11 @@ def write_headline(rows: Sequence[MeasuredRow]) -> str:
     """The result in words, for one configuration or several."""
     if len(rows) == 1:
         return _about_one(rows[0])
+    if len(list_machines(rows)) > 1:
+        return (
+            "Which configuration trains fastest is undecided: they were measured on different"
+            " machines."
+        )
     base, top = find_baseline(rows), find_best(rows)
     undecided = find_undecided(rows)
     if top not in find_winners(rows):

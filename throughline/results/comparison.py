@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,8 +14,9 @@ from throughline.results.train import HeldOut
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
     """The measurements of one configuration, and the conclusions from them alone. `fit_step_ms_…`
-    are the steps of its own training, `model_layers` what its model does besides the network, and
-    `disturbed_by` what else was at work while it was measured; empty: nothing that matters.
+    are the steps of its own training, `model_layers` what its model does besides the network,
+    `machine` the cores and GPUs that it was measured on, and `disturbed_by` what else was at work
+    meanwhile; empty: nothing that matters.
 
     `validation_examples` counts the validation split, `held_out` describes the split of the final
     metric. None: not measured, or there is no such thing.
@@ -27,6 +28,7 @@ class MeasuredRow:
     gathers: bool
     caches: bool
     model_layers: tuple[str, ...]
+    machine: str
     disturbed_by: str
     train_examples_per_s: float | None
     relative_rates: tuple[float, ...]
@@ -132,6 +134,10 @@ class Comparison(ResultFile):
     checklist: tuple[ChecklistItem, ...]
     configurations: tuple[Row, ...]
 
-    def row(self, pipeline: str) -> Row:
-        """The row of a configuration."""
-        return next(row for row in self.configurations if row.pipeline == pipeline)
+
+def list_machines(rows: Sequence[MeasuredRow]) -> dict[str, list[str]]:
+    """The machines that configurations were measured on, with those configurations."""
+    machines: dict[str, list[str]] = {}
+    for row in rows:
+        machines.setdefault(row.machine, []).append(row.pipeline)
+    return machines

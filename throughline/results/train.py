@@ -85,13 +85,12 @@ class TrainResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(ResultFile):
-    """The MLflow run of a training, None where the server was away; `sent`: it has everything."""
+    """The MLflow run of a training; None where the server was away."""
 
     FILE: ClassVar[str] = "run.json"
     STAGE: ClassVar[str] = "train@{name}"
 
     mlflow_run_id: str | None
-    sent: bool
 
 
 def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float | None]:

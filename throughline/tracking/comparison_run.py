@@ -5,7 +5,8 @@ table, view and champion.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
-from throughline.results.comparison import Comparison, Row
+from throughline.results.comparison import Comparison, Row, list_machines
 from throughline.settings import WindowSettings
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo
@@ -30,7 +31,7 @@ from throughline.tracking.experiments import (
     get_experiment_id,
     make_run_key,
 )
-from throughline.tracking.recorder import Recorder, read_lineage
+from throughline.tracking.recorder import Recorder, find_run, read_lineage
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
@@ -62,10 +63,23 @@ def read_run_key(root: Path, path: str, window: WindowSettings) -> RunKey:
     return make_run_key(Layout(root).manifest, path, pipeline="comparison", window=window)
 
 
-def open_comparison(run_key: RunKey, name: str) -> str | None:
-    """Start the parent run of a comparison and return its id, or None where the store cannot be
-    reached.
+@contextmanager
+def open_comparison(run_key: RunKey, name: str) -> Iterator[str | None]:
+    """Start the parent run of a comparison and yield its id, or None where the store cannot be
+    reached. Where the block is left by an error the run has failed, or was killed.
     """
+    run_id = _start(run_key, name)
+    try:
+        yield run_id
+    except BaseException as error:
+        if run_id:
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            with suppress(*STORE_ERRORS):
+                mlflow.MlflowClient().set_terminated(run_id, status)
+        raise
+
+
+def _start(run_key: RunKey, name: str) -> str | None:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
     try:
@@ -137,6 +151,8 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     A champion whose score cannot be compared, since it was set by hand or is judged by another
     metric, is replaced only where that is `asked_for`.
     """
+    if len(list_machines(rows)) > 1:
+        return "unchanged, since the configurations were measured on different machines"
     client = mlflow.MlflowClient()
     name = EXPERIMENT_PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(
         EXPERIMENT_PREFIX
@@ -157,10 +173,10 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     against = find_rejection_reason(score, others, _scores_of_versions(name))
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
-    run = row.mlflow_run_id
+    run = find_run(row.mlflow_run_id)
     models = (
         client.search_logged_models(
-            [client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'"
+            [run.info.experiment_id], filter_string=f"source_run_id = '{run.info.run_id}'"
         )
         if run
         else []
@@ -210,8 +226,8 @@ def _save_view(parent: str, metric: str) -> None:
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:
     client = mlflow.MlflowClient()
     for row in rows:
-        run = client.get_run(row.mlflow_run_id) if row.mlflow_run_id else None
-        if run is None:
+        run = find_run(row.mlflow_run_id)
+        if run is None:  # of another store, or deleted
             continue
         own = run.data.tags.get("mlflow.parentRunId") == parent
         target = run.info.run_id

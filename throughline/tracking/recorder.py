@@ -2,8 +2,8 @@
 server being there.
 
 Every number is in the files of runs/NAME before it is sent. If the server cannot be reached, one
-line reports it, the rest of the training continues, `sent` is false in runs/NAME/run.json, and
-`python -m tasks.sync` sends what is missing later.
+line reports it, the rest of the training continues, and `python -m tasks.sync` sends what is
+missing later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import mlflow
 import numpy as np
 from mlflow.data.numpy_dataset import from_numpy
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
@@ -45,6 +46,8 @@ FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
+# What a run changes itself; the parameters are in the run.
+OWN_CHANGES = (":(exclude)params.yaml", ":(exclude)dvc.lock")
 UNSENT = Path(".throughline") / "unsent"
 
 
@@ -156,7 +159,7 @@ class Recorder:
             "data.digest": self._run_key.data_digest,
             **read_lineage(),
         }
-        if self.run_id is not None and not _gone(self.run_id):
+        if find_run(self.run_id) is not None:
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
         if parent := os.environ.get(PARENT_RUN):
@@ -202,18 +205,23 @@ class Recorder:
         too.
         """
         with contextlib.suppress(*STORE_ERRORS):
-            return self.run_id is not None and not _gone(self.run_id)
+            return find_run(self.run_id) is not None
         return False
 
 
-def _gone(run_id: str) -> bool:
-    """Whether the store answers that it does not have a run, or that it has been deleted."""
+def find_run(run_id: str | None) -> Run | None:
+    """A run; None without an id, where the store answers that it does not have it, or that it has
+    been deleted.
+    """
+    if run_id is None:
+        return None
     try:
-        return mlflow.get_run(run_id).info.lifecycle_stage == "deleted"
+        run = mlflow.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return True
+            return None
         raise
+    return None if run.info.lifecycle_stage == "deleted" else run
 
 
 def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
@@ -298,18 +306,24 @@ def read_run_id(folder: Path) -> str | None:
 def read_lineage() -> dict[str, str]:
     """Tags that tie a run to its code, experiment and flow run."""
     tags = {}
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    if commit:
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+    if commit := _git("rev-parse", "HEAD"):
+        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES)
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
     for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
         if os.environ.get(variable):
             tags[tag] = os.environ[variable]
     return tags
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the current folder; nothing without a repository, or without git."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
