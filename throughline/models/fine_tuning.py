@@ -107,8 +107,10 @@ def load_weights(network: keras.Model, path: Path) -> None:
 def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
     """Have the layers whose names match one of the patterns not be trained.
 
+    A model of a single layer has none that is not its last.
+
     Raises:
-      UnknownModel: a pattern matches none, or nothing is left to train.
+      UnknownModel: a name matches none, or nothing is left to train.
     """
     layers = [one for one in network._flatten_layers(include_self=False) if one is not network]
     for pattern in patterns:
@@ -121,7 +123,7 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
             ]
         else:
             matching = [one for one in layers if fnmatchcase(one.name, pattern)]
-        if not matching:
+        if not matching and pattern != ALL_BUT_LAST:
             names = [one.name for one in layers if one.weights]
             raise UnknownModel(
                 f"model.freeze: {pattern} matches no layer of {network.name};"
