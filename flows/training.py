@@ -82,7 +82,7 @@ def training(
             *(["report"] if measure and run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
-        run.check_up_to_date(stages, ran=last.ran)
+        run.check_up_to_date(stages, ran=last.ran, saves=measure)
         folder = Layout(run.workspace.root).results(pipeline)
         trained = TrainResult.read(folder)
         figures = {

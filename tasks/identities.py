@@ -28,7 +28,7 @@ from throughline.shared.code_identity import (
     imported_packages,
     project_files,
 )
-from throughline.shared.errors import InvalidParams, report_user_errors
+from throughline.shared.errors import InvalidParams, WorkspaceProblem, report_user_errors
 from throughline.shared.files import atomic_file, digest_file, write_json
 from throughline.shared.layout import Layout
 from throughline.shared.libraries import (
@@ -167,11 +167,14 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
 
 def watch_own_code(root: Path) -> Sequence[str]:
     """List the files of own ops and models, of what they import, and others that params.yaml names
-    (a tokenizer, a model, weights) in dvc.yaml, and take off it what is gone; return what was
-    changed, in words.
+    (a tokenizer, a model, weights) in dvc.yaml, and take off it the Python files that are gone;
+    return what was changed, in words.
 
     Without this DVC would not see that they change, and would refuse to run without those that are
     gone.
+
+    Raises:
+      WorkspaceProblem: another file that is listed is gone; somebody may have listed it by hand.
     """
     document = read_yaml(root / PARAMS_FILE)
     path = root / PIPELINE_FILE
@@ -181,6 +184,11 @@ def watch_own_code(root: Path) -> Sequence[str]:
     kept = [name for name in listed if (root / name).exists()]
     added = [name for name in dict.fromkeys(needed) if name not in kept]
     gone = [name for name in listed if name not in kept]
+    if missed := [name for name in gone if not name.endswith(".py")]:
+        raise WorkspaceProblem(
+            f"{missed[0]} is gone, which {PIPELINE_FILE} lists with own code as a file that decides"
+            " results; put it back, or remove its line"
+        )
     if added or gone:
         lines = "".join(f"{_ITEM}{_quote(name)}\n" for name in [*kept, *added])
         with atomic_file(path) as temporary:

@@ -113,18 +113,19 @@ class Run:
                 self.progress.advance(stage)
         return after[-1]
 
-    def check_up_to_date(self, stages: Sequence[str], *, ran: bool) -> None:
+    def check_up_to_date(self, stages: Sequence[str], *, ran: bool, saves: bool = True) -> None:
         """Ask DVC whether all these stages, which the run was to bring up to date, are; only where
-        something `ran`, since each stage reads params.yaml and code by itself.
+        something `ran`, since each stage reads params.yaml and code by itself. `saves`: an isolated
+        run is to be an experiment.
 
         Raises:
           WorkspaceProblem: some are not, so that the run's results may not belong together.
         """
         if not ran:
             return
-        # New data since then, as where photos keep arriving, are in none of the run's results; an
-        # experiment would still not match its dvc.lock.
-        late = set() if self.workspace.isolated else {*PREPARATION}
+        # New data since then, as where photos keep arriving, are in none of the run's results, and
+        # another run may have measured again; an experiment would still not match its dvc.lock.
+        late = set() if self.workspace.isolated and saves else {*PREPARATION, "report"}
         stale = ({*stages} - late) & _identify(self.workspace, self.stage_env)[1].stale
         if stale:
             raise WorkspaceProblem(
@@ -205,7 +206,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             if lacking := sorted({*own} - {*tracked_python_files(workspace.project)}):
                 raise WorkspaceProblem(
                     f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
-                    f" worktree lacks it: `git add {' '.join(lacking)}`"
+                    f" worktree lacks it: `git add --force {' '.join(lacking)}`"
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)

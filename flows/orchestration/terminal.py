@@ -229,8 +229,10 @@ class _LogFile(logging.FileHandler):
                 self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say why records are left out from now on."""
-        if not self._refused:
+        """Say why records are left out from now on; of one that is wrong, what logging says."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+        elif not self._refused:
             self._refused = True
             typer.echo(f"{self.baseFilename} ends here: {sys.exception()}", err=True)
 

@@ -43,7 +43,9 @@ def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
     the locale, files and output are UTF-8.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", **extra}
+    ours = {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    # PYTHONIOENCODING would have its way over UTF-8 mode.
+    return {**os.environ, **ours, "PYTHONIOENCODING": "utf-8:surrogateescape", **extra}
 
 
 def stale_stages(

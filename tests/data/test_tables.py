@@ -583,6 +583,22 @@ def test_a_column_that_is_named_for_two_uses_is_refused(tmp_path, named, words):
         scan(path, label_column="size", **named)
 
 
+@pytest.mark.parametrize("kind", ["sum", "difference", "mean", "label"])
+def test_the_rounding_of_computed_numbers_is_none_of_theirs(tmp_path, kind):
+    tenths = np.random.default_rng(0).integers(0, 200, (500, 3)) / 10
+    computed = {
+        "sum": tenths.sum(axis=1),
+        "difference": tenths[:, 0] - tenths[:, 1],
+        "mean": tenths.mean(axis=1),
+        "label": np.cumsum(np.full(500, 0.1)) % 7,
+    }[kind]
+    path = tmp_path / "t.csv"
+    other = np.arange(500) % 5 + 0.5
+    x, y = (other, computed) if kind == "label" else (computed, other)
+    pd.DataFrame({"x": x, "y": y}).to_csv(path, index=False)
+    assert len(scan(path, label_column="y").values) == 500
+
+
 def test_numbers_that_float32_keeps_apart_are_learned_from_however_many_they_are(tmp_path):
     draw = np.random.default_rng(0)
     columns = [draw.random(20_000), -73.98 + 0.02 * draw.standard_normal(20_000)]

@@ -36,7 +36,8 @@ def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
 
 def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    for key, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+    theirs = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for key, value in {**theirs, "PYTHONIOENCODING": "ascii"}.items():
         monkeypatch.setenv(key, value)
     program = "import sys; print('✓ größe'); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff')"
     command, environment = [sys.executable, "-c", program], dvc_environment({})

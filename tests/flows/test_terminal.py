@@ -255,3 +255,12 @@ def test_a_failure_that_cannot_be_left_is_printed(tmp_path):
 def test_a_stage_is_tried_again_where_that_can_help(stage_name, failure, retried):
     error = StageFailed("it ended", stage=stage_name, failure=failure)
     assert _should_retry(stage_name, error) is retried
+
+
+def test_a_record_that_is_wrong_ends_no_log(tmp_path, capsys):
+    log = terminal._open_log(tmp_path, "training")
+    log.handle(logging.makeLogRecord({"msg": "one %s %s", "args": (1,)}))
+    log.handle(logging.makeLogRecord({"msg": "another"}))
+    log.close()
+    assert "another" in logs(tmp_path)[0].read_text()
+    assert "not enough arguments" in capsys.readouterr().err

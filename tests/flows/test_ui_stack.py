@@ -260,4 +260,4 @@ def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_do
     assert stack.ended(again)["state_type"] == "COMPLETED", stack.log(again)
     assert "resuming interrupted training" in stack.log(again)
     assert "Finished in state Cached('shard" in stack.log(again)
-    assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["sent"]
+    assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["mlflow_run_id"]

@@ -4,6 +4,8 @@ that never stopped.
 
 from __future__ import annotations
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -121,6 +123,9 @@ class Slower(keras.callbacks.Callback):
             rate.assign(rate * 0.5)
 
 
+ELSEWHERE = {}  # what a callback sets that is none of its own attributes
+
+
 class Halving(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.model.optimizer.learning_rate = 0.5
@@ -128,6 +133,10 @@ class Halving(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         rate = self.model.optimizer.learning_rate
         rate.assign(rate * 0.5)
+        ELSEWHERE["epoch"] = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        ELSEWHERE["epoch"]
 
 
 class Ending(keras.callbacks.Callback):
@@ -157,7 +166,9 @@ def own_callbacks(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [STEPS + 2, STEPS])
-def test_an_epoch_that_is_resumed_does_not_begin_again(layout, tmp_path, own_callbacks, stop_after):
+def test_what_callbacks_do_as_an_epoch_begins_is_done_once(
+    layout, tmp_path, own_callbacks, stop_after
+):
     params = params_of(
         "train.schedule=constant", "train.epochs=2", f"train.callbacks=[{own_callbacks}:Halving]"
     )
@@ -165,6 +176,7 @@ def test_an_epoch_that_is_resumed_does_not_begin_again(layout, tmp_path, own_cal
     assert [row["learning_rate"] for row in rows] == [0.25, 0.125]
     with pytest.raises(Stop):
         run(params, layout, tmp_path / "stopped", stop_after=stop_after)
+    sys.modules[own_callbacks].ELSEWHERE.clear()
     again, same_weights = run(params, layout, tmp_path / "stopped")
     assert again == rows
     assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))

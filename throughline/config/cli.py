@@ -241,10 +241,11 @@ def _start_process() -> None:
     """
     collect_garbage_as_usual()
     out = sys.stdout
-    # Within a flow it is so already; and what was forked from a server, whose output was another
-    # file, could not be changed.
+    # Within a flow it is so already. What was forked from a server, whose output was another file,
+    # cannot be changed.
     if isinstance(out, TextIOWrapper) and (out.encoding, out.errors) != UTF8_MODE:
-        out.reconfigure(encoding="utf-8", errors="backslashreplace")
+        with suppress(OSError):
+            out.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _stage_of(command: Callable[[], None]) -> str:

@@ -45,14 +45,15 @@ def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
     if shuffle is None or plan.window or (cache.where == "memory" if cache else reads_files):
         return
     examples = data.shards.examples(split)
-    split_bytes = (
-        data.snapshot.splits[split].bytes(data.input_column)
-        if cache
-        else sum(shard.bytes for shard in data.shards.for_split(split))
-    )
+    if cache:
+        rows, column = data.snapshot.splits[split], data.input_column
+        example_bytes = rows.bytes(column) / max(1, rows.rows(column))
+    else:
+        shards = data.shards.for_split(split)
+        example_bytes = sum(shard.bytes for shard in shards) / max(1, examples)
     buffers = 1 + isinstance(plan.steps[-1], Prefetch)  # the next epoch's is filled ahead
     size = shuffle_buffer_size(shuffle.size, examples=examples)
-    needed, available = buffers * size * split_bytes / max(1, examples), available_memory()
+    needed, available = buffers * size * example_bytes, available_memory()
     if needed > available:
         raise ImpossiblePlan(
             f"shuffle.size: {buffers * size:,} examples in shuffle buffers would take"

@@ -127,28 +127,30 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Let the other callbacks, which have just started and may have set a rate, remember what
-        they knew, and go on with the metrics of an epoch that was interrupted.
+        they knew.
         """
         if self._others_state is not None:
-            load_state(self._others, self._others_state)
-            rate = _find_rate(self._training_model)
-            if rate is not None and self._start_rate is not None:
-                rate.assign(self._start_rate)
-        else:
-            try:
-                dump_state(self._others)
-            except TypeError as error:
-                self._keep_none(f"a callback holds what cannot be stored ({error})")
-        if self._start.step:
+            self._remind_others(self._others_state)
+            return
+        try:
+            dump_state(self._others)
+        except TypeError as error:
+            self._keep_none(f"a callback holds what cannot be stored ({error})")
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Time an epoch; one that was interrupted goes on with its metrics, and with what the other
+        callbacks, which have just begun it again, knew and had set.
+        """
+        resumed = epoch == self._start.epoch and self._start.step > 0
+        if resumed and self._others_state is not None:
+            self._remind_others(self._others_state)
+        if resumed:
             for variable, value in zip(
                 _metric_variables(self._training_model), self._metrics, strict=True
             ):
                 variable.assign(np.asarray(value, variable.dtype))
-            self._begin(self._start.step)
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Time a whole epoch."""
-        self._begin(0)
+        self._step, self._logged_at = self._start.step if resumed else 0, time.monotonic()
+        self.timer.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it builds a graph first."""
@@ -235,10 +237,12 @@ class CheckpointCallback(keras.callbacks.Callback):
                 f" on, or remove {CHECKPOINT_FOLDER} in the folder of its results to begin again"
             )
 
-    def _begin(self, step: int) -> None:
-        """Begin an epoch, or go on with it from this step."""
-        self._step, self._logged_at = step, time.monotonic()
-        self.timer.begin()
+    def _remind_others(self, stored: bytes) -> None:
+        """Give the other callbacks the state of the checkpoint, and the optimizer its rate."""
+        load_state(self._others, stored)
+        rate = _find_rate(self._training_model)
+        if rate is not None and self._start_rate is not None:
+            rate.assign(self._start_rate)
 
     @property
     def _training_model(self) -> keras.Model:

@@ -73,8 +73,9 @@ def fit(
     """Train on `batches`, one sequence from the start of the schedule to its end, so that the next
     epoch's first batch is ready in time; each epoch ends with the `evaluation`.
 
-    Callbacks see the network that is trained, and what Keras' `fit` would show them. An epoch that
-    is resumed does not begin again for them; one of them may end the training before an epoch.
+    Callbacks see the network that is trained, and what Keras' `fit` would show them; one of them
+    may end the training before an epoch. For all but the last of them an epoch that is resumed
+    begins again; the last one is to undo what that has changed.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
@@ -87,7 +88,7 @@ def fit(
     for epoch in range(start.epoch, schedule.epochs):
         done = start.step if epoch == start.epoch else 0
         train_function.begin(schedule.steps_per_epoch - done)
-        if not done and not network.stop_training:
+        if not network.stop_training:
             network.reset_metrics()
             every.on_epoch_begin(epoch)
         if network.stop_training:

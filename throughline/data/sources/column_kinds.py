@@ -25,6 +25,7 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported
 FEW_CATEGORIES = 20  # so many may be distinct in however few rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 COMPARED = 1000  # values of a column, of which float32 must keep this share apart
+COMPUTED_DIGITS = 12  # further ones are the rounding of a sum or a mean
 KEPT_APART = 0.75
 UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
 _DATE = (
@@ -176,8 +177,9 @@ def find_merging(values: np.ndarray) -> str | None:
     """What float32 loses of a column (rows,) float64, where it makes many of its numbers the same;
     None: too little to matter. A few meet in any long column, so some rows are compared.
     """
-    some = values[np.abs(values) <= np.finfo(np.float32).max]
-    some = np.unique(some[:: max(1, len(some) // COMPARED)])
+    some = values[:: max(1, len(values) // COMPARED)]
+    some = some[np.abs(some) <= np.finfo(np.float32).max]
+    some = np.unique([float(f"{value:.{COMPUTED_DIGITS}g}") for value in some.tolist()])
     kept = len(np.unique(some.astype(np.float32)))
     if kept >= KEPT_APART * len(some):
         return None

@@ -28,7 +28,7 @@ _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
     b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
-    b"PAR1": "a Parquet table; name it .parquet",
+    b"PAR1\x15": "a Parquet table; name it .parquet",  # as the header of a first page begins
 }
 _PROBED_LINES = 50
 _SHOWN = 3

@@ -96,6 +96,7 @@ class _Entry:
     label: str | float | int
     place: tuple[int, int] = (0, 0)
     values: np.ndarray | None = None
+    rounded: bool = False  #: whole numbers that float32 does not hold
 
 
 class _Unusable(Exception):
@@ -171,7 +172,9 @@ def read_examples(
         Rejected(id=_id(*entries[number]), reason=reason) for number, reason in out_of_range.items()
     ]
     usable = [number for number in range(len(entries)) if number not in out_of_range]
-    notes = {"empty shard": empty} if empty else {}
+    rounded = sum(entries[number][1].rounded for number in usable)
+    note = f"{layout.input.name} holds whole numbers of which float32 keeps the first seven digits"
+    notes = {**({"empty shard": empty} if empty else {}), **({note: rounded} if rounded else {})}
     if layout.input.form == "encoded":
         images = [_stored_image(*entries[number], str(labels[number])) for number in usable]
         return Files(
@@ -265,7 +268,13 @@ def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) 
     if feature is None:
         raise _Unusable(f"feature {layout.input.name} missing")
     if layout.input.form == "numbers":
-        return _Entry(number=number, label=label, values=_read_numbers(record, feature, layout))
+        values = _read_numbers(record, feature, layout)
+        return _Entry(
+            number=number,
+            label=label,
+            values=_in_form(values, layout.input),
+            rounded=values.dtype.kind in "iu" and _is_rounded(values),
+        )
     if feature.kind != "bytes":
         raise _Unusable(f"feature {layout.input.name} has another kind: {feature.kind}, not bytes")
     places = bytes_places(record, feature)
@@ -305,11 +314,11 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
 
 
 def _read_numbers(record: bytes, feature: Feature, layout: ExampleLayout) -> np.ndarray:
-    """The values of a list of numbers, of the layout's shape."""
+    """The values of a list of numbers."""
     if feature.kind == "bytes":
         raise _Unusable(f"feature {layout.input.name} has another kind: bytes, not numbers")
     read = read_floats if feature.kind == "float" else read_integers
-    return _in_form(read(record, feature), layout.input)
+    return read(record, feature)
 
 
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
@@ -331,15 +340,13 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
         converted = values.astype(dtype, copy=False).reshape(shape)
     if dtype == "float32" and not np.isfinite(converted).all():
         raise _Unusable(f"feature {feature.name} is not finite")
-    if dtype == "float32" and values.dtype.kind in "iu":
-        with np.errstate(invalid="ignore"):  # of what rounds up to 2**63
-            rounded = converted.ravel().astype(values.dtype) != values
-        if rounded.any():
-            raise _Unusable(
-                f"feature {feature.name} holds a whole number of which float32 keeps the first"
-                f" seven digits: {values[rounded][0]}"
-            )
     return converted
+
+
+def _is_rounded(values: np.ndarray) -> bool:
+    """Whether float32 holds other numbers than these."""
+    with np.errstate(invalid="ignore"):  # of what rounds up to 2**63
+        return bool((values.astype(np.float32).astype(values.dtype) != values).any())
 
 
 def _name_labels(

@@ -75,7 +75,7 @@ def scan(settings: DataSettings) -> Arrays:
             kind = _label_kind(table, settings)
             if kind == "class" and settings.label_kind == "auto":
                 _refuse_double_spelling(table, settings.label_column)
-            if kind == "number":
+            if kind == "number" and settings.label_kind == "auto":
                 _refuse_merging_label(table, settings.label_column)
     problems.refuse()
     kinds = find_kinds(table, [settings.label_column, "split"])
@@ -328,7 +328,10 @@ def _refuse_double_spelling(table: TextTable, name: str) -> None:
 
 def _refuse_merging_label(table: TextTable, name: str) -> None:
     if merging := find_merging(table.numbers(name)):
-        raise UnreadableSource(f"{table.path}: label column {name} {merging}")
+        raise UnreadableSource(
+            f"{table.path}: label column {name} {merging}",
+            "or set data.label_kind: number to predict them so rounded",
+        )
 
 
 def _is_truth(table: TextTable, name: str) -> bool:

@@ -264,8 +264,12 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
         except (_NoText, pa.ArrowNotImplementedError):
             nested[name] = str(column.type)
         except pa.ArrowInvalid as error:
+            if name in settings.ignore:
+                nested[name] = str(column.type)
+                continue
             raise UnreadableSource(
-                f"{path}: column {name} ({column.type}) cannot be read as text: {error}"
+                f"{path}: column {name} ({column.type}) cannot be read as text: {error};"
+                f" data.ignore: [{name}] leaves it out"
             ) from error
     return TextTable(
         path=path,

@@ -65,6 +65,7 @@ SNAPSHOT = Change(
         "map": {"parallel": "cores"},
         "prefetch": 2,
         "vectorize": False,
+        "deterministic": True,
         "cache": None,
         "interleave": None,
         "service": None,
