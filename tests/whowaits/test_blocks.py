@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whowaits.blocks import Block, Step, Timing, median_interval
+from whowaits.blocks import Block, Round, Step, Timing, median_interval
 
 
 class Machine:
@@ -15,6 +15,7 @@ class Machine:
         self.input_s, self.model_s = input_s, model_s
         self.ready = 0.0  # seconds of the input's work that lie prepared
         self.timing = Timing(seconds, active=active, now=lambda: self.time)
+        self.timing.settle = self.settle
 
     def pass_time(self, seconds):
         self.time += seconds
@@ -33,7 +34,6 @@ class Machine:
     def step(self):
         """One call of the training, as an adapter makes it."""
         timing = self.timing
-        timing.begin()
         while timing.task not in ("train", "done"):
             if timing.task == "drain":
                 while self.take() < self.input_s / 20:
@@ -44,15 +44,19 @@ class Machine:
                     self.take()
                 timing.collected(8)
             else:
+                began = self.time
                 self.work(self.model_s)
-                timing.ran_alone(self.model_s)
+                timing.ran_alone(self.time - began)
         if timing.task == "done":
             return
         opens = self.taken % self.epoch == 0
-        waited = self.take()
+        waited, began = self.take(), self.time
         self.work(self.model_s)
-        epoch = (self.taken - 1) // self.epoch
-        timing.trained(Step(waited, self.model_s, 0.0, epoch=epoch, opens_epoch=opens))
+        epoch, worked = (self.taken - 1) // self.epoch, self.time - began
+        timing.trained(Step(waited, worked, 0.0, epoch=epoch, opens_epoch=opens))
+
+    def settle(self):
+        """Wait for a device that works after its call has returned; this one does not."""
 
     def run(self, most=100_000):
         for _ in range(most):
@@ -60,6 +64,69 @@ class Machine:
             if self.timing.task == "done":
                 return self.timing
         raise AssertionError("it does not end")
+
+
+class DeviceMachine(Machine):
+    """A machine whose model is a device with a queue: a call returns while no more than `depth`
+    steps wait to be done.
+    """
+
+    def __init__(self, *, depth, **given):
+        super().__init__(**given)
+        self.depth, self.free_at = depth, 0.0
+        self.timing.synchronous = False
+
+    def work(self, seconds):
+        self.free_at = max(self.time, self.free_at) + seconds
+        super().work(max(0.001, self.free_at - self.depth * seconds - self.time))
+
+    def settle(self):
+        super().work(max(0.0, self.free_at - self.time))
+
+
+@pytest.mark.parametrize("epoch", [1000, 70])
+@pytest.mark.parametrize(("input_s", "stall"), [(0.01, 0), (0.066, 50)])
+def test_a_block_is_charged_with_the_work_that_was_asked_for_in_it(input_s, stall, epoch):
+    timing = DeviceMachine(depth=30, input_s=input_s, model_s=0.033, epoch=epoch).run()
+    assert [each.stall_pct for each in timing.rounds] == pytest.approx(
+        [stall] * len(timing.rounds), abs=3
+    )
+
+
+@pytest.mark.parametrize(("synchronous", "model_ms"), [(True, 70), (False, 40)])
+def test_what_lies_between_calls_is_not_added_to_the_work_of_a_device(synchronous, model_ms):
+    training, alone = Block(), Block()
+    training.add(Step(0.01, 0.01, between_s=0.04))
+    alone.add(Step(0.0, 0.03))
+    assert Round(training, alone, True, synchronous).model_ms == pytest.approx(model_ms)
+
+
+def test_what_is_done_between_batches_from_memory_is_no_time_of_the_model():
+    machine = DeviceMachine(depth=30, input_s=0.01, model_s=0.033)
+    timing = machine.timing
+    timing.collected(8)
+    for number in range(40):
+        if number % 8 == 0:
+            timing.pause_alone()
+            machine.pass_time(0.5)  # copies of the batches
+        began = machine.time
+        machine.work(0.033)
+        timing.ran_alone(machine.time - began)
+        if timing.task != "alone":
+            break
+    assert timing._alone.step_ms == pytest.approx(33, abs=0.5)
+
+
+@pytest.mark.parametrize(("calls", "steps"), [(3, 1), (1, 8)])
+def test_the_steps_that_compile_are_not_of_the_time_that_is_measured(calls, steps):
+    now = [0.0]
+    timing = Timing(10.0, now=lambda: now[0])
+    for _ in range(calls):
+        now[0] += 100
+        timing.trained(Step(0.0, 100.0, steps=steps))
+    assert timing.elapsed_s == 0 and not timing.over
+    now[0] += 20
+    assert timing.elapsed_s == 20 and timing.over
 
 
 @pytest.mark.parametrize(
@@ -104,7 +171,6 @@ def test_the_first_epoch_is_left_out_of_the_steady_state_and_its_gap_counted():
 
 def test_an_input_that_ends_while_batches_are_collected_goes_on_with_the_next_epoch():
     timing = Timing(40.0, task="collect")
-    timing.begin()
     timing.collected(0)
     assert timing.task == "collect"
     timing.trained(Step(0.01, 0.01))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whowaits import changes
+from whowaits import changes, trials
 from whowaits.advice import DRAWN_ONCE, ORDER
 from whowaits.changes import CACHED_STEPS, propose_changes
 
@@ -32,6 +32,31 @@ def count_up():
 
 def numbers():
     return tf.data.Dataset.range(COUNT)
+
+
+class Later:
+    """What a step returns before it is computed."""
+
+    def __init__(self):
+        self.waited_for = False
+
+    def numpy(self):
+        self.waited_for = True
+
+
+def test_what_a_device_has_to_do_is_waited_for_before_and_after_it_is_timed(monkeypatch):
+    monkeypatch.setattr(trials, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(trials, "BLOCK_S", 0.0)
+    returned = []
+
+    def train(iterator):
+        next(iterator)
+        returned.append({"loss": Later()})
+        return returned[-1]
+
+    epochs = trials.Epochs(train, numbers().repeat())
+    assert epochs.time(0.01, lambda: None) > 0
+    assert [each["loss"].waited_for for each in returned] == [True, False, False, False, True]
 
 
 def texts_of(dataset):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import sys
+import weakref
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+from whowaits.batches import BatchesTaken
 from whowaits.feeds import MAX_AHEAD, JaxFeed
 from whowaits.waits import Waits
 
@@ -33,3 +38,24 @@ def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
     assert waited_for == list(range(6 - MAX_AHEAD))
     feed.settle()
     assert waited_for[-1] == 5
+
+
+class State:
+    """What a step of JAX trains, and returns the next one of."""
+
+
+def test_the_state_that_the_model_alone_ran_on_goes_with_its_batches(monkeypatch):
+    tree = SimpleNamespace(tree_map=lambda copy, state: copy(state))
+    jax = SimpleNamespace(tree_util=tree, numpy=SimpleNamespace(copy=lambda state: State()))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    feed = JaxFeed(lambda state, iterator: (next(iterator), state), Waits())
+    memory = feed.memory(BatchesTaken([1, 2]))
+    own = State()
+    for _ in range(3):
+        feed.train_alone((own, iter(())), memory)
+    ran_on = weakref.ref(memory.state)
+    assert ran_on() is not own
+    del memory
+    feed.train((own, iter([3])))
+    gc.collect()
+    assert ran_on() is None

@@ -204,6 +204,84 @@ def test_a_batch_of_a_validation_within_a_step_makes_it_none():
     assert training.timing.passive.step_ms < 3 and not training.passive_because
 
 
+def measure_in_little_time(monkeypatch):
+    for name in ("PASSIVE_S", "DISCARDED_S", "TRAINING_S"):
+        monkeypatch.setattr(f"whowaits.blocks.{name}", 0.05)
+    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.15)
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row, monkeypatch):
+    """Some trainers take several batches, then train on all of them."""
+    measure_in_little_time(monkeypatch)
+    script, batches, seen = Script(seconds=0.6), Batches(10_000), []
+    with pytest.raises(Ended):
+        for number, (batch,) in enumerate(hand_out(script, batches)):
+            seen.append(batch)
+            if not in_a_row:
+                time.sleep(0.001)
+            if number % 4 == 3:
+                time.sleep(0.004 if in_a_row else 0.0)
+                script.watch.mark()
+    (training,) = script.session.trainings
+    assert training.timing.rounds and not training.passive_because
+    for each in training.timing.rounds:
+        assert each.training.steps % 4 == each.alone.steps % 4 == 0
+        assert each.alone.step_ms >= 1.0
+
+
+def test_the_device_does_nothing_while_batches_are_copied(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    script, device, copied = Script(seconds=0.6), {"trains": False, "copies": False}, []
+
+    def copy(batch):
+        copied.append(device["trains"])
+        device["copies"] = True  # where a batch lies there
+        return list(batch)
+
+    def settle():
+        device.update(trains=False, copies=False)
+
+    source = Source(key="a.py:1", name=lambda: "a loop", facts=dict, copy=copy, settle=settle)
+    batches = Batches(10_000)
+    with pytest.raises(Ended):
+        while True:
+            script.watch.pull(source, batches, batches.__next__)
+            assert not device["copies"]
+            device["trains"] = True
+            script.train(0.001)
+    assert len(copied) > 2 * 64, "more batches than were kept"
+    assert not any(copied)
+
+
+def test_a_batch_is_given_back_when_its_copy_is_kept():
+    originals = []
+
+    def take():
+        originals.append({1, 2})
+        return (originals[-1],)
+
+    taken = keep_batches(take, copy=lambda batch: batch - {1})
+    assert all(batch == {2} for batch in taken.batches) and len(taken.batches) == len(originals)
+
+
+def test_a_validation_takes_as_long_as_it_takes():
+    script = Script()
+    script.session.beat(expects=1.0)
+    script.watch.pass_by(lambda: None)
+    assert script.session._expects is None
+
+
+def test_a_model_whose_batches_are_not_seen_is_said():
+    script = Script()
+    for number in range(20):
+        script.watch.mark()
+        if number == 0:
+            assert "it ended without a training" in script.session.make_report().lines[1]
+    lines = script.session.make_report().lines
+    assert any("a model is trained, but its batches come from" in line for line in lines)
+
+
 @pytest.mark.slow
 def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
     def refuse(batch):

@@ -105,6 +105,11 @@ def test_an_input_that_never_rests_leaves_the_rest_open():
     assert verdict_of(*[(20, 20, 20)] * 3, rested=False).name == INPUT_BOUND
 
 
+def test_an_input_that_never_rests_does_not_slow_an_accelerator():
+    found = verdict_of(*[(1, 39, 39)] * 3, rested=False, on_accelerator=True, synchronous=False)
+    assert found.name == COMPUTE_BOUND
+
+
 @pytest.mark.parametrize(
     ("wait", "conditions", "name"),
     [

@@ -28,9 +28,12 @@ class BatchesTaken:
         return BatchesTaken(self.batches, iterator)
 
 
-def keep_batches(take: Callable[[], Any]) -> BatchesTaken:
+def keep_batches(
+    take: Callable[[], Any], copy: Callable[[Any], Any] = lambda batch: batch
+) -> BatchesTaken:
     """Take batches up to a number, an amount of memory and a time. `take` returns a tuple of the
-    next one, or None at the end.
+    next one, or None at the end. A `copy` is kept, so that a batch that lies in memory shared with
+    workers gives that back.
     """
     left = memory_left_bytes()
     most = MAX_BYTES if left is None else min(MAX_BYTES, MEMORY_FRACTION * left)
@@ -39,7 +42,7 @@ def keep_batches(take: Callable[[], Any]) -> BatchesTaken:
         batch = take()
         if batch is None:
             break
-        taken.batches.append(batch[0])
+        taken.batches.append(copy(batch[0]))
         size += sum(map(_bytes_of, leaves(batch[0])))
         if perf_counter() - began > MAX_SECONDS:
             break

@@ -104,17 +104,22 @@ class Step:
 @dataclass(frozen=True)
 class Round:
     """Training, and the model alone on the batches that came next; `rested`: the input did nothing
-    meanwhile.
+    meanwhile; `synchronous`: a call of the model returns when the device is done.
     """
 
     training: Block
     alone: Block
     rested: bool
+    synchronous: bool = True
 
     @property
     def model_ms(self) -> float:
         """A step of the model, with what the program does between two of them."""
-        return self.alone.step_ms + 1e3 * self.training.between_s / self.training.steps
+        between_ms = 1e3 * self.training.between_s / self.training.steps
+        if self.synchronous:
+            return self.alone.step_ms + between_ms
+        # The device works on meanwhile, and a callback that reads the loss waits for it there.
+        return max(self.alone.step_ms, between_ms)
 
     @property
     def stall_pct(self) -> float:
@@ -130,11 +135,14 @@ class Timing:
 
     `task` is "train" (as it is), "drain" and "collect" (take batches and train on none), "alone"
     (train on what was collected) or "done". `active` lets it leave "train"; `settle` waits for a
-    device that works after its call has returned.
+    device that works after its call has returned, unless that is `synchronous`. Before the first
+    step of a block it is waited for outside of the clock, and within it after the last: a block is
+    charged with what was asked for in it.
     """
 
     seconds: float
     active: bool = True
+    synchronous: bool = True
     settle: Callable[[], object] = lambda: None
     rest: Callable[[float], bool] = lambda _: True
     now: Callable[[], float] = time.perf_counter
@@ -142,21 +150,21 @@ class Timing:
     rounds: list[Round] = field(default_factory=list)
     epochs: list[Block] = field(default_factory=list)
     passive: Block = field(default_factory=Block)
-    started: float | None = None  #: when the first step began
+    started: float | None = None  #: when those steps were over in which graphs are made
     seen: int = 0
     on_first_seconds: Callable[[], object] = lambda: None
     _pause_s: float = 0.0
     _announced: bool = False
     _block: Block = field(default_factory=Block)
     _block_began: float = 0.0
-    _discarded: int = 0  # steps since then that do not count
+    _counts: bool = False  # whether the next step does
     _training: Block | None = None
     _rested: bool = True
     _alone: Block = field(default_factory=Block)
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first step began."""
+        """Since the steps in which graphs are made."""
         return 0.0 if self.started is None else self.now() - self.started
 
     @property
@@ -169,19 +177,15 @@ class Timing:
         """Whether steps take what they will take: those in which graphs are made are over."""
         return self.seen > WARM_UP_STEPS
 
-    def begin(self) -> None:
-        """The first step begins."""
-        if self.started is None:
-            self.started = self.now()
-
     def trained(self, step: Step) -> None:
         """A step of the training as it is has ended."""
         self.seen += step.steps
         while len(self.epochs) <= step.epoch:
             self.epochs.append(Block())
-        if not self.warm:
+        if not self.warm or self.started is None:
             self._pause_s = max(self._pause_s, step.total_s)
-            self._block_began = self.now()
+            self._settle_untimed()
+            self.started = self._block_began = self.now()
             return
         self.epochs[step.epoch].add(step)
         if self.task != "train":  # waits for an epoch that has batches to collect
@@ -194,7 +198,12 @@ class Timing:
     def _time_passively(self, step: Step) -> None:
         if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
             # What the first epoch does (fill a cache, read files for the first time) is done once.
-            self.passive, self._block_began = Block(), self.now()
+            self.passive = Block(first_epoch=False)
+            self._block_began = self.now()
+            if self.active and not self.synchronous:
+                self.settle()
+                self._block_began = self.now()
+                return
         self.passive.add(step)
         enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
         enough_s = min(enough_s, self.seconds / 3)
@@ -203,26 +212,36 @@ class Timing:
                 self._announced = True
                 self.on_first_seconds()
             if self.active:
-                self._training = self.passive
-                self._next("collect")
+                self._end_training(self.passive)
         if self.over and self.task == "train":
             self._finish()
 
     def _time_round(self, step: Step) -> None:
         slow = step.total_s >= SLOW_S
-        self._discarded += 1
-        discards = DISCARDED_S if not slow else 0.0
-        if self._discarded == 1 or self.now() - step.total_s - self._block_began < discards:
+        if not self._counts:
+            self._counts = slow or self.now() - self._block_began >= DISCARDED_S
+            if self._counts:
+                self._settle_untimed()
             return
         block = self._block
         block.add(step)
         least = 1 if slow else MIN_STEPS
         if (block.total_s >= TRAINING_S and block.steps >= least) or self.over:
-            began = self.now()
+            self._end_training(block)
+
+    def _end_training(self, block: Block) -> None:
+        self._settle_within(block)
+        self._training = block
+        self._next("collect")
+
+    def _settle_within(self, block: Block) -> None:
+        began = self.now()
+        self.settle()
+        block.work_s += self.now() - began
+
+    def _settle_untimed(self) -> None:
+        if self.active:  # else the training stays as it is
             self.settle()
-            block.work_s += self.now() - began
-            self._training = block
-            self._next("collect")
 
     def drained(self) -> None:
         """Nothing lies prepared any more."""
@@ -241,20 +260,24 @@ class Timing:
         self.settle()
         self._next("alone")
 
-    def ran_alone(self, seconds: float, *, warm_up: bool = False) -> None:
-        """A step on a batch from memory has ended."""
+    def pause_alone(self) -> None:
+        """What is done until the next batch from memory is asked for is no time of the model."""
+        self._settle_within(self._alone)
+
+    def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
+        """Steps on batches from memory have ended."""
         if warm_up:
+            self._alone = Block()
+            self.settle()
             return
-        self._alone.steps += 1
+        self._alone.steps += steps
         self._alone.work_s += seconds
         least = 1 if seconds >= SLOW_S else MIN_STEPS
         if self._alone.work_s < ALONE_S or self._alone.steps < least:
             return
-        began = self.now()
-        self.settle()
-        self._alone.work_s += self.now() - began
+        self._settle_within(self._alone)
         if self._training is not None:
-            self.rounds.append(Round(self._training, self._alone, self._rested))
+            self.rounds.append(Round(self._training, self._alone, self._rested, self.synchronous))
         self._training = None
         if self.over or self._enough():
             self._finish()
@@ -270,7 +293,7 @@ class Timing:
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
-        self._discarded = 0
+        self._counts = False
 
     def _finish(self) -> None:
         self.task = "done"

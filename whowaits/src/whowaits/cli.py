@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"whowaits {__version__}")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that trains")
     parser.add_argument(
-        "--seconds", type=float, default=40.0, help="to measure for, from the first step on [s]"
+        "--seconds", type=float, default=40.0, help="to measure for, once it has compiled [s]"
     )
     parser.add_argument(
         "--training",

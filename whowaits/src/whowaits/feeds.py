@@ -8,9 +8,11 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from .accelerators import default_accelerator, synchronize
 from .batches import MAX_DRAIN, MAX_DRAIN_S, BatchesTaken, keep_batches
 from .waits import Waits
 
@@ -127,14 +129,14 @@ class JaxFeed(Feed):
         return (*state, _TimedIterator(iterator, self._waits))
 
     def memory(self, taken: BatchesTaken) -> Any:
-        self._state: Any = None
-        return super().memory(taken)
+        """Goes when the model has run alone, and with it the state that it ran on."""
+        return _JaxMemory(super().memory(taken))
 
-    def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
-        if self._state is None:  # a step donates its state: that of the training stays its own
+    def train_alone(self, arguments: tuple[Any, ...], memory: _JaxMemory) -> None:
+        if memory.state is None:  # a step donates its state: that of the training stays its own
             jax = sys.modules["jax"]
-            self._state = jax.tree_util.tree_map(jax.numpy.copy, arguments[0])
-        _, self._state = self.train((self._state, memory))
+            memory.state = jax.tree_util.tree_map(jax.numpy.copy, arguments[0])
+        _, memory.state = self.train((memory.state, memory.batches))
 
 
 class TorchFeed(Feed):
@@ -153,8 +155,9 @@ class TorchFeed(Feed):
 
     def settle(self) -> None:
         torch = sys.modules["torch"]
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        accelerator = default_accelerator(torch)
+        if accelerator:
+            synchronize(torch, accelerator)
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
         self._kept = []
@@ -164,6 +167,12 @@ class TorchFeed(Feed):
 
     def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
         self._function(*arguments[:-1], next(memory))
+
+
+@dataclass
+class _JaxMemory:
+    batches: Iterator[Any]
+    state: Any = None
 
 
 class _TimedIterator:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from .accelerators import default_accelerator
 from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
 from .timed_function import TimedFunction
 from .waits import Waits
@@ -164,7 +165,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
             facts["passive_because"] = ON_SEVERAL_HOSTS
     elif backend == "torch":
         torch = sys.modules["torch"]
-        facts["on_accelerator"] = bool(torch.cuda.is_available())
+        facts["on_accelerator"] = bool(default_accelerator(torch))
         facts["synchronous"] = not facts["on_accelerator"]
         if in_step_with_others(torch):
             facts["passive_because"] = ON_SEVERAL_HOSTS

@@ -3,8 +3,9 @@ from one `next` to the next one.
 
 A loop is a training if it takes gradients or its optimizer steps, in two steps at least; others
 (validation, a look at the data, a first call that compiles) are not timed, nor is an epoch in which
-no gradient is taken, such as one of validation by the same line. To time the model alone, `next`
-gives batches that lie in memory.
+no gradient is taken, such as one of validation by the same line. Batches up to a step of the
+optimizer are timed together, since some trainers take them in a row before they train on the first.
+To time the model alone, `next` gives batches that lie in memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -38,6 +40,17 @@ class Source:
 
 
 @dataclass
+class _Pulls:
+    """Batches that were taken until gradients were, and what that took [s]."""
+
+    steps: int = 0
+    wait_s: float = 0.0
+    work_s: float = 0.0
+    others: bool = False  # whether another loop took a batch meanwhile
+    validates: bool = False
+
+
+@dataclass
 class _Loop:
     source: Source
     training: Training | None = None
@@ -48,14 +61,15 @@ class _Loop:
     others: int = 0  # batches that other loops took within the step
     others_wait_s: float = 0.0
     validates: bool = False  # within the step
+    pulls: _Pulls = field(default_factory=_Pulls)
     trained: int = 0  # steps in which gradients were taken
     epoch: int = 0  # of those in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
-    steps: list[Step] = field(default_factory=list)  #: of an epoch in which none was taken yet
     batches: int = 0  # in this epoch
     opens: bool = True
     exhausted: bool = False
-    memory: Any = None
+    memory: list[Any] = field(default_factory=list)
+    copies: deque[Any] = field(default_factory=deque)  #: of these, that are given next
     from_memory: bool = False
     warm_up: int = 0
 
@@ -69,7 +83,12 @@ class _Loop:
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
         self.epoch += int(self.confirmed)
         self.confirmed, self.batches = False, 0
-        self.steps.clear()
+        self.pulls = _Pulls()
+
+    def forget(self) -> None:
+        """Give the memory of kept batches back."""
+        self.memory = []
+        self.copies.clear()
 
 
 class _ScriptError(Exception):
@@ -85,12 +104,16 @@ class LoopWatch:
     """Times every loop of a process. `mark` is called when gradients are taken."""
 
     session: Session
-    marks: int = 0
     _loops: dict[Hashable, _Loop] = field(default_factory=dict)
 
     def mark(self, *_: Any) -> None:
         """The innermost loop is a training."""
-        self.marks += 1
+        self.session.marks += 1
+
+    @property
+    def marks(self) -> int:
+        """Gradients taken so far."""
+        return self.session.marks
 
     def pull(
         self, source: Source, iterator: Any, take: Callable[[], Any], *, opening_s: float = 0.0
@@ -122,6 +145,7 @@ class LoopWatch:
     def pass_by(self, take: Callable[[], Any]) -> Any:
         """A batch of no training: a validation, within a step if one is open."""
         began = perf_counter()
+        self.session.beat(expects=None)  # a validation takes as long as it takes
         try:
             return take()
         finally:
@@ -143,7 +167,7 @@ class LoopWatch:
         if training is None:
             return None
         self.session.check(training)
-        self.session.beat(expects=STEP_S if training.timing.seen else FIRST_STEP_S)
+        self.session.beat(expects=STEP_S if training.timing.warm else FIRST_STEP_S)
         if training.timing.task == "train" or not loop.confirmed:
             return None
         return self._between_steps(loop, training, take)
@@ -151,6 +175,7 @@ class LoopWatch:
     def _give_up(self, loop: _Loop, error: Exception) -> None:
         self.session.fail(error)
         loop.handed = None
+        loop.forget()
         if loop.training is not None:
             loop.training.timing.active, loop.training.timing.task = False, "train"
             loop.training.passive_because = "timing the model alone failed"
@@ -191,43 +216,49 @@ class LoopWatch:
 
     def _end_step(self, loop: _Loop, now: float) -> None:
         """The script is done with the batch that it was given."""
-        work_s, loop.handed = now - (loop.handed or now), None
-        validated = loop.validates or loop.others > 1
-        if self.marks > loop.marks and not validated:
-            loop.trained, loop.confirmed = loop.trained + 1, True
+        pulls = self._add_pull(loop, now)
+        if self.marks == loop.marks:
+            return
+        loop.pulls = _Pulls()
+        if pulls.validates:
+            return
+        loop.trained, loop.confirmed = loop.trained + 1, True
         if loop.training is None:
             if loop.trained < FEWEST_TRAINED:
                 return
             loop.training = self._open(loop)
         timing = loop.training.timing
-        if validated:
-            return
-        if loop.others and not loop.training.passive_because:
+        if pulls.others and not loop.training.passive_because:
             timing.active, timing.task = False, "train"
             loop.training.passive_because = "a step takes batches of several datasets"
-        work_s = max(0.0, work_s - loop.others_wait_s)
         if loop.from_memory:
-            timing.ran_alone(work_s, warm_up=loop.warm_up > 0)
+            timing.ran_alone(pulls.work_s, steps=pulls.steps, warm_up=loop.warm_up > 0)
             loop.warm_up -= 1
             return
-        timing.begin()
         step = Step(
-            wait_s=loop.wait_s + loop.others_wait_s,
-            work_s=work_s,
+            wait_s=pulls.wait_s,
+            work_s=pulls.work_s,
             epoch=loop.epoch,
             opens_epoch=loop.opens,
+            steps=pulls.steps,
         )
         loop.opens = False
-        loop.steps.append(step)
-        if loop.confirmed:
-            for each in loop.steps:
-                timing.trained(each)
-            loop.steps.clear()
+        timing.trained(step)
+
+    def _add_pull(self, loop: _Loop, now: float) -> _Pulls:
+        """Count a batch that the script is done with."""
+        work_s, loop.handed = now - (loop.handed or now), None
+        pulls = loop.pulls
+        pulls.steps += 1
+        pulls.wait_s += loop.wait_s + loop.others_wait_s
+        pulls.work_s += max(0.0, work_s - loop.others_wait_s)
+        pulls.others = pulls.others or loop.others > 0
+        pulls.validates = pulls.validates or loop.validates or loop.others > 1
+        return pulls
 
     def _open(self, loop: _Loop) -> Training:
         training = self.session.open(loop.source.name(), **loop.source.facts())
         training.timing.settle = loop.source.settle
-        training.timing.begin()
         return training
 
     def _between_steps(
@@ -235,6 +266,8 @@ class LoopWatch:
     ) -> tuple[Any] | None:
         """Do what the timing asks for; returns a batch from memory, None for the next real one."""
         timing = training.timing
+        if timing.task != "alone":
+            loop.forget()
         if timing.task == "drain":
             if not loop.exhausted:
                 self._drain(loop, take, timing.step_ms)
@@ -243,15 +276,21 @@ class LoopWatch:
         if timing.task == "collect":
             if loop.exhausted:
                 return None
-            taken = keep_batches(lambda: self._take(loop, take)).batches
+            taken = keep_batches(lambda: self._take(loop, take), loop.source.copy).batches
             if not taken:
                 timing.collected(0)
                 return None
             training.examples = count_examples(taken[0])
-            loop.memory, loop.warm_up = itertools.cycle(taken), 2
+            loop.memory, loop.warm_up = taken, 2
             timing.collected(len(taken))
         if timing.task == "alone":
-            batch = loop.source.copy(next(loop.memory))
+            if not loop.copies:
+                # All at once, while the device rests: by itself it would work on during each copy,
+                # for nothing, and to wait for it at each would take what it does meanwhile.
+                timing.pause_alone()
+                loop.copies.extend(map(loop.source.copy, loop.memory))
+                timing.settle()
+            batch = loop.copies.popleft()
             self._hand_over(loop, from_memory=True)
             return (batch,)
         self.session.check(training)

@@ -10,34 +10,47 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 IDLE_CORES = 0.2  # in use that count as none
 PAUSE_S, IDLE_PAUSES = 0.02, 3  # in a row: parallel calls pause, too
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on, and that its container is given."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota, period = [*_words(CGROUP / "cpu.max"), "", ""][:2]
-    if quota.isdigit() and period.isdigit():
-        return max(1, min(cores or 1, round(int(quota) / int(period))))
-    return cores or 1
+# Of a control group: what it may use, what it uses, and what of that are files that can be dropped.
+GROUP_FILES = ("memory.max", "memory.current", "inactive_file ")
+GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
 
 
 def memory_left_bytes() -> int | None:
-    """Memory that is free for a cache, here and in this container; None where it is not known."""
+    """Memory that is free for a cache, here and in the control groups (of both versions) that this
+    process is in, where the files that they cache count as free; None where it is not known.
+    """
     left = [
         int(line.split()[1]) * 1024
         for line in _text(PROC / "meminfo").splitlines()
         if line.startswith("MemAvailable:")
     ]
-    most, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
-    if most.isdigit() and used.isdigit():
-        left.append(int(most) - int(used))
+    for folder, (limit, usage, cached) in _memory_groups():
+        most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
+        if most.isdigit() and used.isdigit():
+            statistics = _text(folder / "memory.stat").splitlines()
+            files = sum(int(line.split()[1]) for line in statistics if line.startswith(cached))
+            left.append(int(most) - int(used) + files)
     return max(0, min(left)) if left else None
+
+
+def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The folders of this process's control groups and of those above, and their files' names."""
+    for line in _text(PROC / "self" / "cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, names = CGROUP / "memory", GROUP_FILES_V1
+        elif not controllers:
+            root, names = CGROUP, GROUP_FILES
+        else:
+            continue
+        inner = PurePosixPath(group.strip("/"))
+        yield from ((root / each, names) for each in (inner, *inner.parents))
 
 
 def wait_until_idle(timeout_s: float) -> bool:
@@ -67,12 +80,13 @@ class _Process:
     name: str
     parent: int
     cpu_s: float
+    ended_children_s: float = 0.0
 
 
 @dataclass
 class OtherPrograms:
-    """What others take of the cores from now on; `read` says how much [% of the usable cores] and
-    which program takes most.
+    """What others take from now on of the cores that this process may run on; `read` says how much
+    [%] and which program takes most.
     """
 
     _busy_s: float = field(init=False)
@@ -92,19 +106,30 @@ class OtherPrograms:
             for pid, each in now.items()
         }
         own = {os.getpid(), *_descendants(now)}
-        mine = sum(took.get(pid, 0.0) for pid in own)
+        mine = _own_cpu_s(now) - _own_cpu_s(self._times)
         others = max(0.0, _busy_s() - self._busy_s - mine)
         named = max((pid for pid in took if pid not in own), key=took.__getitem__, default=None)
         known = named is not None and took[named] >= others / 2 > 0
         who = f"{now[named].name} (process {named})" if named and known else "other programs"
-        share = 100 * others / (seconds * usable_cores()) if seconds > 0 else 0.0
+        # A quota does not count: cores that others leave idle are as good as any.
+        share = 100 * others / (seconds * max(1, len(_cores()))) if seconds > 0 else 0.0
         return min(100.0, share), who
 
 
+def _own_cpu_s(processes: dict[int, _Process]) -> float:
+    """CPU time of this process and its descendants, those that have ended included [s]."""
+    own = (processes[pid] for pid in {os.getpid(), *_descendants(processes)} if pid in processes)
+    return sum(each.cpu_s + each.ended_children_s for each in own)
+
+
+def _cores() -> set[int]:
+    """Cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
 def _busy_s() -> float:
-    """Time that the usable cores were at work [s], since the machine started."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    busy = 0.0
+    """Time that these cores were at work [s], since the machine started."""
+    cores, busy = _cores(), 0.0
     for line in _text(PROC / "stat").splitlines():
         words = line.split()
         if words and words[0][3:].isdigit() and int(words[0][3:]) in cores:
@@ -126,7 +151,9 @@ def _read_processes() -> Iterator[tuple[int, _Process]]:
         words = after.split()
         if words:  # none: it has ended
             cpu_s = sum(int(word) for word in words[11:13]) / _ticks()
-            yield int(folder.name), _Process(before.partition("(")[2], int(words[1]), cpu_s)
+            ended_s = sum(int(word) for word in words[13:15]) / _ticks()
+            name = before.partition("(")[2]
+            yield int(folder.name), _Process(name, int(words[1]), cpu_s, ended_s)
 
 
 def _descendants(processes: dict[int, _Process]) -> set[int]:
@@ -148,7 +175,3 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _words(path: Path) -> list[str]:
-    return _text(path).split()

@@ -25,10 +25,11 @@ from .report import Report, make_report, undecided
 from .verdict import COMPUTE_BOUND, Conditions, judge
 from .version import __version__
 
-FIRST_STEP_S, STEP_S = 60.0, 30.0  # that a step may take: the first compiles
-VERDICT_S, TRIALS_S = 60.0, 115.0  # from the first step: what is known then is printed
+FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
+VERDICT_S, TRIALS_S = 60.0, 115.0  # from the first steps: what is known then is printed
 AFTER_END_S = 5.0  # that a script may take to clean up
 STILL_S = 30.0  # without a training before that is said
+UNSEEN_STEPS = 20  # with gradients, whose batches are not seen
 EXIT_UNMEASURED = 2
 
 
@@ -119,6 +120,7 @@ class Session:
         self.trainings: list[Training] = []
         self.ended: float | None = None
         self.trying = False  #: whether changes are tried, after the verdict
+        self.marks = 0  #: gradients taken outside of `fit`
         self.pid = os.getpid()
         self._beat = self._started = time.perf_counter()
         self._expects: float | None = None  # the seconds in which the next step must end
@@ -142,6 +144,7 @@ class Session:
         timing = Timing(self.options.seconds, active=chosen and not self.options.keep)
         timing.rest = machine.wait_until_idle
         training = Training(name, timing, **facts)
+        timing.synchronous = training.synchronous
         timing.on_first_seconds = lambda: self.say(
             f"{name}: after {timing.elapsed_s:.0f} s it has stood in `next` for"
             f" {timing.passive.waited_pct:.0f} % of its time"
@@ -205,7 +208,8 @@ class Session:
         """What is known of the training that was measured best; `reason`: why no more."""
         script = self.options.script
         if not self.trainings:
-            reason = self.refusal or reason or NOTHING_SEEN
+            nothing = NOTHING_SEEN if self.marks < UNSEEN_STEPS else UNSEEN
+            reason = self.refusal or reason or nothing
             return undecided(script, reason, version=__version__)
         if self.trainings and not self.measured:
             began = len(self.trainings)
@@ -254,7 +258,8 @@ class Session:
                 continue
             if not self.trainings and not said and now - self._started > STILL_S:
                 said = True
-                self.say(f"no training has begun in {STILL_S:.0f} s; waiting for one")
+                why = "" if self.marks < UNSEEN_STEPS else f": {UNSEEN}"
+                self.say(f"no training has begun in {STILL_S:.0f} s; waiting for one{why}")
             if self.options.keep:
                 continue
             if self._expects is not None and now - self._beat > self._expects:
@@ -277,6 +282,8 @@ NOTHING_SEEN = (
     "it ended without a training that can be seen: `fit` of Keras, a loop over a tf.data dataset"
     " with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
 )
+
+UNSEEN = "a model is trained, but its batches come from something that is not seen"
 
 
 def leave(code: int) -> None:

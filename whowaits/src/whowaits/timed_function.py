@@ -14,7 +14,7 @@ from .feeds import FEEDS
 from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
-TRIED_UNTIL_S = 105.0  # from the first step of the training
+TRIED_UNTIL_S = 105.0  # from the first steps of the training
 # Steps that are only watched are recorded as one: what they take together, and at most.
 TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
@@ -35,8 +35,6 @@ class TimedFunction:
         self._took = False  # batches for another purpose in this epoch
         self._returned: float | None = None
         self._opened = perf_counter()  # when this epoch began
-        self._memory: Any = None
-        self._warm_up = 0
         # Steps since the last record, when the last of them ended, and how many the next is of.
         self._unrecorded, self._skipped_until, self._together = 0, 0.0, 1
 
@@ -90,7 +88,6 @@ class TimedFunction:
         entered = perf_counter()
         if self._timing.seen and self._session.serves(self._training):
             self._serve()
-        self._timing.begin()
         arguments = self._feed.prepare(arguments)
         try:
             self._between_steps(arguments)
@@ -105,7 +102,7 @@ class TimedFunction:
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
         if self._timing.active and not self._feed.waits_between_calls:
             self._waits.take()  # what was waited for by other work than this step's
-        self._session.beat(expects=STEP_S if self._timing.seen else FIRST_STEP_S)
+        self._session.beat(expects=STEP_S if self._timing.warm else FIRST_STEP_S)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
@@ -142,6 +139,8 @@ class TimedFunction:
     def _between_steps(self, arguments: tuple[Any, ...]) -> None:
         """Do what the timing asks for, until it asks for a step of the training."""
         timing = self._timing
+        memory: Any = None
+        warm_up = 0
         while timing.task not in ("train", "done"):
             self._session.beat()
             self._took = True
@@ -154,13 +153,13 @@ class TimedFunction:
                     timing.collected(0)
                     break
                 self._training.examples = count_examples(taken.batches[0])
-                self._memory, self._warm_up = self._feed.memory(taken), 2
+                memory, warm_up = self._feed.memory(taken), 2
                 timing.collected(len(taken.batches))
             elif timing.task == "alone":
                 began = perf_counter()
-                self._feed.train_alone(arguments, self._memory)
-                timing.ran_alone(perf_counter() - began, warm_up=self._warm_up > 0)
-                self._warm_up -= 1
+                self._feed.train_alone(arguments, memory)
+                timing.ran_alone(perf_counter() - began, warm_up=warm_up > 0)
+                warm_up -= 1
 
     def _serve(self) -> None:
         from .serve import Served  # imports TensorFlow, as the script has

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import weakref
 from time import perf_counter
 from typing import Any
 
+from .accelerators import synchronize
+from .batches import leaves
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
@@ -26,9 +29,18 @@ class _Hooks:
     def __init__(self, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
         self._fits, self._loops, self._waits = fits, loops, waits
         self._opening: dict[int, float] = {}  # seconds in which an iterator was made
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._devices: set[Any] = set()  # of what they train
 
     def patch_optimizer(self, module: Any) -> None:
-        module.register_optimizer_step_post_hook(self._loops.mark)
+        module.register_optimizer_step_post_hook(self._mark)
+
+    def _mark(self, optimizer: Any, *_: Any) -> None:
+        self._loops.mark()
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            for group in optimizer.param_groups:
+                self._devices.update(each.device for each in group["params"])
 
     def patch_loader(self, module: Any) -> None:
         self._patch_iter(module.DataLoader)
@@ -72,37 +84,53 @@ class _Hooks:
             return take()
         if not torch.is_grad_enabled():
             return self._loops.pass_by(take)
-        where = getattr(iterator, "whowaits_loop", "")
+        where = getattr(iterator, "whowaits_loop", None)
+        if where is None:  # made by a subclass of DataLoader, such as torchdata's
+            where = iterator.whowaits_loop = find_caller(sys._getframe(2))
         if not where:
             return take()
         workers = getattr(iterator, "_num_workers", 0)
         source = Source(
             key=where,
             name=lambda: f"the loop at {where}",
-            facts=lambda: _facts(torch, workers),
-            copy=_copy,
-            settle=lambda: _settle(torch),
+            facts=lambda: _facts(torch, workers, self._accelerators(torch)),
+            copy=lambda batch: copy_batch(torch, batch),
+            settle=lambda: self._settle(torch),
         )
         opening = self._opening.pop(id(iterator), 0.0)
         return self._loops.pull(source, iterator, take, opening_s=opening)
 
+    def _accelerators(self, torch: Any) -> set[Any]:
+        """The devices that are trained on, and CUDA's current one: an optimizer may lie on the
+        host.
+        """
+        devices = {each for each in self._devices if each.type != "cpu"}
+        if torch.cuda.is_initialized():
+            devices.add(torch.device("cuda", torch.cuda.current_device()))
+        return devices
 
-def _facts(torch: Any, workers: int) -> dict[str, Any]:
-    accelerator = bool(torch.cuda.is_initialized())
+    def _settle(self, torch: Any) -> None:
+        for device in self._accelerators(torch):
+            synchronize(torch, device.type, device)
+
+
+def _facts(torch: Any, workers: int, accelerators: set[Any]) -> dict[str, Any]:
     in_step = in_step_with_others(torch)
     return {
         "passive_because": ON_SEVERAL_HOSTS if in_step else "",
         "backend": f"PyTorch, DataLoader(num_workers={workers})",
-        "on_accelerator": accelerator,
-        "synchronous": not accelerator,
+        "on_accelerator": bool(accelerators),
+        "synchronous": not accelerators,
     }
 
 
-def _settle(torch: Any) -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def _copy(batch: Any) -> Any:
-    """Its own batch: the script may change it, and it may lie in memory shared with workers."""
-    return copy.deepcopy(batch)
+def copy_batch(torch: Any, batch: Any) -> Any:
+    """Its own batch, pinned where the original is: the script may change it, and it may lie in
+    memory shared with workers.
+    """
+    pinned: dict[int, Any] = {}
+    for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
+        if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
+            pinned[id(leaf)] = made = copy.deepcopy(leaf)
+            made.data = made.data.pin_memory()
+    return copy.deepcopy(batch, pinned)

@@ -14,6 +14,7 @@ from .advice import WORTH, Edit, Tried
 from .batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
 from .blocks import median_interval
 from .changes import InputChange, propose_changes
+from .feeds import wait_for
 from .machine import memory_left_bytes
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
@@ -176,29 +177,31 @@ class Epochs:
     def time(self, step_s: float, beat: Callable[[], object]) -> float:
         """Steps per second, after what lay prepared is used up; a step takes about `step_s`."""
         self.drain(drained_s(1e3 * step_s))
+        self._train(WARM_UP_S, 1, beat)
         began = perf_counter()
-        while True:
-            beat()
-            self.step()
-            if perf_counter() - began >= WARM_UP_S:
-                break
-        began, steps = perf_counter(), 0
-        while perf_counter() - began < BLOCK_S or steps < MIN_STEPS:
-            beat()
-            self.step()
-            steps += 1
+        steps = self._train(BLOCK_S, MIN_STEPS, beat)
         return steps / (perf_counter() - began)
 
-    def step(self) -> None:
-        """Train on the next batch."""
+    def _train(self, seconds: float, least: int, beat: Callable[[], object]) -> int:
+        """Train until a device has done what it was asked for; returns the number of steps."""
+        began, steps = perf_counter(), 0
+        while perf_counter() - began < seconds or steps < least:
+            beat()
+            result = self.step()
+            steps += 1
+        wait_for(result)
+        return steps
+
+    def step(self) -> Any:
+        """Train on the next batch; returns what the function does, None where there is no batch."""
         for _ in range(2):
             try:
-                self._function(self._iterator)
-                return
+                return self._function(self._iterator)
             except Exception as error:
                 if type(error).__name__ not in ENDS:
                     raise
                 self._open()
+        return None
 
     def _open(self) -> None:
         self._iterator, self.ended = iter(self._dataset), self.ended + 1

@@ -102,7 +102,8 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
             )
         low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
     stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
-    restless = sum(not each.rested for each in timing.steady)
+    # The work of other cores does not slow an accelerator.
+    restless = not conditions.on_accelerator and sum(not each.rested for each in timing.steady)
     if 2 * restless > len(stalls) and stall.pct < INPUT_BOUND_FROM_PCT:
         return Verdict(
             UNDECIDED,

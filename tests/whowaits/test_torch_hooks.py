@@ -1,0 +1,139 @@
+"""What is asked of PyTorch, which this environment lacks: of stand-ins for its parts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from whowaits.accelerators import default_accelerator, synchronize
+from whowaits.fits import FitWatch
+from whowaits.loops import LoopWatch
+from whowaits.session import Options, Session
+from whowaits.torch_hooks import _Hooks, copy_batch
+from whowaits.waits import Waits
+
+
+@dataclass(frozen=True)
+class Device:
+    type: str
+    index: int | None = None
+
+
+class Kind:
+    """A module such as `torch.cuda`, which notes what is waited for."""
+
+    def __init__(self, available=True):
+        self.available, self.waited_for = available, []
+
+    def is_available(self):
+        return self.available
+
+    is_initialized = is_available
+
+    def current_device(self):
+        return 0
+
+    def synchronize(self, *device):
+        self.waited_for.append(device)
+
+
+def make_torch(**kinds):
+    return SimpleNamespace(
+        device=Device,
+        is_grad_enabled=lambda: True,
+        distributed=SimpleNamespace(is_available=lambda: False),
+        strided="strided",
+        **{"cuda": Kind(available=False), **kinds},
+    )
+
+
+def make_hooks():
+    session, waits = Session(Options(keep=True), print), Waits()
+    return _Hooks(FitWatch(session, waits), LoopWatch(session), waits)
+
+
+class Optimizer:
+    def __init__(self, *devices):
+        self.param_groups = [{"params": [SimpleNamespace(device=each)]} for each in devices]
+
+
+class Iterator:
+    """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
+
+    _num_workers = 2
+
+    def __next__(self):
+        return [1]
+
+
+@pytest.fixture
+def run_loop(monkeypatch):
+    """Train on the batches of an iterator that no `__iter__` of DataLoader has made."""
+
+    def run(torch, *devices):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+        hooks = make_hooks()
+        loader = type("DataLoader", (), {"__iter__": iter})
+        hooks.patch_loader(SimpleNamespace(DataLoader=loader, _BaseDataLoaderIter=Iterator))
+        iterator, optimizer = Iterator(), Optimizer(*devices)
+        for _ in range(5):
+            next(iterator)
+            hooks._mark(optimizer, (), {})
+        (training,) = hooks._loops.session.trainings
+        return training
+
+    return run
+
+
+def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
+    training = run_loop(make_torch(), Device("cpu"))
+    assert training.name.startswith("the loop at test_torch_hooks.py:")
+    assert not training.on_accelerator and training.synchronous
+
+
+def test_the_devices_of_the_parameters_are_waited_for(run_loop):
+    torch: Any = make_torch(xpu=Kind(), mps=Kind(), cuda=Kind())
+    devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]
+    training = run_loop(torch, *devices, Device("cuda", 1))
+    assert training.on_accelerator and not training.synchronous
+    training.timing.settle()
+    assert torch.xpu.waited_for == [(devices[1],)] and torch.mps.waited_for == [()]
+    assert {device.index for (device,) in torch.cuda.waited_for} == {0, 1}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", ""])
+def test_keras_trains_on_the_accelerator_that_there_is(kind):
+    torch = make_torch(**{each: Kind(each == kind) for each in ("cuda", "mps", "xpu")})
+    assert default_accelerator(torch) == kind
+    if kind:
+        synchronize(torch, kind)
+        assert getattr(torch, kind).waited_for == [()]
+
+
+class Tensor:
+    layout, shape = "strided", (1,)
+
+    def __init__(self, values, pinned):
+        self.values, self.pinned, self.data = values, pinned, self
+
+    def is_pinned(self):
+        return self.pinned
+
+    def pin_memory(self):
+        return Tensor(self.values, pinned=True)
+
+    def __deepcopy__(self, memo):
+        return Tensor(list(self.values), pinned=False)  # as a copy of PyTorch's is
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_copy_of_a_batch_is_pinned_where_the_batch_is(cuda):
+    batch = {"x": Tensor([1], pinned=True), "y": [Tensor([2], pinned=False)]}
+    copied = copy_batch(make_torch(cuda=Kind(available=cuda)), batch)
+    assert copied["x"].data.is_pinned() == cuda and not copied["y"][0].data.is_pinned()
+    assert copied["x"] is not batch["x"] and copied["y"][0].values == [2]
