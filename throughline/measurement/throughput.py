@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -114,15 +115,16 @@ def _time_pass(
             f"the {pipeline.split} split of this configuration delivers no batch; its plan is"
             f" {pipeline.plan}"
         )
-    first_size, count, steps = _examples(first), 0, 1
+    first_size, count, steps, last = _examples(first), 0, 1, first
     # A short rest of an epoch would make a pass too short to count.
     while steps < steps_left and (
         now - first_batch_at < max_seconds or steps_left - steps < steps / 2
     ):
-        count += _examples(next(batches))
+        last = next(batches)
+        count += _examples(last)
         steps += 1
         now = time.perf_counter()
-    tf.test.experimental.sync_devices()  # what a GPU gathers returns before it is there
+    np.asarray(tf.nest.flatten(last)[0][:1])  # what a GPU gathers is returned before it is there
     now = time.perf_counter()
     timing = PassTiming(
         examples=first_size + count,
