@@ -197,7 +197,7 @@ def test_a_run_that_needs_an_untracked_file_is_refused_before_its_stages(first):
     output = train_naive(folder, "model.name=my_models:build", name="untracked", code=2)
     for name in ("my_models.py", "unrelated.py"):
         (folder / name).unlink()
-    assert "`git add my_models.py`" in output and "unrelated" not in output
+    assert "`git add --force my_models.py`" in output and "unrelated" not in output
     assert "identities" not in output
 
 
