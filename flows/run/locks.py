@@ -65,7 +65,7 @@ def hold_machine_and_folder(
     another's, the machine is free for whoever measures elsewhere.
     """
     while True:
-        # First the machine's: the folder is not locked in vain while another folder's run measures.
+        # First the machine's: the folder is not locked while this run waits for another folder's.
         with (
             hold_machine(lambda who: on_wait(f"{who} is measuring on this machine")) as machine,
             hold_if_free(path, owner) if path else nullcontext(machine) as folder,

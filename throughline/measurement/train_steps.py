@@ -56,9 +56,12 @@ class TrainingLoop:
         self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
         self._step = _train_function(models, settings, Feed.of(pipeline, settings))
         self._pipeline = pipeline
-        # An accelerator, and XLA, compile kernels for a size of batches when they meet it.
-        self._compiles_by_size = not pipeline.plan.batching and (
-            settings.jit_compile or bool(tf.config.list_physical_devices("GPU"))
+        # An accelerator, and XLA, compile kernels for a size of batches when they meet it. Where
+        # all are full there is one.
+        self._compiles_by_size = (
+            not pipeline.plan.batching
+            and pipeline.examples % pipeline.batch_size > 0
+            and (settings.jit_compile or bool(tf.config.list_physical_devices("GPU")))
         )
 
     def start(self) -> None:

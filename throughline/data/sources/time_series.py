@@ -124,8 +124,8 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
             " first seven digits; leave such columns out, or save floats if rounded ones will do"
         )
     columns = [f"column_{number}" for number in range(values.shape[1])]
-    for name, column in zip(columns, values.T if values.dtype == np.float64 else (), strict=False):
-        if merging := find_merging(column):
+    for name, column in zip(columns, values.T, strict=True):
+        if values.dtype == np.float64 and (merging := find_merging(column)):
             raise UnreadableSource(
                 f"{path}: {name} {merging}, or save float32 if rounded ones will do"
             )
