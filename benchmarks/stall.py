@@ -238,7 +238,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
         )
         models = build_models_for(params, data)
         loop = TrainingLoop(models, pipeline, params.train)
-        model = make_model_only_step(models, pipeline, params.train)
+        model = make_model_only_step(models, pipeline, params.train, loop.ahead)
 
         def reference() -> float:
             """The stall of a long run: the model while the input rests, then training once what lay
@@ -253,7 +253,9 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
             # Of as many variable steps the mean would be off by several percent.
             steady = {**params.model.options, "spread": 0.0}
             fixed = replace(params, model=params.model.model_copy(update={"options": steady}))
-            model = make_model_only_step(build_models_for(fixed, data), pipeline, params.train)
+            model = make_model_only_step(
+                build_models_for(fixed, data), pipeline, params.train, loop.ahead
+            )
             run_for(model, STEP_ALONE_S)  # it becomes quicker during its first second
             alone = run_for(model, STEP_ALONE_S)
             return time_training(

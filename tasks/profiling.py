@@ -175,7 +175,7 @@ def _trace_steady_state(
             loop.pull()
     for _ in range(WARM_UP_STEPS):
         loop.step()
-    record_trace(loop.step, folder, steps=measure.trace_steps)
+    record_trace(loop.step, folder, steps=measure.trace_steps, settle=loop.ahead.settle)
     try:
         return read_trace(folder)
     except MissingInput as error:

@@ -29,12 +29,12 @@ from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
 from flows.run.locks import hold_folder, hold_machine_and_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
+from throughline.shared.chatter import TENSORFLOW_CHATTER
 from throughline.shared.errors import (
     FAILURE_FILE,
     Failure,
     StageFailed,
 )
-from throughline.shared.progress import TENSORFLOW_CHATTER
 from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25

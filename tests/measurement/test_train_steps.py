@@ -14,6 +14,7 @@ from throughline.data.shards.index import read_shard_index
 from throughline.measurement.train_steps import TrainingLoop, make_reference_step, time_training
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
+from throughline.training.one_ahead import OneAhead
 
 pytestmark = pytest.mark.slow
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -99,12 +100,22 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
         pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
         keras.utils.set_random_seed(0)
         models = build_models_for(params, data)
-        loss = make_reference_step(models, pipeline, params.train)()
-        shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
+        seen = Seen()
+        make_reference_step(models, pipeline, params.train, seen)()
+        shapes[finish] = (seen.loss, pipeline.dataset().element_spec[0].dtype)
     assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]
     assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=1e-4), (
         "the same weights and examples, finished by the same op"
     )
+
+
+class Seen(OneAhead):
+    """Keeps the loss of a step."""
+
+    loss = float("nan")
+
+    def follow(self, logs, done=lambda: None):
+        self.loss = float(logs["loss"])
 
 
 MLP = {"name": "mlp", "options": {"width": 4}}
@@ -132,8 +143,10 @@ def test_a_batch_of_the_size_of_the_last_one_is_met_before_anything_is_timed(lay
         batch = pipeline.gather_fn()(batch)
     expected = pipeline.examples % 7
     assert expected and batch[1].shape[0] == expected
+    loop.ahead = Seen()
     loop.start()
-    assert loop.step() > 0
+    loop.step()
+    assert loop.ahead.loss > 0
 
 
 def test_what_training_gathers_is_there_for_the_model_alone(layout):

@@ -166,22 +166,27 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
     ]
 
 
-def test_only_tensorflows_chatter_is_kept_from_standard_error():
+@pytest.mark.parametrize(
+    ("end", "code_of_end"), [("os.abort()", -signal.SIGABRT), ("sys.exit(3)", 3)]
+)
+def test_only_tensorflows_chatter_is_kept_from_standard_error(end, code_of_end):
     """By throughline/shared/line_filter.py, where the machine has no program but Python, too."""
-    code = """
+    code = (
+        """
 import os, sys
 os.environ["PATH"] = ""
-from throughline.shared.progress import without_tensorflow_chatter
-with without_tensorflow_chatter():
-    print("ours", file=sys.stderr)
-    os.write(2, b"I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN\\n")
-    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\\n")
-    os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
-    os.abort()
+from throughline.shared.chatter import hide_tensorflow_chatter
+hide_tensorflow_chatter()
+print("ours", file=sys.stderr)
+os.write(2, b"I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN\\n")
+os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\\n")
+os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
 """
+        + end
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGABRT
+    assert done.returncode == code_of_end
     assert done.stderr == ("ours\nF0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\n")
 
 

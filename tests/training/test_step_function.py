@@ -21,17 +21,10 @@ class Seen(keras.callbacks.Callback):
 
     def __init__(self, train_function):
         super().__init__()
-        self.train_function, self.timer = train_function, StepTimer()
+        self.timer = train_function.timer
         self.losses = []
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self.timer.begin()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.timer.tick(self.train_function.steps)
-
     def on_epoch_end(self, epoch, logs=None):
-        self.timer.end()
         self.losses.append(logs["loss"])
 
 

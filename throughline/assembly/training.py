@@ -133,7 +133,7 @@ def train(
         check_weights(replicas, network)
     if not checkpoints.rows:
         raise UnknownModel("train.callbacks: one of them ended the training before its first epoch")
-    usage, timer = monitor.measured, checkpoints.timer
+    usage, timer = monitor.measured, train_function.timer
     cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
     test = {}
     if pipelines.test is not None:

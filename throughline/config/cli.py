@@ -15,12 +15,12 @@ from pathlib import Path
 from throughline.config.params import Params, check_pipelines_exist, load_params
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
+from throughline.shared.chatter import hide_tensorflow_chatter
 from throughline.shared.errors import MissingInput, did_you_mean, report_user_errors
 from throughline.shared.files import clear_leftovers
 from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
 from throughline.shared.libraries import check_versions
-from throughline.shared.progress import without_tensorflow_chatter
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 
 UTF8_MODE = ("utf-8", "surrogateescape")  # the output of Python with PYTHONUTF8
@@ -137,7 +137,7 @@ def trained_model_cli(
       MissingInput: there is no such model; says what to run, and which models there are.
     """
     _start_process()
-    with report_user_errors(), without_tensorflow_chatter():
+    with report_user_errors():
         parser = _parser(command)
         parser.epilog = inspect.getdoc(inspect.getmodule(command))
         which = parser.add_mutually_exclusive_group()
@@ -237,9 +237,10 @@ def parse_command(command: Callable[[], None]) -> None:
 
 def _start_process() -> None:
     """Let garbage be collected, and a stage say whatever it has to: names of files and classes, and
-    marks, need not be in the locale's encoding.
+    marks, need not be in the locale's encoding. What TensorFlow says when it starts is not said.
     """
     collect_garbage_as_usual()
+    hide_tensorflow_chatter()
     out = sys.stdout
     # Within a flow it is so already. What was forked from a server, whose output was another file,
     # cannot be changed.

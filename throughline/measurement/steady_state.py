@@ -45,7 +45,8 @@ IDLE_WAIT_FRACTION = 0.25  # part of the time allowed that the input may take to
 MIN_STALL, MAX_WARM_UP_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
 
-StepFunction = Callable[[], object]  # one train step; returns when its loss is known on the host
+# One train step; returns when it has ended or, where the host is one step ahead, the one before.
+StepFunction = Callable[[], object]
 # From which blocks the steady state is read; undecided where the two kinds disagree.
 Side = Literal["both", "drained", "full", "undecided"]
 UNDECIDED_SIDE: Final = "undecided"
@@ -355,7 +356,8 @@ class _Measurement:
 
     def time_alone(self, steps: int) -> tuple[TimedBlock, TimedBlock]:
         """The layers that are trained, and the reference model."""
-        model = self.clock.block(self.model, steps)
+        # A device has rested before: that step 1 is queued shows no more when step 2 has ended.
+        model = self.clock.block(self.model, steps, warm_up=2)
         return model, (
             model if self.reference is self.model else self.clock.block(self.reference, steps)
         )

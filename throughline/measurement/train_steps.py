@@ -24,6 +24,7 @@ from throughline.measurement.steady_state import (
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import MeasureSettings, TrainSettings
+from throughline.training.one_ahead import OneAhead
 from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
 
@@ -36,7 +37,11 @@ IDLE_PAUSES = 3  # in a row: parallel calls pause, too
 
 
 class TrainingLoop:
-    """Keras' own train step on what the pipeline feeds, each epoch after the other."""
+    """Keras' own train step on what the pipeline feeds, each epoch after the other.
+
+    `ahead` follows its steps, and those that are timed in turn with them: as in training, the host
+    is one step ahead of a GPU.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class TrainingLoop:
         self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
         self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
         self._step = _train_function(models, settings, Feed.of(pipeline, settings))
-        self._pipeline = pipeline
+        self._pipeline, self.ahead = pipeline, OneAhead()
         # An accelerator, and XLA, compile kernels for a size of batches when they meet it. Where
         # all are full there is one.
         self._compiles_by_size = (
@@ -74,7 +79,7 @@ class TrainingLoop:
         for _ in range(self._warm_up_steps):
             self.step()
         if self._compiles_by_size:
-            wait_for_loss(self._step(self._last_batch()))
+            self.ahead.follow(self._step(self._last_batch()))
 
     def _last_batch(self) -> Iterator:
         """An iterator of one batch that is as large as the last one of an epoch."""
@@ -84,9 +89,9 @@ class TrainingLoop:
         size = self._pipeline.examples - (steps - 1) * self._pipeline.batch_size
         return repeat_batch(tf.nest.map_structure(lambda part: part[:size], next(self._batches)))
 
-    def step(self) -> float:
-        """Take a batch, train on it, wait until its loss is known on the host."""
-        return wait_for_loss(self._step(self._batches))
+    def step(self) -> None:
+        """Take a batch and train on it; returns when the step before has ended."""
+        self.ahead.follow(self._step(self._batches))
 
     def pull(self) -> None:
         """Take a batch and leave it unused."""
@@ -94,7 +99,7 @@ class TrainingLoop:
 
 
 def make_model_only_step(
-    models: Models, pipeline: InputPipeline, settings: TrainSettings
+    models: Models, pipeline: InputPipeline, settings: TrainSettings, ahead: OneAhead
 ) -> StepFunction:
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
     when input costs nothing. Where batches differ in size, they are the first ones of an epoch.
@@ -106,7 +111,7 @@ def make_model_only_step(
         feed = replace(Feed.of(pipeline, settings, gathers=False), gather=lambda _: batch)
         train, steps = _train_function(models, settings, feed), tf.data.Dataset.range(MAX_STEPS)
         numbers = iter(steps)
-        return lambda: wait_for_loss(train(numbers))
+        return lambda: ahead.follow(train(numbers))
     batches = (
         repeat_batches(pipeline)
         if pipeline.plan.spec.schema.is_text
@@ -114,11 +119,11 @@ def make_model_only_step(
     )
     feed = Feed.of(pipeline, settings, gathers=False)
     step = _train_function(models, settings, feed)
-    return lambda: wait_for_loss(step(batches))
+    return lambda: ahead.follow(step(batches))
 
 
 def make_reference_step(
-    models: Models, pipeline: InputPipeline, settings: TrainSettings
+    models: Models, pipeline: InputPipeline, settings: TrainSettings, ahead: OneAhead
 ) -> StepFunction:
     """The network on a postprocessed batch: the same work for every configuration, so that
     they can be compared by it.
@@ -134,7 +139,7 @@ def make_reference_step(
     batches = repeat_batch((postprocessed[feature], labels))
     feed = replace(Feed.of(pipeline, settings, gathers=False), stored=False, segments=None)
     step = _train_function(models, settings, feed)
-    return lambda: wait_for_loss(step(batches))
+    return lambda: ahead.follow(step(batches))
 
 
 def time_training(
@@ -146,9 +151,9 @@ def time_training(
     measure: MeasureSettings,
 ) -> SteadyState:
     """Time the model alone and training in alternating blocks, from full and drained buffers."""
-    model = make_model_only_step(models, pipeline, train)
+    model = make_model_only_step(models, pipeline, train, loop.ahead)
     reference = (
-        make_reference_step(models, pipeline, train)
+        make_reference_step(models, pipeline, train, loop.ahead)
         if pipeline.plan.device_ops and not models.emulation
         else model
     )

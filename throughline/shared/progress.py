@@ -7,26 +7,17 @@ its log.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 LINE_EVERY_S = 5.0
 RESULT_MARK, FACT_MARK, PROBLEM_MARK = "✓ ", "· ", "! "
-# How lines of TensorFlow's start-up chatter begin, which no setting silences.
-TENSORFLOW_CHATTER = (
-    r"[IWE][0-9]{4} [0-9]{2}:[0-9]{2}:|WARNING: All log messages before absl"
-    r"|To enable the following instructions"
-)
 
 
 def progress(items: Iterable[T], *, total: int, label: str, unit: str = "examples") -> Iterator[T]:
@@ -95,34 +86,6 @@ def echo_fact(message: str) -> None:
 def echo_problem(message: str) -> None:
     """Print what somebody should know of: what was left out, is undecided, or could not be done."""
     echo(f"{PROBLEM_MARK}{message}")
-
-
-@contextmanager
-def without_tensorflow_chatter() -> Iterator[None]:
-    """Keep TensorFlow's start-up chatter from this process' standard error for the length of the
-    block, of a command whose messages people read. What else libraries write there passes; Python's
-    own stays with the terminal. Where something has replaced `sys.stderr`, nothing is changed.
-    """
-    if sys.stderr is not sys.__stderr__:
-        yield
-        return
-    own = os.dup(2)
-    # A process of its own: what a library writes before it aborts arrives as well. Without `site`
-    # it starts in 10 ms.
-    command = [sys.executable, "-ISE", str(Path(__file__).with_name("line_filter.py"))]
-    with (
-        os.fdopen(own, "w", buffering=1) as stderr,
-        Popen(
-            [*command, TENSORFLOW_CHATTER], stdin=PIPE, stdout=own, start_new_session=True
-        ) as remaining,
-        redirect_stderr(stderr),
-    ):
-        try:
-            if remaining.stdin:
-                os.dup2(remaining.stdin.fileno(), 2)
-            yield
-        finally:
-            os.dup2(own, 2)
 
 
 def note(message: str) -> None:

@@ -22,8 +22,8 @@ from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_state, load_state
 from throughline.training.checkpoint_store import CheckpointStore, first_line
 from throughline.training.fit import Position
+from throughline.training.one_ahead import StepFollower
 from throughline.training.step_function import StepFunction
-from throughline.training.step_timer import StepTimer
 
 CHECKPOINT_FOLDER = ".checkpoint"
 CALLBACKS = "callbacks.pickle"
@@ -66,7 +66,7 @@ class Pausable(Protocol):
         ...
 
 
-class CheckpointCallback(keras.callbacks.Callback):
+class CheckpointCallback(StepFollower):
     """Epoch rows and checkpoints, as the last callback of a training that may be interrupted at any
     instant.
 
@@ -83,7 +83,6 @@ class CheckpointCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.rows: list[dict[str, float]] = []
-        self.timer = StepTimer()
         self.measured_steps = 0
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
@@ -138,7 +137,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._keep_none(f"a callback holds what cannot be stored ({error})")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Time an epoch; one that was interrupted goes on with its metrics, and with what the other
+        """Go on with the metrics of an epoch that was interrupted, and with what the other
         callbacks, which have just begun it again, knew and had set.
         """
         resumed = epoch == self._start.epoch and self._start.step > 0
@@ -150,7 +149,6 @@ class CheckpointCallback(keras.callbacks.Callback):
             ):
                 variable.assign(np.asarray(value, variable.dtype))
         self._step, self._logged_at = self._start.step if resumed else 0, time.monotonic()
-        self.timer.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it builds a graph first."""
@@ -160,12 +158,9 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._monitor.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint
-        where one is due.
-        """
+        """Say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
         # Keras' number of the batch may run past the end of the epoch.
         steps = self._active_train_function.steps
-        self.timer.tick(steps)
         before, self._step = self._step, self._step + steps
         if self._monitor and self._monitor.running:
             self.measured_steps += steps
@@ -173,7 +168,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._logged_at = time.monotonic()
             echo(
                 f"  step {self._step:,} of {self._pipeline.steps_per_epoch:,}: loss"
-                f" {(logs or {}).get('loss', float('nan')):.4f}"
+                f" {float((logs or {}).get('loss', float('nan'))):.4f}"
             )
         count, unit = self._settings.checkpoint_period
         due = self._step // count > before // count
@@ -186,8 +181,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """The epoch's last step is done; validation is neither timed nor measured."""
-        self.timer.end()
+        """The epoch's last step is done; validation is not measured."""
         if self._monitor:
             self._monitor.pause()
 
@@ -198,7 +192,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         row = {
             "epoch": epoch,
             **_name_columns(values),
-            "examples_per_s": self.timer.rates[-1]
+            "examples_per_s": self._active_train_function.timer.rates[-1]
             * self._pipeline.examples
             / self._pipeline.steps_per_epoch,
             "learning_rate": float(np.asarray(rate)),

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from throughline.training.one_ahead import StepFollower, follows_steps
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import find_network
 
@@ -75,29 +76,37 @@ def fit(
 
     Callbacks see the network that is trained, and what Keras' `fit` would show them; one of them
     may end the training before an epoch. For all but the last of them an epoch that is resumed
-    begins again; the last one is to undo what that has changed.
+    begins again; the last one is to undo what that has changed. On a GPU the host is one step ahead
+    unless one of them looks at each step's logs.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
     every = keras.callbacks.CallbackList(
         list(callbacks), model=network, epochs=schedule.epochs, steps=schedule.steps_per_epoch
     )
+    followers = [one for one in callbacks if isinstance(one, StepFollower)]
+    follow_only = all(map(follows_steps, callbacks))
     network.stop_training = False
     every.on_train_begin()
     iterator, logs = iter(batches), {}
     for epoch in range(start.epoch, schedule.epochs):
         done = start.step if epoch == start.epoch else 0
-        train_function.begin(schedule.steps_per_epoch - done)
         if not network.stop_training:
             network.reset_metrics()
             every.on_epoch_begin(epoch)
         if network.stop_training:
             break
+        train_function.begin(schedule.steps_per_epoch - done)
         while done < schedule.steps_per_epoch and not network.stop_training:
             every.on_train_batch_begin(done)
             logs = train_function(iterator)
             done += train_function.steps
-            every.on_train_batch_end(done - 1, logs)
+            if follow_only:
+                for follower in followers:
+                    follower.on_train_batch_end(done - 1, logs)
+            else:
+                every.on_train_batch_end(done - 1, logs)
+        train_function.end()
         logs = as_numbers(whole_logs(network, logs))
         logs |= {f"val_{name}": value for name, value in evaluation.run(every).items()}
         every.on_epoch_end(epoch, logs)

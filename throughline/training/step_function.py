@@ -10,12 +10,15 @@ runs the train step on its slice of each batch, and its logs are their mean over
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from throughline.models.emulation import EmulatedTraining
+from throughline.training.one_ahead import OneAhead
+from throughline.training.step_timer import StepTimer
 
 Execution = Callable[[Any, tf.Tensor], Any]  # iterator, number of steps → logs of the last
 
@@ -25,7 +28,8 @@ class StepFunction:
     at the end of each epoch.
 
     Every execution is as many steps as the model was compiled with, and the last one of an epoch
-    what is left, by the same graph.
+    what is left, by the same graph. On a GPU the host is one execution ahead. `timer` notes when
+    each has ended.
     """
 
     def __init__(self, model: keras.Model, *, trains: bool = True) -> None:
@@ -33,19 +37,29 @@ class StepFunction:
         self.model, self._most = model, int(model.steps_per_execution)
         self._run = make_execution(model, trains=trains)
         self.builds_graph = True  # in its next execution, whose time and work are then others
+        self.timer, self._ahead = StepTimer(), OneAhead()
         self._left = 0
 
     def begin(self, steps: int) -> None:
         """Begin an epoch, or what is left of one, of N `steps`."""
         self._left = steps
+        self.timer.begin()
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the next execution on an iterator of batches; returns the logs of its last step."""
+        """Run the next execution on an iterator of batches; returns the logs of its last step. The
+        execution before it has ended, this one may not have.
+        """
         self.steps = min(self._most, self._left)
         logs = self._run(iterator, tf.constant(self.steps))
         self._left -= self.steps
         self.builds_graph = False
+        self._ahead.follow(logs, partial(self.timer.tick, self.steps))
         return logs
+
+    def end(self) -> None:
+        """End an epoch, when its last execution has ended."""
+        self._ahead.settle()
+        self.timer.end()
 
 
 def make_execution(model: keras.Model, *, trains: bool = True) -> Execution:
