@@ -71,6 +71,23 @@ def test_no_permission_and_no_network_are_said_in_words(
     assert object_store["AWS_SECRET_ACCESS_KEY"] not in said + repr(open_store(bucket_url))
 
 
+@pytest.mark.parametrize(
+    ("plain", "words"),
+    [
+        ("true", "not reached .* check the network and the endpoint, such as AZURE_STORAGE_END"),
+        ("false", "set AZURE_ALLOW_HTTP=true"),
+    ],
+)
+def test_what_is_said_of_a_container_names_its_own_provider(monkeypatch, plain, words):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:1/mine")
+    monkeypatch.setenv("AZURE_ALLOW_HTTP", plain)
+    with pytest.raises(ObjectStoreFailed, match=words) as refused:
+        open_store("az://box").read("a")
+    assert "AWS" not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["ftp://host/x", "data/folder", "s3://", "http://host/bucket"])
 def test_another_scheme_is_refused(url):
     with pytest.raises(ObjectStoreFailed, match="no bucket; expected s3://BUCKET/PREFIX"):

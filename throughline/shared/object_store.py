@@ -30,6 +30,38 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Provider:
+    """What to say of a provider: how its variables begin, those that hold credentials and an
+    endpoint, and what it calls a bucket.
+    """
+
+    variables: str
+    credentials: str
+    endpoint: str
+    bucket: str = "bucket"
+
+
+PROVIDERS = {
+    "s3": Provider(
+        variables="AWS",
+        credentials="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        endpoint="AWS_ENDPOINT_URL",
+    ),
+    "gs": Provider(
+        variables="GOOGLE",
+        credentials="GOOGLE_APPLICATION_CREDENTIALS",
+        endpoint="GOOGLE_BASE_URL",
+    ),
+    "az": Provider(
+        variables="AZURE",
+        credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        endpoint="AZURE_STORAGE_ENDPOINT",
+        bucket="container",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredObject:
     """An object of a store: its name below the store's prefix, its size [bytes], when it was last
     written, and the store's tag of its content.
@@ -146,7 +178,9 @@ class ObjectStore:
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            raise ObjectStoreFailed(f"{self.address(name)}: {_explain(error)}") from None
+            raise ObjectStoreFailed(
+                f"{self.address(name)}: {_explain(error, PROVIDERS[urlsplit(self.url).scheme])}"
+            ) from None
 
 
 def check_url(url: str) -> str:
@@ -183,7 +217,8 @@ def open_store(url: str) -> ObjectStore:
     except ValueError as error:
         raise ObjectStoreFailed(str(error)) from None
     # Options that are given would hide those of the environment.
-    plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE
+    provider = PROVIDERS[urlsplit(checked).scheme]
+    plain = os.environ.get(f"{provider.variables}_ALLOW_HTTP", "").lower() in _TRUE
     try:
         client = from_url(
             quote(checked, safe=":/"),  # it takes % for the beginning of a code
@@ -199,7 +234,7 @@ def open_store(url: str) -> ObjectStore:
             },
         )
     except (BaseError, ValueError) as error:
-        raise ObjectStoreFailed(f"{checked}: {_explain(error)}") from None
+        raise ObjectStoreFailed(f"{checked}: {_explain(error, provider)}") from None
     return ObjectStore(url=checked, client=client)
 
 
@@ -212,7 +247,7 @@ def _describe(meta: Any) -> StoredObject:
     )
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception, provider: Provider) -> str:
     """What obstore's error means and what to do, without its XML, its structs, and whatever may be
     signed in a URL.
     """
@@ -220,14 +255,14 @@ def _explain(error: Exception) -> str:
     code = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"status code: (\d{3})", text)
     what = code[1] if code else f"HTTP {status[1]}" if status else ""
-    if what == "NoSuchBucket":
-        return "there is no such bucket; create it, or correct the URL"
+    if what in ("NoSuchBucket", "ContainerNotFound"):
+        return f"there is no such {provider.bucket}; create it, or correct the URL"
     if isinstance(error, FileNotFoundError):
-        return "there is no such object, or no such bucket"
+        return f"there is no such object, or no such {provider.bucket}"
     if status and status[1] in ("401", "403"):
         return (
             f"no permission ({what}); check the credentials in the environment, such as"
-            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in this bucket"
+            f" {provider.credentials}, and what they may do in this {provider.bucket}"
         )
     if "Missing" in text or "must be specified" in text:
         missing = text.rpartition("error: ")[2].strip()
@@ -235,7 +270,7 @@ def _explain(error: Exception) -> str:
     if "builder error" in text:
         return (
             "the endpoint is no https:// address; for a store of your own without TLS set"
-            " AWS_ALLOW_HTTP=true"
+            f" {provider.variables}_ALLOW_HTTP=true"
         )
     tries = re.search(r"after (\d+) retries", text)
     again = f", also when tried {tries[1]} times more" if tries and tries[1] != "0" else ""
@@ -244,5 +279,5 @@ def _explain(error: Exception) -> str:
     reason = re.sub(r"\?\S+", "", text.rpartition("HTTP error: ")[2] or text).strip()
     return (
         f"the store was not reached or stopped answering ({reason}){again}; check the network and"
-        " the endpoint, such as AWS_ENDPOINT_URL"
+        f" the endpoint, such as {provider.endpoint}"
     )
