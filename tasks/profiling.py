@@ -15,8 +15,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import tensorflow as tf
-
 from throughline.assembly.inputs import (
     estimate_snapshot_bytes,
     open_input_pipeline,
@@ -67,6 +65,7 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, make_run_key
 from throughline.tracking.recorder import Recorder
+from throughline.training.gpus import count_training_gpus
 from throughline.training.processes import run_one_of_several
 
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
@@ -113,9 +112,7 @@ def profile(
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
-        on_accelerator = (
-            bool(tf.config.list_physical_devices("GPU")) or models.emulation is not None
-        )
+        on_accelerator = count_training_gpus() > 0 or models.emulation is not None
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )

@@ -22,7 +22,6 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import open_split_pipelines, train
-from throughline.assembly.training_gpus import count_training_gpus, describe_idle_gpus
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
@@ -48,6 +47,7 @@ from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, NoLog
 from throughline.training.compiling import describe_own_compile
+from throughline.training.gpus import count_training_gpus, describe_idle_gpus
 from throughline.training.processes import run_one_of_several
 
 LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split

@@ -14,12 +14,12 @@ from trainings import params_of
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
-from throughline.assembly.training_gpus import describe_idle_gpus
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import ProcessInput
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.deadline import answers
+from throughline.training.gpus import describe_idle_gpus
 from throughline.training.replicas import Replicas, check_port
 from throughline.training.replicated_model import (
     make_random_layers_differ,

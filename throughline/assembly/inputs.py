@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
-from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.data.columns.fetching import Storage
 from throughline.data.shards.tfrecord import read_records
@@ -36,6 +35,7 @@ from throughline.shared.errors import (
 )
 from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory
+from throughline.training.gpus import count_training_gpus
 
 Purpose = Literal["train", "evaluate", "compare"]
 MEMORY_SHARE = 0.8  # of what is available, that a cache may fill

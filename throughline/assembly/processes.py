@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from throughline.assembly.inputs import training_worker
-from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.plan.training_workers import TrainingWorker, list_addresses
 from throughline.shared.errors import ImpossiblePlan
+from throughline.training.gpus import count_training_gpus
 from throughline.training.processes import run_processes
 from throughline.training.replicas import Replicas, join
 

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline
-from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.config.params_checks import find_monitor_problem
 from throughline.measurement.baseline import describe_held_out, describe_next_tokens
@@ -27,6 +26,7 @@ from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import Callbacks, find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback, build_optimizer
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.gpus import count_training_gpus
 from throughline.training.replicas import Replicas, explain_losses
 from throughline.training.replicated_model import (
     StepDeadline,

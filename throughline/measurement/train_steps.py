@@ -24,6 +24,7 @@ from throughline.measurement.steady_state import (
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import MeasureSettings, TrainSettings
+from throughline.training.gpus import count_training_gpus
 from throughline.training.one_ahead import OneAhead
 from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
@@ -66,7 +67,7 @@ class TrainingLoop:
         self._compiles_by_size = (
             not pipeline.plan.batching
             and pipeline.examples % pipeline.batch_size > 0
-            and (settings.jit_compile or bool(tf.config.list_physical_devices("GPU")))
+            and (settings.jit_compile or count_training_gpus() > 0)
         )
 
     def start(self) -> None:

@@ -61,7 +61,7 @@ PROVIDERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class StoredObject:
     """An object of a store: its name below the store's prefix, its size [bytes], when it was last
     written, and the store's tag of its content.

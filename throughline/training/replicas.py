@@ -27,6 +27,7 @@ from throughline.results.base import parse, to_json
 from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessesDiffer, ProcessLost
 from throughline.training.deadline import Deadline
+from throughline.training.gpus import count_training_gpus
 
 Value = TypeVar("Value")
 LONGEST_REASON = 300  # of what TensorFlow says
@@ -155,10 +156,10 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
     """
     if worker.count == 1:
         return Replicas(worker=worker)
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) > 1:
+    gpus = count_training_gpus()
+    if gpus > 1:
         raise ImpossiblePlan(
-            f"{worker} sees {len(gpus)} GPUs, and each process trains on one; set"
+            f"{worker} sees {gpus} GPUs, and each process trains on one; set"
             " CUDA_VISIBLE_DEVICES for each (with Slurm: --gpus-per-task=1)"
         )
     check_port(addresses[worker.index])

@@ -19,7 +19,6 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.training_gpus import count_training_gpus
 from throughline.config.params import Params
 from throughline.diagnosis.cost_model import (
     Costs,
@@ -38,6 +37,7 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
+from throughline.training.gpus import count_training_gpus
 from throughline.tuning.budgets import Limits
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need

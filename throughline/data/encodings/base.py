@@ -146,7 +146,7 @@ class StoredFile:
         return os.open(self.path, flags)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class FileInfo:
     """A usable file: which one is to be read, a converted copy or itself, the digest of its bytes,
     and the shape of what it decodes to. `note` is worth knowing.

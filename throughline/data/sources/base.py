@@ -45,7 +45,7 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class ExampleFile:
     """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
     `split` is None unless the source decides it. Of an object of a bucket, which `object` is then,
