@@ -112,7 +112,8 @@ def profile(
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
-        on_accelerator = count_training_gpus() > 0 or models.emulation is not None
+        on_gpu = count_training_gpus() > 0
+        on_accelerator = on_gpu or models.emulation is not None
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )
@@ -124,7 +125,10 @@ def profile(
             padding_pct_in_buckets=padding_in_buckets(pipeline),
         )
         model_step = ModelStepCost(
-            step_ms=state.model_step_ms, core_ms=state.model_core_ms, on_accelerator=on_accelerator
+            step_ms=state.model_step_ms,
+            core_ms=state.model_core_ms,
+            on_accelerator=on_accelerator,
+            ahead=on_gpu,
         )
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
@@ -172,7 +176,7 @@ def _trace_steady_state(
             loop.pull()
     for _ in range(WARM_UP_STEPS):
         loop.step()
-    record_trace(loop.step, folder, steps=measure.trace_steps, settle=loop.ahead.settle)
+    record_trace(loop.step, folder, steps=measure.trace_steps)
     try:
         return read_trace(folder)
     except MissingInput as error:

@@ -29,7 +29,6 @@ from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
 from flows.run.locks import hold_folder, hold_machine_and_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
-from throughline.shared.chatter import TENSORFLOW_CHATTER
 from throughline.shared.errors import (
     FAILURE_FILE,
     Failure,
@@ -42,12 +41,12 @@ MEASURED = ("build", "train", "profile")
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 # They touch networks and shared disks; measured stages are not retried.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
-# TensorFlow's chatter, DVC's advice for people at a terminal, and its report of a failure that the
-# stage itself has reported.
+# DVC's advice for people at a terminal, and its report of a failure that the stage itself has
+# reported.
 _NOISE = re.compile(
-    rf"{TENSORFLOW_CHATTER}|To track the changes|\s+git add"
-    r"|To enable auto staging|\s+dvc config|Use `dvc push`|Updating lock file"
-    r"|Generating lock file|ERROR: failed to reproduce .*: failed to run: .* exited with [12]$"
+    r"To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`"
+    r"|Updating lock file|Generating lock file"
+    r"|ERROR: failed to reproduce .*: failed to run: .* exited with [12]$"
 )
 
 

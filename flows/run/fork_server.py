@@ -37,7 +37,7 @@ from throughline.shared.fork_client import (
     STAGE_SERVER,
     STREAMS,
 )
-from throughline.shared.gc_pause import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_collection
 from throughline.shared.scratch import Scratch
 
 # The last is what no stage imports before it needs it, and train and profile do need.
@@ -73,6 +73,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen()  # who asks from now on waits for the end of the imports
+    pause_garbage_collection()
     for module in modules:
         importlib.import_module(module)
     collect_garbage_as_usual()

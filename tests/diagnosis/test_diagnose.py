@@ -203,6 +203,9 @@ def test_the_cost_model_of_a_step():
     assert predict_step_ms(HostLoad(serial_ms=5), model_step, 4) == 15, (
         "on the training's own thread it adds"
     )
+    ahead = replace(model_step, ahead=True)
+    assert predict_step_ms(HostLoad(serial_ms=5), ahead, 4) == 10, "a GPU works meanwhile"
+    assert predict_step_ms(HostLoad(serial_ms=25), ahead, 4) == 25
     assert predict_step_ms(HostLoad(serial_ms=5).overlap(1), model_step, 4) == 10, (
         "behind a prefetch it hides"
     )

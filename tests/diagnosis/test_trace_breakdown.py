@@ -95,15 +95,16 @@ def test_a_planted_cost_is_found_at_its_step(tmp_path, burning, prefetch, parall
     assert breakdown.worst() is burnt
 
 
+def event(name, begin, end, *, label="", thread=1, run=0):
+    return Event(
+        name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run
+    )
+
+
 def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
     """A parallel map reads for 2 ms of a wait of 10 ms, then its function runs for 6 ms on a thread
     of its own.
     """
-
-    def event(name, begin, end, *, label="", thread=1, run=0):
-        return Event(
-            name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run
-        )
 
     host = [
         event(STEP, 0, 12),
@@ -121,6 +122,21 @@ def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
         if item.named
     }
     assert blamed == pytest.approx({"decode": 80, "read": 20})
+
+
+def test_a_wait_is_what_of_it_a_gpu_is_idle_for():
+    """The host is one step ahead, and a step before the first traced one is under way."""
+    host = [
+        *(event(WAIT, 0, 9), event("Iterator::Root", 0, 9)),
+        *(event(STEP, 10, 20), event(WAIT, 10, 18), event("Iterator::Root", 10, 18)),
+        *(event(STEP, 20, 30), event(WAIT, 20, 28), event("Iterator::Root", 20, 28)),
+    ]
+    busy = [event("kernel", 0, 15), event("Memcpy HtoD", 15, 16), event("kernel", 20, 40)]
+    breakdown = break_down(Trace(host=host, device=busy))
+    assert (breakdown.steps, breakdown.wait_ms_mean) == (2, 1), "2 of the first, none of the other"
+    assert (breakdown.gpu_busy_ms, breakdown.gpu_copy_ms) == (7.5, 0.5)
+    assert break_down(Trace(host=host, device=[])).wait_ms_mean == 8
+    assert breakdown.iterators[0].calls == 2
 
 
 @pytest.mark.slow

@@ -222,8 +222,9 @@ def test_starting_at_any_step_gives_the_same_rest(stored, name):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", slow_but_first([name for name in CONFIGS if name not in MAPPED]))
-def test_any_epoch_of_a_stream_can_be_started_from(stored, service, name):
-    pipe = pipeline(stored, augment=(Flip(), Brightness()), address=service, **CONFIGS[name])
+def test_any_epoch_of_a_stream_can_be_started_from(stored, request, name):
+    address = request.getfixturevalue("service") if name == "service" else ""
+    pipe = pipeline(stored, augment=(Flip(), Brightness()), address=address, **CONFIGS[name])
     rest = batches(pipe, first_step=pipe.steps_per_epoch, epochs=3)
     assert len(rest) == 2 * pipe.steps_per_epoch
     if pipe.plan.deterministic and name not in ("service", "autotune", "rewrites"):

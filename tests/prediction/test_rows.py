@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,7 @@ hide_tensorflow_chatter()
 print("ours", file=sys.stderr)
 os.write(2, b"I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN\\n")
 os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\\n")
+os.write(2, b"E0000 00:00:1795565131.603004 29111 dnn.cc:1] Loaded CuDNN 9.1.0\\n")
 os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
 """
         + end
@@ -187,7 +189,17 @@ os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code_of_end
-    assert done.stderr == ("ours\nF0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\n")
+    shown = re.sub(r"00:\S+ \d+ ", "", done.stderr).splitlines()
+    expected = ["ours", "E0000 dnn.cc:1] Loaded CuDNN 9.1.0", "F0000 why.cc:1] Check failed"]
+    assert shown == expected
+
+
+def test_chatter_is_shown_to_who_asks_tensorflow_for_it():
+    code = "from throughline.shared.chatter import hide_tensorflow_chatter as hide\nhide()\n"
+    code += "import os\nos.write(2, b'I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN')"
+    command, asked = [sys.executable, "-c", code], {"TF_CPP_MIN_LOG_LEVEL": "0"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=asked, check=True)
+    assert done.stderr.endswith(b"oneDNN")
 
 
 def test_batches_are_cut_in_order():

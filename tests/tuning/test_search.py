@@ -51,7 +51,9 @@ def question_about(layout, params, **budgets):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path):
+def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path, monkeypatch):
+    for name, fewer in {"FINAL_ROUNDS": 6, "MOST_FAMILIES": 2, "FORMS_EACH": 2}.items():
+        monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
     params = check({**SMALL, **LONG_EPOCHS})
     question = question_about(prepared, params, time="3min", disk="1kB")  # fewer families
     search = Search(question, Journal(tmp_path))

@@ -18,8 +18,8 @@ from whowaits.proof import NoPatch, prove
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = """
-import time
-import keras, numpy as np, tensorflow as tf
+import gc, time; gc.disable()
+import keras, numpy as np, tensorflow as tf; gc.enable(); gc.freeze()
 
 def wait(number):
     time.sleep(0.01)

@@ -1,8 +1,9 @@
 """A cost model of a train step: from what the parts cost on one core to how long a step takes with
 any configuration.
 
-Work on the training's own thread adds to the step; a prefetch or a parallel map lets everything
-upstream of it run concurrently with the step, on one thread or on several. A step then takes as
+Work on the training's own thread adds to the step, unless the host is one step ahead of a GPU; a
+prefetch or a parallel map lets everything upstream of it run concurrently with the step, on one
+thread or on several. A step then takes as
 long as the slowest of them, and where the model computes on the same cores, as long as what is left
 to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor, found from the step
 that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per
@@ -70,12 +71,13 @@ class Costs:
 class ModelStepCost:
     """The model's step on a batch that is ready: how long it takes, and its work on all cores [ms].
 
-    `on_accelerator` it needs none of the cores.
+    `on_accelerator` it needs none of the cores; `ahead`, the host takes the next batch meanwhile.
     """
 
     step_ms: float
     core_ms: float
     on_accelerator: bool
+    ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,12 @@ def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> fl
         (work.work_ms / min(work.threads, cores) for work in load.overlapped), default=0.0
     )
     if model_step.on_accelerator:
-        return max(model_step.step_ms + load.serial_ms, slowest, load.work_ms / cores)
+        own = (
+            max(model_step.step_ms, load.serial_ms)
+            if model_step.ahead
+            else model_step.step_ms + load.serial_ms
+        )
+        return max(own, slowest, load.work_ms / cores)
     work = min(max(model_step.core_ms, model_step.step_ms), cores * model_step.step_ms)
     shared = (work - model_step.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
     least, most = (

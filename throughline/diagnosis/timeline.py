@@ -5,8 +5,8 @@ is simulated.
 from __future__ import annotations
 
 from throughline.diagnosis.intervals import close_gaps, intersection, union
-from throughline.diagnosis.trace_breakdown import find_activity
-from throughline.diagnosis.xspace import WAIT, Trace
+from throughline.diagnosis.trace_breakdown import find_activity, find_waits
+from throughline.diagnosis.xspace import Trace
 from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
 from throughline.results.profiling import AUTOMATIC, Timeline
 
@@ -25,7 +25,9 @@ def find_timeline(trace: Trace) -> Timeline | None:
     lanes = {
         TRAIN_LANE: union((event.start_ms, event.end_ms) for event in marks),
         WAITING_LANE: union(
-            (event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT
+            (begin, end)
+            for spans in find_waits(trace.host, trace.device)
+            for begin, end in spans.tolist()
         ),
         **{
             step: at_work

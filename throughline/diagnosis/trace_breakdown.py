@@ -36,10 +36,10 @@ NestedSpan = tuple[Event, FindAncestor]
 
 
 def break_down(trace: Trace) -> Breakdown:
-    """Sum up a trace. What it does not show is empty or None."""
+    """Sum up a trace from its first step on. What it does not show is empty or None."""
     steps = [event for event in trace.host if event.step]
-    waits = [event for event in trace.host if event.name == WAIT]
-    lengths = sorted(event.duration_ms for event in waits)
+    begin = min((event.start_ms for event in steps), default=0.0)
+    host = [event for event in trace.host if event.end_ms > begin]
     window = union((event.start_ms, event.end_ms) for event in steps)
     device = union(
         (event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name)
@@ -48,6 +48,8 @@ def break_down(trace: Trace) -> Breakdown:
         (event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name)
     )
     on_gpu = bool(trace.device and steps)
+    waits = find_waits(host, trace.device)
+    lengths = sorted(map(total_length, waits))
     return Breakdown(
         steps=len(steps),
         traced_step_ms_p50=statistics.median(event.duration_ms for event in steps)
@@ -58,14 +60,26 @@ def break_down(trace: Trace) -> Breakdown:
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
         iterators=tuple(
             _iterators(
-                trace.host,
-                union((event.start_ms, event.end_ms) for event in waits),
+                host,
+                union((begin, end) for spans in waits for begin, end in spans.tolist()),
                 total_length(window) or float("nan"),
             )
         ),
         gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
         gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
     )
+
+
+def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarray]:
+    """The spans of each wait for input: on a GPU, for which the host is one step ahead, those that
+    the GPU is idle in.
+    """
+    busy = union((event.start_ms, event.end_ms) for event in device)
+    return [
+        difference(union([(event.start_ms, event.end_ms)]), busy)
+        for event in host
+        if event.name == WAIT
+    ]
 
 
 def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:

@@ -70,22 +70,14 @@ class Trace:
     device: list[Event]
 
 
-def record_trace(
-    step: Callable[[], object],
-    folder: Path,
-    *,
-    steps: int,
-    settle: Callable[[], object] = lambda: None,
-) -> None:
-    """Record a TensorBoard-readable trace of `steps` steps into `folder`, until `settle` has waited
-    for the last one.
-    """
+def record_trace(step: Callable[[], object], folder: Path, *, steps: int) -> None:
+    """Record a TensorBoard-readable trace of `steps` steps into `folder`."""
     tf.profiler.experimental.start(str(folder))
     try:
+        step()  # the profiler starts on a device at rest; where the host is ahead, this one is next
         for number in range(steps):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
                 step()
-        settle()
     finally:
         tf.profiler.experimental.stop()
 

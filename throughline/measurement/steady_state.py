@@ -356,7 +356,8 @@ class _Measurement:
 
     def time_alone(self, steps: int) -> tuple[TimedBlock, TimedBlock]:
         """The layers that are trained, and the reference model."""
-        # A device has rested before: that step 1 is queued shows no more when step 2 has ended.
+        # The first one starts on a device at rest: timing begins when it has ended, and another one
+        # is queued.
         model = self.clock.block(self.model, steps, warm_up=2)
         return model, (
             model if self.reference is self.model else self.clock.block(self.reference, steps)

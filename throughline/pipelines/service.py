@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from throughline.shared.errors import ServiceFailed, end_process
+from throughline.shared.gc_pause import WITHOUT_KERAS, import_large
 from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
@@ -209,6 +210,8 @@ def main() -> None:
     if below_parent:
         end_with_parent()  # a worker waits for a dispatcher that is gone, and does not see our end
 
+    os.environ.setdefault(*WITHOUT_KERAS)
+    import_large("tensorflow")
     import tensorflow as tf
 
     service = tf.data.experimental.service

@@ -6,8 +6,13 @@ A million objects come then, and all stay; a fifth of a start is looking through
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
+from types import ModuleType
 
 USUAL_THRESHOLDS = gc.get_threshold()
+# What a process sets in which TensorFlow needs no Keras, whose import is half of TensorFlow's.
+WITHOUT_KERAS = ("TF_USE_LEGACY_KERAS", "1")
 
 
 def pause_garbage_collection() -> None:
@@ -19,3 +24,14 @@ def collect_garbage_as_usual() -> None:
     """Search for garbage as often as Python does by itself, and not among what is imported."""
     gc.freeze()
     gc.set_threshold(*USUAL_THRESHOLDS)
+
+
+def import_large(name: str) -> ModuleType:
+    """A module of many objects, which a command imports only when it needs it."""
+    known = name in sys.modules
+    if not known:
+        pause_garbage_collection()
+    module = importlib.import_module(name)
+    if not known:
+        collect_garbage_as_usual()
+    return module

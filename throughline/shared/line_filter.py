@@ -3,11 +3,15 @@
 """
 
 import re
+import signal
 import sys
 
 
 def copy_lines(expression: str) -> None:
-    """Copy each line as soon as it is there."""
+    """Copy each line as soon as it is there, until there are no more: also the last ones of a
+    process whose children are being ended.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     unwanted = re.compile(expression.encode())
     for line in sys.stdin.buffer:
         if not unwanted.match(line):

@@ -2,8 +2,8 @@
 is taken, and given to the GPU, while it works.
 
 On a GPU the call of a step returns as soon as all of its work is queued. Who looks at its loss
-waits for whatever is queued at that moment: so each loss is fetched at once, by a thread, before
-the next step is queued, and it is the loss of the step before that is waited for.
+waits for whatever is queued at that moment: so each loss is fetched by a thread as soon as its step
+is queued, and it is the loss of the step before that is waited for.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ class OneAhead:
         """Follow the execution that has just been queued, with these logs, and wait until the one
         before it has ended; `done` is called when it has ended itself. On the host it has already.
         """
-        values = tf.nest.flatten(logs)
-        if not values or not (self._queues or "GPU" in getattr(values[0], "device", "")):
+        queued = [
+            value
+            for value in tf.nest.flatten(logs)
+            if self._queues or "GPU" in getattr(value, "backing_device", "")
+        ]
+        if not queued:
             done()
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="loss")
-        before, self._last = self._last, self._thread.submit(_wait, values[0], done)
+        before, self._last = self._last, self._thread.submit(_wait, queued[0], done)
         if before:
             before.result()
 

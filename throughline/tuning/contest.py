@@ -226,7 +226,7 @@ def _warm_up(advance: Callable[[], tuple[int, Any]]) -> None:
 
 
 def _take_turn(advance: Callable[[], tuple[int, Any]], examples_per_step: float) -> Turn:
-    """Train as `fit` does: no loss is waited for but the last one."""
+    """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
     settled, logs = 0, None
     limit = time.perf_counter() + LONGEST_TURN_S
     while settled < SETTLE_STEPS and time.perf_counter() < limit:

@@ -31,6 +31,7 @@ from throughline.plan.ops import Op
 from throughline.results.base import parse
 from throughline.shared.errors import CorruptShard, ImpossiblePlan, expect_current_schema
 from throughline.shared.files import digest_blake3, read_json, write_json
+from throughline.shared.gc_pause import import_large
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -75,6 +76,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
       NotDecoded: a record cannot be read or decoded.
       CorruptShard: it does not hold what the index says.
     """
+    import_large("tensorflow")
     import tensorflow as tf
 
     path = context.shard_path(shard)
