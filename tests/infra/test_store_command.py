@@ -4,7 +4,6 @@ STORE=s3` uses it.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -25,19 +24,16 @@ def read_digests(folder):
     ]
 
 
-def test_data_from_the_store_prepared_into_it_are_those_of_files(array_file, tmp_path):
-    params = copy.deepcopy(SMALL)
-    files = make_project(tmp_path / "files", array_file, params)
-    run(files, "dvc", "repro", "build@optimized")
+def test_data_from_the_store_prepared_into_it_are_those_of_files(finished, array_file, tmp_path):
     stored = {
-        **params,
-        "data": {**params["data"], "path": "s3://data/raw/data.npz"},
+        **SMALL,
+        "data": {**SMALL["data"], "path": "s3://data/raw/data.npz"},
         "storage": {"url": "s3://data/prepared"},
     }
     folder = make_project(tmp_path / "project", array_file, stored)
     upload = f"{sys.executable} -m tasks.upload source s3://data/raw"
     run(folder, *STORE, "sh", "-ec", f"{upload}; exec dvc repro build@optimized")
-    assert read_digests(folder) == read_digests(files)
+    assert read_digests(folder) == read_digests(finished[0])
     assert not [*(folder / "data" / "snapshot").rglob("*.bin")]
     # What was put there is there when the store is started again.
     said = run(folder, *STORE, sys.executable, "-m", "tasks.storage", "verify")

@@ -15,6 +15,7 @@ from throughline.tuning.space import (
     OWN,
     RULES,
     Conditions,
+    find_leanest,
     find_neighbors,
     lay_out_space,
     pick_forms,
@@ -169,3 +170,9 @@ def test_neighbors_differ_in_one_respect():
     for each in neighbors:
         pairs = zip(calls(forms[0]), calls(each), strict=True)
         assert sum(one != other for one, other in pairs) == 1
+
+
+def test_the_leanest_form_calls_one_at_a_time_and_hands_on_what_is_small():
+    forms = space().families["stream"]
+    assert calls(find_leanest(forms))[1:] == ("none", "device")
+    assert find_leanest(forms[::-1]).config.map.parallel == "none"

@@ -44,6 +44,11 @@ START = Path(whowaits.__file__).with_name("start.py")
 PARALLEL = "num_parallel_calls=8"  # of sleeps: faster on any machine
 
 
+@pytest.fixture(autouse=True)
+def _few_pairs(monkeypatch) -> None:
+    monkeypatch.setattr("whowaits.proof.PAIRS", 5)
+
+
 def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER):
     """What comes out for a change of a line of the script."""
     line = 1 + code[: code.index(f"data.{to}")].count("\n")

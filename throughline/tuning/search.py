@@ -39,6 +39,7 @@ from throughline.tuning.space import (
     OWN,
     RULES,
     Candidate,
+    find_leanest,
     find_neighbors,
     pick_forms,
     read_stored,
@@ -163,28 +164,37 @@ class Search:
         families = {
             family: forms for family, forms in self._families.items() if family not in (OWN, RULES)
         }
-        first = [self._pick(forms, 1)[0] for forms in families.values()]
-        for group in pool.groups(first, together_with=standing):
-            self._heat(pool, "families", [*standing, *group])
-            standing = self._keep(pool, [*standing, *group], most=MOST_FAMILIES)
+        first = {family: self._pick(forms, 1)[0] for family, forms in families.items()}
+        standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
+        # Where the likeliest form of a family has been ended, the leanest may have room.
+        lean = [
+            find_leanest(families[family]).name
+            for family, name in first.items()
+            if name in self.journal.pages.dropped
+        ]
+        standing = self._race_groups(pool, "lean", lean, standing, MOST_FAMILIES)
         best = {self._candidates[name].family for name in standing if name in self._candidates}
         forms = [
             form
             for family in families
             if family in best
             for form in self._pick(families[family], FORMS_EACH)
-            if form not in first
+            if form not in first.values()
         ]
-        standing = self._race_forms(pool, "forms", forms, standing)
-        standing = self._race_forms(pool, "neighbors", self._find_neighbors(standing), standing)
+        standing = self._race_groups(pool, "forms", forms, standing, MOST_FINALISTS)
+        neighbors = self._find_neighbors(standing)
+        standing = self._race_groups(pool, "neighbors", neighbors, standing, MOST_FINALISTS)
         self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
 
-    def _race_forms(
-        self, pool: Pool, heat: str, forms: Sequence[str], standing: list[str]
+    def _race_groups(
+        self, pool: Pool, heat: str, names: Sequence[str], standing: list[str], most: int
     ) -> list[str]:
-        for group in pool.groups(forms, together_with=standing):
+        """Race names with those that are `standing`, as many at once as there is memory for;
+        returns who goes on, at most so many of the searched ones.
+        """
+        for group in pool.groups(names, together_with=standing):
             self._heat(pool, heat, [*standing, *group])
-            standing = self._keep(pool, [*standing, *group], most=MOST_FINALISTS)
+            standing = self._keep(pool, [*standing, *group], most=most)
         return standing
 
     def _find_neighbors(self, standing: Sequence[str]) -> list[str]:

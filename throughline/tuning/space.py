@@ -256,6 +256,16 @@ def pick_forms(
     return picked
 
 
+def find_leanest(forms: Sequence[Candidate]) -> Candidate:
+    """The form of a family that holds least at once: of one call at a time, that leaves to the
+    device what would make its batches larger.
+    """
+    return min(
+        forms,
+        key=lambda form: (form.config.map.parallel != "none", form.config.postprocess_on == "host"),
+    )
+
+
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
     """Those of the forms of its family that call the work otherwise in one respect alone."""
     return [one for one in forms if _differ(form, one) == 1]
