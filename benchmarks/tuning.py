@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -145,23 +146,25 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
     rivals = [name for name in search.rivals if name != CEILING]
     best = sorted(rivals, key=search.race.seconds)[:BEST]
     picks = choose_as_others(search, rivals, count=len(raced))
-    finalists = list(dict.fromkeys([found.chosen, *best, *filter(None, picks.values())]))
+    broke = search.journal.pages.dropped.get(found.chosen, "")
+    chosen = best[0] if broke else found.chosen
+    finalists = list(dict.fromkeys([chosen, *best, *filter(None, picks.values())]))
     race_heat(search, "final", finalists, rounds=FINAL_ROUNDS)
     race = of_heat(search.race, "final")
     fastest = race.fastest(finalists)
-    regret = race.ratio(found.chosen, fastest)
+    regret = race.ratio(chosen, fastest)
     return {
         "outcome": found.outcome,
         "chosen": found.chosen,
         "fastest": fastest,
-        "regret_pct": 100 * max(0.0, regret.low - 1),
-        "median_pct": 100 * (regret.median - 1),
+        "regret_pct": math.inf if broke else 100 * max(0.0, regret.low - 1),
+        "median_pct": math.inf if broke else 100 * (regret.median - 1),
         "searched_s": found.searched_s,
         "plans": len(rivals),
         "raced": len(raced),
-        "broke": search.journal.pages.dropped.get(found.chosen, ""),
+        "broke": broke,
         "others": {
-            who: None if name is None else vars(race.ratio(name, found.chosen)) | {"name": name}
+            who: None if name is None else vars(race.ratio(name, chosen)) | {"name": name}
             for who, name in picks.items()
         },
         "disturbed_by": race.disturbed_by(),

@@ -149,3 +149,27 @@ def test_without_naive_the_first_of_ones_own_is_the_baseline():
     choice = choose(one, ["optimized", "stored"], ["optimized"], needs=NEEDS, configs=CONFIGS)
     assert choice.baseline == choice.incumbent == "optimized"
     assert compose_sentence(choice, one, FREE).count("optimized") == 1
+
+
+def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does():
+    one = race(steady(stored=5000.0, cached=5000.0), costs={}, epochs=10)
+    choice = chosen(one, own=())
+    assert (choice.outcome, choice.name) == ("found", "stored"), "a tie, and less memory"
+    assert compose_sentence(choice, one, FREE).endswith(
+        "none of your own configurations keeps the budgets"
+    )
+    alone = chosen(race(steady(stored=5000.0), costs={}, epochs=10), own=())
+    assert (alone.outcome, alone.name, alone.baseline) == ("found", "stored", "stored")
+    assert "×" not in compose_sentence(alone, one, FREE)
+
+
+@pytest.mark.parametrize("mib", [340, 351.9, 352.1, 400])
+def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
+    one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)
+    needs = {
+        **NEEDS,
+        "cached": Need(ram_bytes=mib * MIB, disk_bytes=0.0, prepare_s=0.0),
+        "stored": Need(ram_bytes=(mib - 1) * MIB, disk_bytes=99.0, prepare_s=0.0),
+    }
+    choice = choose(one, ["naive", "stored", "cached"], ["naive"], needs=needs, configs=CONFIGS)
+    assert choice.name == "cached", "it needs no disk, and no more memory"

@@ -172,7 +172,7 @@ def test_neighbors_differ_in_one_respect():
         assert sum(one != other for one, other in pairs) == 1
 
 
-def test_the_leanest_form_calls_one_at_a_time_and_hands_on_what_is_small():
-    forms = space().families["stream"]
-    assert calls(find_leanest(forms))[1:] == ("none", "device")
-    assert find_leanest(forms[::-1]).config.map.parallel == "none"
+def test_the_leanest_forms_call_one_at_a_time_and_hand_on_what_is_small():
+    lean = find_leanest(space().families["stream"])
+    assert [calls(form)[1:] for form in lean] == [("none", "device")] * 2
+    assert {form.config.vectorize for form in lean} == {True, False}

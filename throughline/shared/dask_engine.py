@@ -29,6 +29,7 @@ PER_THREAD = 2  # items that a thread has or waits for
 ANSWER_S = 15.0  # within which a scheduler answers
 WORKERS_S = 60.0  # within which a cluster has a worker
 POLL_S = 1.0
+ITEMS_SHOWN = 3
 ATTEMPTS = 3  # of an item whose worker ends
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
@@ -108,7 +109,7 @@ class DaskEngine:
         self._worked_at = time.monotonic()
         try:
             while True:
-                room = PER_THREAD * max(1, self._count_threads()) - len(sent.pending)
+                room = PER_THREAD * max(1, self._count_threads(sent)) - len(sent.pending)
                 for number, item in islice(numbered, max(0, room)):
                     sent.send(number, item)
                 if not sent.pending:
@@ -133,7 +134,7 @@ class DaskEngine:
             program=describe_program(modules),
         )
 
-    def _count_threads(self) -> int:
+    def _count_threads(self, sent: _Sent) -> int:
         """Threads of all workers now; 0 for a while where all have ended and others may come."""
         try:
             threads_of: Any = self._client.nthreads()
@@ -146,6 +147,7 @@ class DaskEngine:
             raise EngineFailed(
                 f"engine: the Dask cluster at {self._name} has had no worker for"
                 f" {WORKERS_S:.0f} s; start some with `dask worker {self._name} --nthreads 1`"
+                f"{sent.describe()}"
             )
         return threads
 
@@ -160,9 +162,9 @@ class DaskEngine:
             return future.result()
         except KilledWorker as error:
             raise EngineFailed(
-                f"engine: {item} has ended {ATTEMPTS} workers, one after the other; see their logs,"
-                " or find the record in it that does so with threads: leave `engine` out of"
-                " params.yaml"
+                f"engine: {item} has ended {error.allowed_failures + 1} workers, one after the"
+                " other; see their logs, or find the record in it that does so with threads: leave"
+                " `engine` out of params.yaml"
             ) from error
         except ModuleNotFoundError as error:
             raise EngineFailed(
@@ -192,6 +194,12 @@ class _Sent:
             number, item = self.pending.pop(future)
             yield number, item, future
             future.release()
+
+    def describe(self) -> str:
+        """The first that were under way: one of them may end every worker."""
+        items = [str(item) for _, item in self.pending.values()]
+        shown = ", ".join(items[:ITEMS_SHOWN])
+        return f"; under way were {shown}, one of which may end its workers" if items else ""
 
     def cancel(self) -> None:
         """Take back what nobody waits for any more."""

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from throughline.shared.errors import ObjectStoreFailed
 
-SCHEMES = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
+SCHEMES = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "azure://CONTAINER/PREFIX"}
 RETRIES = 3  # of a request that a server's error, a lost connection or a time limit has ended
 CONNECT_S = 5
 REQUEST_S = 60  # from the first byte sent to the last received
@@ -90,7 +90,8 @@ class ObjectStore:
 
     def address(self, name: str) -> str:
         """An object's full address, for messages."""
-        return f"{self.url}/{name}" if name else self.url
+        shown = self.url.replace("az://", "azure://", 1)  # as people and DVC write it
+        return f"{shown}/{name}" if name else shown
 
     def find(self, name: str) -> StoredObject | None:
         """What the store says about an object; None where there is none of this name."""

@@ -23,6 +23,7 @@ SURE = 2.0  # a lead from which on a race needs no confirmation
 LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
 LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
+NONE_OF_OWN = "none of your own configurations keeps the budgets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +50,22 @@ def choose(
     needs: Mapping[str, Need],
     configs: Mapping[str, PipelineConfig],
 ) -> Choice:
-    """Choose among `rivals`, which all have raced, and of which some are one's `own`."""
-    baseline = find_baseline(own)
-    incumbent = race.fastest(own)
-    ahead = [name for name in rivals if name not in own and _is_ahead(race.ratio(name, incumbent))]
+    """Choose among `rivals`, which all have raced, and of which some are one's `own`; where none
+    of these is left, any other is better.
+    """
+    compared = own or [max(rivals, key=race.seconds)]
+    baseline, incumbent = find_baseline(compared), race.fastest(compared)
+    ahead = [
+        name
+        for name in rivals
+        if name not in own and (not own or _is_ahead(race.ratio(name, incumbent)))
+    ]
     name, new = incumbent, bool(ahead)
     if new:
         fastest = race.fastest([incumbent, *ahead])
         tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
-        name = min(tied, key=lambda each: _modesty(needs[each], configs[each]))
+        least = min(needs[each].ram_bytes for each in tied)
+        name = min(tied, key=lambda each: _modesty(needs[each], configs[each], least))
     disturbed = race.disturbed_by()
     outcome: Outcome = (
         "undecided"
@@ -76,7 +84,7 @@ def choose(
         to_baseline=race.ratio(name, baseline),
         to_incumbent=race.ratio(name, incumbent),
         pays_from=find_break_even(race, name, baseline),
-        reason=disturbed or "",
+        reason=disturbed or ("" if own else NONE_OF_OWN),
     )
 
 
@@ -143,9 +151,11 @@ def _is_tied(gap: Ratio) -> bool:
     return not gap.slower and gap.median <= TIE
 
 
-def _modesty(need: Need, config: PipelineConfig) -> tuple[int, float, int]:
+def _modesty(
+    need: Need, config: PipelineConfig, least_ram_bytes: float
+) -> tuple[float, float, int]:
     keys = len(config.model_dump(exclude_defaults=True))
-    return round(need.ram_bytes / MEMORY_GRAIN), need.disk_bytes, keys
+    return (need.ram_bytes - least_ram_bytes) // MEMORY_GRAIN, need.disk_bytes, keys
 
 
 def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
@@ -165,17 +175,19 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
         return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
     epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
     parts = [f"{format_seconds(race.seconds(choice.name))} for {epochs}"]
-    parts.append(
-        f"{_times(choice.to_baseline)} {choice.baseline}"
-        f" ({1 / choice.to_baseline.high:.1f} to {_upper(choice.to_baseline)})"
-    )
+    if choice.name != choice.baseline:
+        parts.append(
+            f"{_times(choice.to_baseline)} {choice.baseline}"
+            f" ({1 / choice.to_baseline.high:.1f} to {_upper(choice.to_baseline)})"
+        )
     if choice.incumbent != choice.baseline:
         parts.append(f"{_times(choice.to_incumbent)} {incumbent}")
     spent = [f"{format_bytes(need.disk_bytes)} of disk"] if need.disk_bytes else []
     spent += [f"{format_seconds(need.prepare_s)} of preparation"] if need.prepare_s else []
     if choice.pays_from is not None and choice.pays_from > 1:
         spent.append(f"pays from epoch {choice.pays_from}")
-    return f"{TUNED}: {', '.join(parts)}" + (f"; {', '.join(spent)}" if spent else "")
+    clauses = [", ".join(parts), *filter(None, [", ".join(spent), choice.reason])]
+    return f"{TUNED}: {'; '.join(clauses)}"
 
 
 def _times(ratio: Ratio) -> str:

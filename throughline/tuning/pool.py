@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,10 +16,11 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
 from throughline.tuning.jobs import Opened
 from throughline.tuning.journal import Entrance, Journal
-from throughline.tuning.needs import Need, format_bytes
+from throughline.tuning.needs import Need, exceeds
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
+NOTED_BYTES = 2**20  # by which a contestant has to have grown to be noted
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 
@@ -149,15 +151,15 @@ class Pool:
         self._watch(name)
 
     def _watch(self, name: str) -> None:
-        """Drop a contestant that takes more memory than is allowed."""
+        """Note the most memory that a contestant has taken; drop it where that is more than is
+        allowed.
+        """
         entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
         most = max(entrance.ram_bytes, held)
+        if most > entrance.ram_bytes + NOTED_BYTES:
+            self._journal.enter(name, replace(entrance, ram_bytes=most))
         if most > self._ram_bytes and name != CEILING:
-            self._drop(
-                name,
-                f"takes {format_bytes(most)} of memory,"
-                f" {format_bytes(self._ram_bytes)} are allowed",
-            )
+            self._drop(name, exceeds(most, self._ram_bytes))
 
     def _drop(self, name: str, reason: str) -> None:
         self._journal.drop(name, reason)

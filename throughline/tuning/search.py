@@ -31,7 +31,7 @@ from throughline.tuning.confirmation import confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.journal import Journal
-from throughline.tuning.needs import Need, find_excess
+from throughline.tuning.needs import Need, exceeds, find_excess
 from throughline.tuning.pool import Pool
 from throughline.tuning.race import MIN_ROUNDS, Race
 from throughline.tuning.space import (
@@ -79,6 +79,9 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
+        for name, entrance in journal.pages.entrances.items():  # by what it has taken before
+            if entrance.ram_bytes > question.limits.ram_bytes and name != CEILING:
+                journal.drop(name, exceeds(entrance.ram_bytes, question.limits.ram_bytes))
 
     def run(self) -> Choice:
         """Race, choose, confirm and prove; returns the choice.
@@ -94,7 +97,9 @@ class Search:
             )
             raise Untunable(f"no contestant could be raced: {reasons}")
         while True:
-            choice = confirm(self._choose(), self.race, self.journal, self._entry)
+            choice = self._choose()
+            if self._own:
+                choice = confirm(choice, self.race, self.journal, self._entry)
             if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
 
@@ -168,9 +173,10 @@ class Search:
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
         # Where the likeliest form of a family has been ended, the leanest may have room.
         lean = [
-            find_leanest(families[family]).name
+            form.name
             for family, name in first.items()
             if name in self.journal.pages.dropped
+            for form in find_leanest(families[family])
         ]
         standing = self._race_groups(pool, "lean", lean, standing, MOST_FAMILIES)
         best = {self._candidates[name].family for name in standing if name in self._candidates}
@@ -192,7 +198,10 @@ class Search:
         """Race names with those that are `standing`, as many at once as there is memory for;
         returns who goes on, at most so many of the searched ones.
         """
-        for group in pool.groups(names, together_with=standing):
+        left = [name for name in names if name not in standing]
+        while left:
+            group = next(pool.groups(left, together_with=standing))
+            left = left[len(group) :]
             self._heat(pool, heat, [*standing, *group])
             standing = self._keep(pool, [*standing, *group], most=most)
         return standing
@@ -303,14 +312,14 @@ class Search:
 
     def _choose(self) -> Choice:
         """The choice among those that have raced. What it is compared with is of one's own, as far
-        as it went on to the last round; where none fits, the slowest.
+        as it went on to the last round.
         """
         last = self.race.rounds[-1].rates
         own = [name for name in self._own if name in last] or self._own
         return choose(
             self.race,
             self.rivals,
-            own or [max(self.rivals, key=self.race.seconds)],
+            own,
             needs=self.measured_needs,
             configs={name: each.config for name, each in self._candidates.items()},
         )

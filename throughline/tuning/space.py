@@ -256,14 +256,16 @@ def pick_forms(
     return picked
 
 
-def find_leanest(forms: Sequence[Candidate]) -> Candidate:
-    """The form of a family that holds least at once: of one call at a time, that leaves to the
-    device what would make its batches larger.
+def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
+    """The forms of a family that hold least at once, vectorized or not: of one call at a time, that
+    leave to the device what would make their batches larger.
     """
-    return min(
-        forms,
-        key=lambda form: (form.config.map.parallel != "none", form.config.postprocess_on == "host"),
-    )
+
+    def weight(form: Candidate) -> tuple[bool, bool]:
+        return form.config.map.parallel != "none", form.config.postprocess_on == "host"
+
+    least = min(map(weight, forms))
+    return [form for form in forms if weight(form) == least]
 
 
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:

@@ -2,7 +2,8 @@
 mapped.
 
 A column is fetched into `COLUMN.bin.partial`, and renamed when every chunk of it has matched its
-digest: a file named `COLUMN.bin` has no hole, which would read as zeros. Where a process reads some
+digest: a file named `COLUMN.bin` has no hole, which would read as zeros; one that has another
+length since is fetched again. Where a process reads some
 rows only, as with a shuffle of lanes, their chunks alone are fetched, into a folder that is named
 by these rows. What an interrupted fetch has left is compared with the digests, and what matches is
 not fetched again.
@@ -32,7 +33,7 @@ from throughline.shared.errors import DiskRefused, ObjectStoreFailed
 from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
-from throughline.shared.progress import in_threads, progress
+from throughline.shared.progress import echo_fact, in_threads, progress
 
 THREADS = 8
 RANGE_BYTES = 8 << 20
@@ -98,16 +99,17 @@ class FetchedColumns:
           DiskRefused: the column does not fit on the disk; says both sizes.
         """
         path, size = self._path(split, column), self.index.splits[split].bytes(column)
-        if path.exists() or size == 0:
+        if size == 0 or _is_whole(path, size):
             return
         if column.ragged:
             self._whole.fetch(split, column.extent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             whole = self._whole._path(split, column)
-            if path.exists():
+            if _is_whole(path, size):
                 return
-            if whole.exists():
+            path.unlink(missing_ok=True)
+            if path != whole and _is_whole(whole, size):
                 path.hardlink_to(whole)
             else:
                 self._fetch_into(path, split, column, size)
@@ -117,6 +119,12 @@ class FetchedColumns:
 
     def _fetch_into(self, path: Path, split: str, column: Column, size: int) -> None:
         objects = self._list_objects(split, column)
+        first, stop = self.rows or (0, self.index.splits[split].count)
+        size_mib = sum(one.bytes for one in objects) / 2**20
+        echo_fact(
+            f"{split}/{column.name}: rows {first:,} to {stop:,} of"
+            f" {self.index.splits[split].count:,}, {size_mib:,.1f} MiB, from {self.store.url}"
+        )
         unfinished = path.with_name(path.name + PARTIAL)
         resumes = unfinished.exists() and unfinished.stat().st_size == size
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
@@ -154,6 +162,11 @@ class FetchedColumns:
             if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
                 return
         write_at(descriptor, fetch_checked(self.store, one), one.begin)
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """Whether a column has been fetched and not been cut off since."""
+    return path.exists() and path.stat().st_size == size
 
 
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
