@@ -419,3 +419,14 @@ def test_rows_that_are_there_already_are_not_fetched_again(put, proxy):
     proxy.requests.clear()
     assert np.array_equal(data.for_rows((3, 9)).memmap("train", "image"), images)
     assert not proxy.requests
+
+
+def test_a_column_that_was_cut_off_since_is_fetched_again(put):
+    data = put()
+    images = np.array(data.memmap("train", "image"))
+    path = column_path(data.columns_folder, "train", "image")
+    os.truncate(path, images.nbytes // 2)
+    rows = put().for_rows((3, 9)).memmap("train", "image")
+    assert np.array_equal(rows[3:9], images[3:9]), "not from what is left of the whole"
+    assert np.array_equal(put().memmap("train", "image"), images)
+    assert path.stat().st_size == images.nbytes
