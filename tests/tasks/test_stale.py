@@ -266,7 +266,7 @@ PROGRAM = [
     ("throughline/config/cli.py", NEW, CONSTANT, set()),
     ("throughline/data/shards/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
     ("throughline/measurement/throughput.py", NEW, CONSTANT, each("build")),
-    ("throughline/training/step_timer.py", "STEPS = 5", "STEPS = 6", each("train")),
+    ("throughline/training/checkpoint_store.py", NEW, CONSTANT, each("train")),
     ("throughline/diagnosis/rules/base.py", NEW, CONSTANT, each("profile")),
     ("throughline/reporting/headline.py", NEW, CONSTANT, each("report")),
     ("throughline/reporting/report.html", "<body", "<body data-x", each("report")),
