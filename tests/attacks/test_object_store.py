@@ -85,7 +85,9 @@ def home(tmp_path_factory) -> Iterator[StackConfig]:
 def listening(home) -> dict[int, str]:
     """Every port that the store's processes listen at, and its address."""
     ours = {
-        child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if child.name() == "weed" and f"-s3.port={home.settings.s3_port}" in child.cmdline()
     }
     found = {
         one.laddr.port: one.laddr.ip
