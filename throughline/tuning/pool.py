@@ -20,7 +20,6 @@ from throughline.tuning.needs import Need, exceeds
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
-NOTED_BYTES = 2**20  # by which a contestant has to have grown to be noted
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 
@@ -156,7 +155,7 @@ class Pool:
         """
         entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
         most = max(entrance.ram_bytes, held)
-        if most > entrance.ram_bytes + NOTED_BYTES:
+        if most > entrance.ram_bytes:
             self._journal.enter(name, replace(entrance, ram_bytes=most))
         if most > self._ram_bytes and name != CEILING:
             self._drop(name, exceeds(most, self._ram_bytes))
