@@ -6,22 +6,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Epochs as they are and from memory, in alternation: the same process is faster in some seconds.
+# Trainings as they are and from memory, in alternation, of as many epochs as take SPAN_S: the same
+# process is faster in some seconds, an epoch may take a tenth of one, and calling `fit` takes time.
 ALTERNATE = """
-TRUTH, IN_MEMORY, PAIRS, FEWEST, LONG_S = os.environ.get("TRUTH"), False, 11, 5, 60
+TRUTH, IN_MEMORY, PAIRS, FEWEST, LONG_S = os.environ.get("TRUTH"), False, 15, 5, 60
+UNTIMED, SPAN_S = 2, 0.5  # rounds: one compiles, one says how long an epoch takes
 
 def alternate(as_it_is, from_memory):
     global IN_MEMORY
-    started = time.perf_counter()
-    for number in range(PAIRS + 1):
-        if number > FEWEST and time.perf_counter() - started > LONG_S:
+    started, epochs = time.perf_counter(), {True: 1, False: 1}
+    for number in range(PAIRS + UNTIMED):
+        if number >= FEWEST + UNTIMED and time.perf_counter() - started > LONG_S:
             break
         took = {}
         for IN_MEMORY in (True, False) if number % 2 else (False, True):
             began = time.perf_counter()
-            steps = (from_memory if IN_MEMORY else as_it_is)()
-            took[IN_MEMORY] = 1e3 * (time.perf_counter() - began) / steps
-        if number:
+            steps = (from_memory if IN_MEMORY else as_it_is)(epochs[IN_MEMORY])
+            seconds = time.perf_counter() - began
+            took[IN_MEMORY] = 1e3 * seconds / steps
+            if number == 1:
+                epochs[IN_MEMORY] = max(1, round(SPAN_S / seconds))
+        if number >= UNTIMED:
             print("PAIR", took[False], took[True], flush=True)
 """
 PRELUDE = f"""
@@ -61,7 +66,12 @@ def keep(data, *args):
     if isinstance(data, np.ndarray):
         rows, size = args
         data = tf.data.Dataset.from_tensor_slices((data, rows)).batch(size)
-    return data.take(64).cache() if isinstance(data, tf.data.Dataset) else data
+    if not isinstance(data, tf.data.Dataset):
+        return data
+    data = data.take(64).cache()
+    for _ in data:  # to its end: `fit`, which knows the steps, may leave the cache unfinished
+        pass
+    return data
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -71,11 +81,11 @@ def train(model, data, *args, **more):
     if not TRUTH:
         model.fit(data, *args, epochs=EPOCHS, verbose=0, **more)
         return
-    def epoch(*given):
-        model.fit(*given, epochs=1, verbose=0, **more)
-        return COUNT // BATCH
+    def run(epochs, *given):
+        model.fit(*given, epochs=epochs, verbose=0, **more)
+        return epochs * COUNT // BATCH
     kept = keep(data, *args)
-    alternate(lambda: epoch(data, *args), lambda: epoch(kept))
+    alternate(lambda epochs: run(epochs, data, *args), lambda epochs: run(epochs, kept))
 """
 ROWS = "rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)\n"
 FILES = "files = tf.data.Dataset.from_tensor_slices((jpegs(), labels))\n"
@@ -92,15 +102,16 @@ def loop(model, data):
             value = LOSS(y, model(x, training=True))
         gradients = tape.gradient(value, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    def epoch(given):
+    def run(epochs, given):
         steps = 0
-        for x, y in given:
-            step(x, y)
-            steps += 1
+        for number in range(epochs):
+            for x, y in given:
+                step(x, y)
+                steps += 1
         return steps
     if TRUTH:
         kept = keep(data)
-        return alternate(lambda: epoch(data), lambda: epoch(kept))
+        return alternate(lambda epochs: run(epochs, data), lambda epochs: run(epochs, kept))
     for number in range(EPOCHS):
         for x, y in data:
             step(x, y)
@@ -137,15 +148,16 @@ def train(loader, model):
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
-    def epoch(given):
+    def run(epochs, given):
         steps = 0
-        for x, y in given:
-            step(x, y)
-            steps += 1
+        for number in range(epochs):
+            for x, y in given:
+                step(x, y)
+                steps += 1
         return steps
     if TRUTH:
         kept = list(itertools.islice(loader, 64))
-        return alternate(lambda: epoch(loader), lambda: epoch(kept))
+        return alternate(lambda epochs: run(epochs, loader), lambda epochs: run(epochs, kept))
     for number in range(EPOCHS):
         for x, y in loader:
             step(x, y)
@@ -349,12 +361,12 @@ model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=T
 data = files.map(decode).batch(BATCH)
 kept = keep(data)
 
-def epoch(given):
-    model.fit(given, epochs=1, verbose=0)
-    return COUNT // BATCH
+def run(epochs, given):
+    model.fit(given, epochs=epochs, verbose=0)
+    return epochs * COUNT // BATCH
 
 if TRUTH:
-    alternate(lambda: epoch(data), lambda: epoch(kept))
+    alternate(lambda epochs: run(epochs, data), lambda epochs: run(epochs, kept))
 else:
     model.fit(data, epochs=EPOCHS, verbose=0)
 """

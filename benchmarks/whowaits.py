@@ -5,8 +5,8 @@ what is advised first leave the training as it is?
 
 Every case is a script. Its truth is measured apart: the script by itself trains epochs as they are
 and from batches that are kept in memory, in alternation; the stall is the median of the pairs. What
-the change that is advised gains is measured apart, too: with the change written into the script,
-each against its own epochs from memory. `--python` names an interpreter that has what the cases
+the change that is advised gains is measured apart, too: by the epochs of the script with the change
+written into it, and without. `--python` names an interpreter that has what the cases
 need (TensorFlow; PyTorch, JAX and tf_keras for some). Finished cases are kept in FILE, one JSON
 object a line, and not run again.
 """
@@ -67,11 +67,17 @@ def judge(name: str, case: Case, *, python: str) -> dict:
         seconds = time.perf_counter() - began
         report = json.loads(said.stdout) if said.stdout.startswith("{") else {"verdict": "CRASH"}
         pairs = _pairs(python, script)
-        slowdown = statistics.median(as_it_is / memory for as_it_is, memory in pairs)
+        step_ms = statistics.median(as_it_is for as_it_is, _ in pairs)
         gains = [
-            {"change": change.text, "predicted": change.gain, "real": slowdown / edited}
+            {
+                "change": change.text,
+                "predicted": change.gain,
+                "low": change.low,
+                "high": change.high,
+                "real": step_ms / edited_ms,
+            }
             for change in _first_or_best(report)
-            if (edited := _edited_slowdown(python, script, change)) is not None
+            if (edited_ms := _edited_step_ms(python, script, change)) is not None
         ]
     stalls = sorted(100 * (1 - memory / as_it_is) for as_it_is, memory in pairs)
     first = _first(report)
@@ -84,7 +90,7 @@ def judge(name: str, case: Case, *, python: str) -> dict:
         "true_pct": round(statistics.median(stalls), 1),
         "true_range": [round(stalls[1], 1), round(stalls[-2], 1)],
         "step_ms": report.get("step_ms"),
-        "true_step_ms": round(statistics.median(each[0] for each in pairs), 2),
+        "true_step_ms": round(step_ms, 2),
         "model_ms": report.get("model_ms"),
         "true_model_ms": round(statistics.median(each[1] for each in pairs), 2),
         "first": first,
@@ -117,17 +123,15 @@ def _first(report: dict) -> str:
     return found.text if found else ""
 
 
-def _edited_slowdown(python: str, script: Path, change: Tried) -> float | None:
-    """How many times as long a step of the script with a change takes as one from memory; None
-    where the change cannot be written into it.
-    """
+def _edited_step_ms(python: str, script: Path, change: Tried) -> float | None:
+    """Milliseconds of a step of the script with a change; None where that cannot be written."""
     try:
         source = edit_source(script.read_bytes(), str(script), change.edits)
     except CannotBeWritten:
         return None
     edited = script.with_name("edited.py")
     edited.write_bytes(source)
-    return statistics.median(as_it_is / memory for as_it_is, memory in _pairs(python, edited))
+    return statistics.median(as_it_is for as_it_is, _ in _pairs(python, edited))
 
 
 def _pairs(python: str, script: Path) -> list[tuple[float, float]]:

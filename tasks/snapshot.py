@@ -61,8 +61,7 @@ def main() -> None:
         output_shape((*params.preprocess, *params.augment), shards.schema)
         store = open_store(params.storage.url) if params.storage.url else None
         scratch = Scratch()
-        # What is in a bucket is not on DVC's disk.
-        earlier = None if store else open_earlier("snapshot", layout.root, scratch)
+        earlier = open_earlier("snapshot", layout.root, scratch)
         known = _read_cost(earlier) if earlier else None
         started_at = time.perf_counter()
         with (

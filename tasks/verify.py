@@ -40,6 +40,8 @@ def main() -> None:
             for column in stored.snapshot.columns:
                 stored.memmap(split, column.name)
         verify(stored.columns_folder, stored.snapshot)
+        if stored.fetched:
+            stored.fetched.verify_regions()
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")

@@ -56,7 +56,7 @@ def bucket_url(object_store) -> str:
 @dataclass
 class Proxy:
     """What has passed, and what goes wrong: `fault` gets method and path of each request and says
-    `cut`, `late`, `corrupt`, `503`, or None for none.
+    `cut`, `lost` (done, and never answered), `late`, `corrupt`, `403`, `503`, or None for none.
     """
 
     endpoint: str
@@ -106,7 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.state.fault(self.command, self.path)
-        status, headers, data = (503, {}, b"") if fault == "503" else self._ask(body)
+        refused = fault in ("403", "503")
+        status, headers, data = (int(fault), {}, b"") if refused else self._ask(body)
+        if fault == "lost":
+            self.close_connection = True
+            return
         if fault == "late":
             time.sleep(0.1)
         if fault == "corrupt":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import data_settings, picture
 
+from tasks.upload import upload
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import SETTLED_NS
 from throughline.data.known_files import open_known_files
@@ -22,6 +23,7 @@ from throughline.data.shards.earlier_shards import find_earlier_shards
 from throughline.data.shards.index import read_shard_index
 from throughline.settings import ShardSettings
 from throughline.shared.errors import DataNotFound
+from throughline.shared.object_store import open_store
 
 SETTINGS = ShardSettings(min_shards=6, writers=2)
 
@@ -155,6 +157,50 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path):
     changed.write_bytes(content)
     os.utime(changed, (1, 1))
     with pytest.raises(DataNotFound, match=r"4\.jpg .* has other contents than at ingest"):
+        write_again()
+
+
+def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(
+    tmp_path, bucket_url, monkeypatch
+):
+    data = Data(tmp_path)
+    for number in range(20):
+        path = data.source / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    upload(data.source, f"{bucket_url}/photos")
+    settings, kept = data_settings(f"{bucket_url}/photos"), tmp_path / "kept"
+    manifest = replace(
+        ingest(settings, tmp_path / "manifest", inspections=kept), folder=tmp_path / "manifest"
+    )
+    data.write(manifest)
+    data.keep()
+    written, real = [], writing.write_frames
+
+    def write_frames(path, *arguments, **values):
+        written.append(path.name)
+        return real(path, *arguments, **values)
+
+    monkeypatch.setattr(writing, "write_frames", write_frames)
+
+    def write_again():
+        shutil.rmtree(data.shards, ignore_errors=True)
+        with open_known_files(manifest, settings, kept) as is_known:
+            writing.shard(
+                manifest, data.shards, settings=SETTINGS, earlier=data.earlier, is_known=is_known
+            )
+
+    write_again()
+    assert not written
+    store = open_store(f"{bucket_url}/photos")
+    store.write("a/4.jpg", store.read("a/4.jpg"))  # the same again, as its tag says
+    write_again()
+    assert len(written) <= 1, "a store may count when it was written"
+    store.write("a/4.jpg", store.read("a/6.jpg"))
+    with pytest.raises(DataNotFound, match=r"a/4\.jpg .*(other contents|another size)"):
+        write_again()
+    store.delete(["a/4.jpg"])
+    with pytest.raises(DataNotFound, match=r"a/4\.jpg .* is gone now"):
         write_again()
 
 

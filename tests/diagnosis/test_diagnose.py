@@ -146,15 +146,28 @@ def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
     assert diagnosis.fix.startswith("stop tuning the input")
 
 
-def test_where_an_accelerator_waits_and_no_rule_holds_nobody_is_told_to_stop_looking():
+@pytest.mark.parametrize(
+    ("on_accelerator", "cause", "fix"),
+    [
+        (True, "no rule explains it", "look at"),
+        (
+            False,
+            "input and model compete for the same cores",
+            "no change of this configuration gains",
+        ),
+    ],
+)
+def test_where_input_costs_and_no_rule_holds_nobody_is_told_to_stop_looking(
+    on_accelerator, cause, fix
+):
     well_read = {
         "read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"},
         "prefetch": 2, "postprocess_on": "device",
     }  # fmt: skip
     stall = Stall(pct=60.0, low_pct=58.0, high_pct=62.0)
-    diagnosis = judged(well_read, train_step_ms=25.0, stall=stall)
+    diagnosis = judged(well_read, train_step_ms=25.0, stall=stall, on_accelerator=on_accelerator)
     assert diagnosis.verdict == "input-bound" and not diagnosis.predicted_gain
-    assert diagnosis.cause == "no rule explains it" and diagnosis.fix.startswith("look at")
+    assert diagnosis.cause == cause and diagnosis.fix.startswith(fix)
 
 
 def test_what_is_no_step_of_the_input_is_not_blamed_on_one():

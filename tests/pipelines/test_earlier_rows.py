@@ -20,13 +20,14 @@ from throughline.data.ingest import ingest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.write import snapshot_writer
-from throughline.pipelines.write.earlier_rows import find_earlier_snapshot
+from throughline.pipelines.write.earlier_rows import find_earlier_rows
 from throughline.pipelines.write.rows import STATISTICS_OF
-from throughline.pipelines.write.snapshot import snapshot, write_snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.ops import CenterCrop, Decode, Resize
 from throughline.settings import DataSettings, ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard
 from throughline.shared.layout import Layout
+from throughline.shared.object_store import ObjectStore, open_store
 
 pytestmark = pytest.mark.integration
 
@@ -48,11 +49,17 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-class Data:
-    """Examples in files or in one array, their shards and snapshot."""
+def read_objects(store: ObjectStore, key: str) -> dict[str, bytes]:
+    return {one.name: store.read(one.name) for one in store.list(key)}
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind, self.source = folder, kind, folder / "source"
+
+class Data:
+    """Examples in files or in one array, their shards and snapshot, whose columns are in a store
+    where that has a `url`.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, url: str = "") -> None:
+        self.folder, self.kind, self.source, self.url = folder, kind, folder / "source", url
         self.shards, self.earlier = folder / "shards", Layout(folder / "earlier")
         self.settings = SnapshotSettings(fraction=0.4 if kind == "part" else 1)
         if kind == "texts":
@@ -89,6 +96,10 @@ class Data:
         manifest = replace(manifest, folder=self.folder / "manifest")
         shard(manifest, self.shards, settings=ShardSettings(min_shards=3, writers=2))
 
+    def destination(self, name: str, *, earlier: Layout | None = None) -> Destination:
+        store = open_store(f"{self.url}/{name}") if self.url else None
+        return Destination(folder=self.folder / name, store=store, earlier=earlier)
+
     def snapshot(self, ops=None) -> set[str]:
         """The names of the shards that are preprocessed; all rows are as in a fresh snapshot, and
         this one is the earlier one from now on.
@@ -100,7 +111,7 @@ class Data:
             return real(context, shard, start)
 
         index, ops = read_shard_index(self.shards), OPS[self.kind] if ops is None else ops
-        out = Destination(folder=self.folder / "snapshot", earlier=self.earlier)
+        out = self.destination("snapshot", earlier=self.earlier)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(snapshot_writer, "write_shard", write_shard)
             written = write_snapshot(
@@ -109,9 +120,13 @@ class Data:
         read = index.with_repaired(written.index.repaired).shards
         left = sum(one.examples for one in read if one.name not in computed)
         assert written.copied == left
-        fresh = self.folder / "fresh"
-        snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
-        assert read_files(out.folder) == read_files(fresh)
+        fresh = self.destination("fresh")
+        write_snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
+        assert read_files(out.folder) == read_files(fresh.folder)
+        if fresh.store:
+            expected = read_objects(fresh.store, written.index.key)
+            assert read_objects(out.store, written.index.key) == expected
+            fresh.store.delete(list(expected))
         shutil.rmtree(self.earlier.root, ignore_errors=True)
         shutil.copytree(self.shards, self.earlier.shards)
         out.folder.rename(self.earlier.snapshot)
@@ -165,8 +180,8 @@ def test_what_was_made_with_another_file_or_of_another_dtype_is_not_copied(photo
         ((value, *others), {"tokenizer.model": "1"}, False),
         ((replace(value, dtype="uint16"), *others), {}, False),
     ):
-        found = find_earlier_snapshot(photos.earlier, SMALL, columns, files)
-        assert (found is not None) == known
+        out = Destination(folder=photos.folder, earlier=photos.earlier)
+        assert bool(find_earlier_rows(out, "key", SMALL, columns, files)) == known
 
 
 @pytest.mark.slow
@@ -224,6 +239,89 @@ def test_columns_that_were_put_into_a_store_are_not_missed(photos):
     for column in photos.earlier.snapshot.glob("*/*.bin"):
         column.unlink()
     assert photos.snapshot() == photos.names()
+
+
+@pytest.fixture(params=slow_but_first(["photos", "unlike", "texts", "part"]))
+def stored(request, tmp_path, bucket_url) -> Data:
+    made = Data(tmp_path, request.param, url=bucket_url)
+    made.write_shards()
+    return made
+
+
+def test_a_store_copies_the_objects_of_equal_shards(stored, monkeypatch):
+    assert stored.snapshot() == stored.names()
+    written, copied, write, copy = [], [], ObjectStore.write, ObjectStore.copy
+
+    def noting_write(store, name, data):
+        written.append(f"{store.address('')}/{name}")
+        write(store, name, data)
+
+    def noting_copy(store, name, to):
+        copied.append(to)
+        copy(store, name, to)
+
+    monkeypatch.setattr(ObjectStore, "write", noting_write)
+    monkeypatch.setattr(ObjectStore, "copy", noting_copy)
+    assert stored.snapshot() == stored.names(), "its objects have these names already"
+    assert not copied
+    stored.change_one()
+    stored.write_shards()
+    computed = stored.snapshot()
+    assert computed < stored.names() if stored.kind == "part" else len(computed) == 1
+    assert copied
+    assert not {*copied} & {one.rpartition("/snapshot/")[2] for one in written}
+
+
+@pytest.mark.parametrize("damage", slow_but_first(["byte", "object", "index", "all"]))
+def test_objects_that_are_damaged_or_gone_are_computed_again(tmp_path, bucket_url, damage, capsys):
+    data = Data(tmp_path, "photos", url=bucket_url)
+    data.write_shards()
+    data.snapshot()
+    store = open_store(f"{bucket_url}/snapshot")
+    names = [one.name for one in store.list()]
+    of_images = next(one for one in names if "/train/image/" in one)
+    if damage == "byte":
+        store.write(of_images, b"?" + store.read(of_images)[1:])
+    else:
+        parts = {"object": of_images, "index": "/index/", "all": ""}
+        store.delete([one for one in names if parts[damage] in one])
+    data.change_one()
+    data.write_shards()
+    computed = data.snapshot()
+    if damage in {"byte", "object"}:
+        assert 1 <= len(computed) <= 2
+    else:
+        assert computed == data.names()
+        assert "nothing of the earlier snapshot is copied" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fault", slow_but_first(["403", "lost"]))
+def test_where_a_store_copies_nothing_rows_are_computed_again(
+    tmp_path, bucket_url, proxy, monkeypatch, fault
+):
+    data = Data(tmp_path, "photos", url=bucket_url)
+    data.write_shards()
+    data.snapshot()
+    data.change_one()
+    data.write_shards()
+    monkeypatch.setattr(ObjectStore, "copy", marking(proxy, fault))
+    computed = data.snapshot()
+    assert computed == data.names() if fault == "403" else len(computed) <= 1
+
+
+def marking(proxy, fault):
+    """A copy whose first request meets a fault: each of them, where it is a refusal."""
+    copy = ObjectStore.copy
+
+    def copy_with_fault(store, name, to):
+        left = [fault] * (1 if fault == "lost" else 9)
+        proxy.fault = lambda method, path: left.pop() if left and path.endswith(to) else None
+        try:
+            copy(store, name, to)
+        finally:
+            proxy.fault = lambda method, path: None
+
+    return copy_with_fault
 
 
 @pytest.mark.slow

@@ -301,6 +301,41 @@ def test_two_processes_in_one_folder_fetch_once(put, proxy):
     assert got == data.snapshot.splits["train"].bytes(data.input_column)
 
 
+@pytest.mark.parametrize(("method", "fault"), [("PUT", "503"), ("PUT", "lost"), ("HEAD", "503")])
+def test_a_fault_of_an_upload_that_passes_leaves_the_right_bytes(
+    arrays, tmp_path, bucket_url, proxy, small_pieces, method, fault
+):
+    faults = iter([None, fault, None, fault])
+    proxy.fault = lambda used, path: (
+        next(faults, None) if used == method and "/image/" in path else None
+    )
+    write(arrays, tmp_path / "put", bucket_url)
+    assert not [*faults]
+    write(arrays, tmp_path / "files")
+    data = open_stored(arrays, tmp_path / "put", bucket_url, tmp_path / "cache")
+    for name, values in fetch_all(data).items():
+        assert values == (tmp_path / "files" / f"{name}.bin").read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "words"),
+    [
+        ("PUT", "503", r"answered HTTP 503 \(503\), also when tried 3 times more \("),
+        ("PUT", "403", r"no permission \(HTTP 403\); check the credentials .* \("),
+        ("HEAD", "503", r"also when tried 3 times more \("),
+    ],
+)
+def test_a_fault_of_an_upload_that_stays_names_object_and_rows(
+    arrays, tmp_path, bucket_url, proxy, small_pieces, method, fault, words
+):
+    proxy.fault = lambda used, path: fault if used == method and "/train/image/" in path else None
+    with pytest.raises(ObjectStoreFailed, match=words) as failed:
+        write(arrays, tmp_path / "put", bucket_url)
+    assert f"{bucket_url}/" in str(failed.value)
+    assert "column image of the train split, rows " in str(failed.value)
+    assert not (tmp_path / "put").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_kill_while_uploading_is_gone_on_from(
@@ -411,6 +446,19 @@ def test_rows_of_a_region_are_fetched_and_no_others(put, proxy):
         sizes.add(sum(size for _, path, size in proxy.requests if "/train/image/" in path))
         proxy.requests.clear()
     assert max(sizes) < images.nbytes and len(sizes) > 1
+
+
+def test_a_region_that_was_damaged_since_is_named(put):
+    data = put().for_rows((4, 9))
+    data.memmap("train", "image")
+    fetched = put().fetched
+    fetched.verify_regions()
+    path = column_path(data.columns_folder, "train", "image")
+    content = bytearray(path.read_bytes())
+    content[5 * data.input_column.stride] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptColumn, match=r"rows-4-9/train/image.bin .* rows \d+ to \d+\); del"):
+        fetched.verify_regions()
 
 
 def test_rows_that_are_there_already_are_not_fetched_again(put, proxy):

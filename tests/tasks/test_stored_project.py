@@ -11,6 +11,11 @@ import sys
 import pytest
 from project import SMALL, make_project, run, write_params
 
+from throughline.assembly.inputs import open_inputs
+from throughline.config.params import load_params
+from throughline.data.columns.index import column_path
+from throughline.shared.layout import Layout
+
 
 def read_results(folder):
     """What does not depend on how long things took: digests of examples, and losses."""
@@ -21,8 +26,23 @@ def read_results(folder):
     return digests, [line.split(",")[column] for line in history]
 
 
+def read_damaged_region(folder):
+    """What a host has fetched of some rows is compared with its digests, too."""
+    data = open_inputs(load_params(folder / "params.yaml"), Layout(folder)).for_rows((4, 9))
+    data.memmap("train", "image")
+    path = column_path(data.columns_folder, "train", "image")
+    content = path.read_bytes()
+    path.unlink()  # it may be a link to the whole
+    path.write_bytes(b"?" * len(content))
+    said = run(folder, sys.executable, "-m", "tasks.verify", code=2)
+    assert "rows-4-9/train/image.bin does not match its digest" in said
+    path.unlink()
+
+
 @pytest.mark.slow
-def test_dvc_trains_from_a_bucket_what_it_trains_from_files(array_file, bucket_url, tmp_path):
+def test_dvc_trains_from_a_bucket_what_it_trains_from_files(
+    array_file, bucket_url, object_store, tmp_path
+):
     """Workers of a Dask cluster put the columns there."""
     params = copy.deepcopy(SMALL)
     stored = {**params, "storage": {"url": bucket_url}, "engine": {"workers": 1}}
@@ -32,6 +52,10 @@ def test_dvc_trains_from_a_bucket_what_it_trains_from_files(array_file, bucket_u
     assert [*(folder / ".throughline" / "cache").rglob("image.bin")]
     said = run(folder, sys.executable, "-m", "tasks.storage", "verify")
     assert "all digests match" in said
+    secret = object_store["AWS_SECRET_ACCESS_KEY"].encode()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret in path.read_bytes()]
+    read_damaged_region(folder)
     found, index = read_results(folder), (folder / "data" / "snapshot" / "index.json").read_bytes()
     write_params(folder, params)
     assert "up to date" in run(folder, "dvc", "status", "snapshot"), "where it is reruns nothing"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
 from throughline.data.encodings.base import Root
-from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
+from throughline.data.inspection_cache import (
+    InspectionCache,
+    key_of_inspections,
+    open_inspection_cache,
+)
 from throughline.data.manifest import Manifest
+from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import ExampleFile
 from throughline.settings import DataSettings
+from throughline.shared.data_url import is_address
+from throughline.shared.object_store import StoredObject
 
 
 @contextmanager
@@ -20,15 +28,20 @@ def open_known_files(
     manifest: Manifest, settings: DataSettings, inspections: Path
 ) -> Iterator[Callable[[pd.DataFrame], bool]]:
     """A function that says of rows of a manifest whether ingest knows all of their files, as they
-    are now, with the same digests. It knows none that lies in a bucket, was converted, or has just
-    changed.
+    are now, with the same digests. It knows none that was converted, or has just changed. A bucket
+    is listed once, when it is first asked.
     """
-    root = Path(settings.path)
-    root = root if root.is_dir() else root.parent
     key = key_of_inspections(manifest.schema.input.encoding.name, settings)
-    with open_inspection_cache(inspections, root=Root(root), key=key) as cache:
+    with ExitStack() as opened:
+
+        @cache
+        def open_source() -> tuple[InspectionCache, Mapping[str, StoredObject]]:
+            root, listed = _open_root(settings.path)
+            known = open_inspection_cache(inspections, root=root, key=key)
+            return opened.enter_context(known), listed
 
         def is_known(rows: pd.DataFrame) -> bool:
+            known, listed = open_source()
             columns = rows[["id", "uri", "row", "bytes"]].itertuples(index=False)
             files = [
                 ExampleFile(
@@ -37,10 +50,20 @@ def open_known_files(
                     label="",
                     offset=offset,
                     size=0 if offset < 0 else size,
+                    object=listed.get(uri),
                 )
                 for example_id, uri, offset, size in columns
             ]
-            found = [info.digest if info else "" for info in cache.find(files)]
+            found = [info.digest if info else "" for info in known.find(files)]
             return found == rows["digest"].tolist()
 
         yield is_known
+
+
+def _open_root(path: str) -> tuple[Root | ObjectFolder, Mapping[str, StoredObject]]:
+    """What the files are below and, of a bucket, the objects that are there, by their addresses."""
+    if is_address(path):
+        folder = open_folder(path)
+        return folder, {folder.store.address(one.name): one for one in folder.objects}
+    local = Path(path)
+    return Root(local if local.is_dir() else local.parent), {}

@@ -37,6 +37,10 @@ FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
     " train.jit_compile or a faster accelerator help now"
 )
+FIX_WHEN_CORES_ARE_SHARED = (
+    "no change of this configuration gains much: less work in its ops, more cores, or an"
+    " accelerator for the model help now"
+)
 FIX_WHEN_UNKNOWN = (
     "look at the timeline, and at what else uses the disk, the memory and the cores of this machine"
 )
@@ -77,8 +81,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
     elif first:
         cause, fix = f"{first.step}: {first.cause} ({first.evidence})", first.fix
     else:
-        cause = _describe_unknown(facts, bound=bound)
-        fix = FIX_WHEN_UNKNOWN if bound and facts.on_accelerator else FIX_WHEN_COMPUTE_BOUND
+        cause, fix = _describe_unknown(facts, bound=bound)
     return Diagnosis(
         verdict=verdict.name,
         utilization_pct=100 - facts.stall_pct,
@@ -106,13 +109,13 @@ def _find_first(findings: Sequence[Finding], *, bound: bool) -> Finding | None:
     return next(gaining, None) or next(unpredictable, None)
 
 
-def _describe_unknown(facts: Facts, *, bound: bool) -> str:
-    """The cause where no rule names one."""
+def _describe_unknown(facts: Facts, *, bound: bool) -> tuple[str, str]:
+    """Cause and fix where no rule names one."""
     if not bound:
-        return "none in the input"
+        return "none in the input", FIX_WHEN_COMPUTE_BOUND
     if facts.on_accelerator:
-        return "no rule explains it"
-    return "input and model compete for the same cores"
+        return "no rule explains it", FIX_WHEN_UNKNOWN
+    return "input and model compete for the same cores", FIX_WHEN_CORES_ARE_SHARED
 
 
 def _describe_step(facts: Facts) -> str:

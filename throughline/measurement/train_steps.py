@@ -206,11 +206,6 @@ def _train_function(models: Models, settings: TrainSettings, feed: Feed) -> Any:
     return lambda batches: run(batches, tf.constant(1))
 
 
-def wait_for_loss(logs: Any) -> float:
-    """Wait until the step's loss has arrived on the host."""
-    return float(next(iter(logs.values())))
-
-
 def repeat_batches(pipeline: InputPipeline) -> Iterator:
     """The first batches of an epoch again and again, kept in memory."""
     batches = pipeline.dataset().take(BATCHES_IN_MEMORY).cache()

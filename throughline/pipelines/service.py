@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from throughline.shared.errors import ServiceFailed, end_process
-from throughline.shared.gc_pause import WITHOUT_KERAS, import_large
+from throughline.shared.gc_pause import import_tensorflow_alone
 from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
@@ -210,8 +210,7 @@ def main() -> None:
     if below_parent:
         end_with_parent()  # a worker waits for a dispatcher that is gone, and does not see our end
 
-    os.environ.setdefault(*WITHOUT_KERAS)
-    import_large("tensorflow")
+    import_tensorflow_alone()
     import tensorflow as tf
 
     service = tf.data.experimental.service

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from types import ModuleType
 
 USUAL_THRESHOLDS = gc.get_threshold()
-# What a process sets in which TensorFlow needs no Keras, whose import is half of TensorFlow's.
-WITHOUT_KERAS = ("TF_USE_LEGACY_KERAS", "1")
 
 
 def pause_garbage_collection() -> None:
@@ -35,3 +34,9 @@ def import_large(name: str) -> ModuleType:
     if not known:
         collect_garbage_as_usual()
     return module
+
+
+def import_tensorflow_alone() -> None:
+    """Import TensorFlow where nobody needs Keras, whose import is half of TensorFlow's."""
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    import_large("tensorflow")

@@ -56,9 +56,13 @@ class StepFunction:
         self._ahead.follow(logs, partial(self.timer.tick, self.steps))
         return logs
 
+    def settle(self) -> None:
+        """Wait until the last execution has ended."""
+        self._ahead.settle()
+
     def end(self) -> None:
         """End an epoch, when its last execution has ended."""
-        self._ahead.settle()
+        self.settle()
         self.timer.end()
 
 

@@ -19,7 +19,7 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_batches
 from throughline.config.params import Params
-from throughline.measurement.train_steps import repeat_batch, repeat_batches, wait_for_loss
+from throughline.measurement.train_steps import repeat_batch, repeat_batches
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.shared.layout import Layout
@@ -52,36 +52,35 @@ class Training:
         self._left = 0
         self.opened = Opened(has_cache=bool(pipeline.plan.caches), cached_share=self._sample.of_all)
         if not self.opened.has_cache:
-            _warm_up(self._advance)
+            _warm_up(self._step, self._advance)
 
     def fill(self) -> float:
         """Train through the first epoch, in which a cache is filled; returns what that takes of all
         examples [s].
         """
-        done, logs = self._advance()  # in which the graph is traced
-        wait_for_loss(logs)
+        done = self._advance()  # in which the graph is traced
+        self._step.settle()
         pipeline = self._pipeline
         before = done * pipeline.examples_per_step + count_mixed(pipeline.plan, pipeline.examples)
         started_at = time.perf_counter()
         while done < self._sample.steps:
-            more, logs = self._advance()
-            done += more
-        wait_for_loss(logs)
+            done += self._advance()
+        self._step.settle()
         timed = max(0.5, 1 - before / pipeline.examples)
         return (time.perf_counter() - started_at) / timed / self._sample.of_training
 
     def turn(self) -> Turn:
         """Train for a moment, from the state in which the last turn has left all buffers."""
-        return _take_turn(self._advance, self._pipeline.examples_per_step)
+        return _take_turn(self._step, self._advance, self._pipeline.examples_per_step)
 
-    def _advance(self) -> tuple[int, Any]:
-        """Run the next execution, as `fit` does; returns its steps, and its logs."""
+    def _advance(self) -> int:
+        """Run the next execution, as `fit` does; returns its steps."""
         if self._left == 0:
             self._left = self._pipeline.steps_per_epoch
             self._step.begin(self._left)
-        logs = self._step(self._batches)
+        self._step(self._batches)
         self._left -= self._step.steps
-        return self._step.steps, logs
+        return self._step.steps
 
 
 class Ceiling:
@@ -95,16 +94,16 @@ class Ceiling:
             repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
         )
         self.opened = Opened()
-        _warm_up(self._advance)
+        _warm_up(self._step, self._advance)
 
     def turn(self) -> Turn:
         """Train for a moment."""
-        return _take_turn(self._advance, self._examples_per_step)
+        return _take_turn(self._step, self._advance, self._examples_per_step)
 
-    def _advance(self) -> tuple[int, Any]:
+    def _advance(self) -> int:
         self._step.begin(MANY_EPOCHS)
-        logs = self._step(self._batches)
-        return self._step.steps, logs
+        self._step(self._batches)
+        return self._step.steps
 
 
 class Fit:
@@ -190,8 +189,7 @@ def _open(
     share = given.shards.examples("train") / data.shards.examples("train")
     steps = pipeline.steps_per_epoch
     if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
-        whole = open_input_pipeline(params, entry.name, data, split="train", purpose="train")
-        steps = min(steps, math.ceil(share * whole.steps_per_epoch))
+        steps = min(steps, math.ceil(share * replace(pipeline, data=data).steps_per_epoch))
     total = sum(map(data.shards.examples, data.shards.splits))
     of_all = given.shards.examples("train") / total
     return pipeline, step, _Sample(of_training=share, of_all=of_all, steps=steps)
@@ -216,31 +214,27 @@ def sample_shards(data: PreparedData) -> PreparedData:
     return replace(data, shards=replace(data.shards, shards=shards))
 
 
-def _warm_up(advance: Callable[[], tuple[int, Any]]) -> None:
+def _warm_up(step: StepFunction, advance: Callable[[], int]) -> None:
     """The steps in which the graph is traced and AUTOTUNE begins."""
     started_at, steps = time.perf_counter(), 0
     while steps < WARM_UP_STEPS and time.perf_counter() - started_at < WARM_UP_S:
-        done, logs = advance()
-        wait_for_loss(logs)
-        steps += done
+        steps += advance()
+        step.settle()
 
 
-def _take_turn(advance: Callable[[], tuple[int, Any]], examples_per_step: float) -> Turn:
+def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step: float) -> Turn:
     """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
-    settled, logs = 0, None
-    limit = time.perf_counter() + LONGEST_TURN_S
+    settled, limit = 0, time.perf_counter() + LONGEST_TURN_S
     while settled < SETTLE_STEPS and time.perf_counter() < limit:
-        done, logs = advance()
-        settled += done
-    wait_for_loss(logs)
+        settled += advance()
+    step.settle()
     cpu_s, started_at, steps, seconds = time.process_time(), time.perf_counter(), 0, 0.0
     while steps < FEWEST_STEPS or (
         (steps < TURN_STEPS or seconds < TURN_S) and seconds < LONGEST_TURN_S
     ):
-        done, logs = advance()
-        steps += done
+        steps += advance()
         seconds = time.perf_counter() - started_at
-    wait_for_loss(logs)
+    step.settle()
     seconds = time.perf_counter() - started_at
     return Turn(
         examples_per_s=steps * examples_per_step / seconds,

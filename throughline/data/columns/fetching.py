@@ -11,7 +11,9 @@ not fetched again.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +31,7 @@ from throughline.data.columns.stored import (
 from throughline.data.object_folder import write_at
 from throughline.data.shards.index import ShardIndex
 from throughline.settings import StorageSettings
-from throughline.shared.errors import DiskRefused, ObjectStoreFailed
+from throughline.shared.errors import CorruptColumn, DiskRefused, ObjectStoreFailed
 from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
@@ -38,6 +40,7 @@ from throughline.shared.progress import echo_fact, in_threads, progress
 THREADS = 8
 RANGE_BYTES = 8 << 20
 BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
+_REGION = re.compile(r"rows-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,32 @@ class FetchedColumns:
                 path.hardlink_to(whole)
             else:
                 self._fetch_into(path, split, column, size)
+
+    def verify_regions(self) -> None:
+        """Compare with their digests what has been fetched for readers of some rows alone.
+
+        Raises:
+          CorruptColumn: names the file and the damaged rows.
+        """
+        for folder in sorted(self._whole.folder.glob("rows-*-*")):
+            if not (found := _REGION.fullmatch(folder.name)):
+                continue
+            region = replace(self, rows=(int(found[1]), int(found[2])))
+            for split, column in itertools.product(self.index.splits, self.index.columns):
+                if region._path(split, column).exists():
+                    region._compare(split, column)
+
+    def _compare(self, split: str, column: Column) -> None:
+        path = self._path(split, column)
+        with path.open("rb") as file:
+            for one in self._list_objects(split, column):
+                data = memoryview(os.pread(file.fileno(), one.bytes, one.begin))
+                if wrong := one.find_wrong_chunk(data):
+                    raise CorruptColumn(
+                        f"{path} does not match its digest"
+                        f" ({describe_rows(split, column.name, [wrong])}); delete it, and it is"
+                        " fetched again"
+                    )
 
     def _path(self, split: str, column: Column) -> Path:
         return column_path(self.folder, split, column.name)

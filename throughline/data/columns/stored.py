@@ -75,6 +75,10 @@ class ColumnObject:
         """Size of the object."""
         return sum(self.sizes)
 
+    def name_at(self, key: str, start: int) -> str:
+        """What it is called in the snapshot of a key where its rows begin at row `start`."""
+        return _object_name(key, self.split, self.column, start, self.name.rpartition("-")[2])
+
     @property
     def rows(self) -> range:
         """The rows of its split that it holds."""
@@ -99,6 +103,10 @@ class ColumnObject:
             raise ObjectStoreFailed(
                 f"{error} ({describe_rows(self.split, self.column, self.chunks)})"
             ) from None
+
+
+def _object_name(key: str, split: str, column: str, start: int, digests: str) -> str:
+    return f"{key}/{split}/{column}/{start:012d}-{digests}"
 
 
 def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
@@ -149,7 +157,7 @@ class _Pending:
     def take(self, key: str, split: str, column: str) -> ColumnObject:
         digests = digest_blake2b(*(chunk.digests[column].encode() for chunk in self.chunks))
         taken = ColumnObject(
-            name=f"{key}/{split}/{column}/{self.chunks[0].start:012d}-{digests}",
+            name=_object_name(key, split, column, self.chunks[0].start, digests),
             split=split,
             column=column,
             chunks=tuple(self.chunks),

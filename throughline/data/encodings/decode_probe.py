@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from throughline.shared.gc_pause import WITHOUT_KERAS, import_large
+from throughline.shared.gc_pause import import_tensorflow_alone
 
 START_S = 300.0  # TensorFlow on a cold disk and busy cores
 ANSWER_S = 60.0
@@ -119,8 +119,7 @@ def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
     """Decode one image after the other, each given as its length and its bytes; answer with a line
     of JSON each.
     """
-    os.environ.setdefault(*WITHOUT_KERAS)
-    import_large("tensorflow")
+    import_tensorflow_alone()
     import tensorflow as tf
 
     answers.write(b"{}\n")

@@ -1,4 +1,5 @@
-"""Rows of an earlier snapshot, copied where they were made of the same shards.
+"""Rows of an earlier snapshot, copied where they were made of the same shards: from file to file,
+or by an object store from object to object.
 
 A shard is read for its digest all the same, and what is copied is compared with its own: nothing is
 taken that is not whole.
@@ -6,15 +7,18 @@ taken that is not whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import Moments, compute_moments
+from throughline.data.columns.fetching import FetchedColumns, Storage, fetch_checked
 from throughline.data.columns.index import (
     INDEX,
     Chunk,
@@ -23,86 +27,161 @@ from throughline.data.columns.index import (
     holds_columns,
     read_chunk,
 )
+from throughline.data.columns.stored import (
+    ColumnObject,
+    Destination,
+    check_stored_index,
+    list_objects,
+)
 from throughline.data.shards.index import INDEX as SHARDS
 from throughline.data.shards.index import ShardIndex
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
-from throughline.pipelines.write.rows import (
-    EarlierSnapshot,
-    PlacedShard,
-    ShardRows,
-    WriteContext,
-)
+from throughline.pipelines.write.rows import EarlierRows, PlacedShard, ShardRows, WriteContext
 from throughline.plan.ops import Op
 from throughline.results.base import parse
-from throughline.shared.errors import UserError, expect_current_schema
+from throughline.shared.errors import ObjectStoreFailed, UserError, expect_current_schema
 from throughline.shared.files import digest_file, read_json
 from throughline.shared.layout import Layout
+from throughline.shared.object_store import ObjectStore
+from throughline.shared.progress import echo_problem
 
 
-def find_earlier_snapshot(
-    earlier: Layout | None,
+def find_earlier_rows(
+    destination: Destination,
+    key: str,
     preprocess: Sequence[Op],
     columns: Sequence[Column],
     files: Mapping[str, str],
-) -> EarlierSnapshot | None:
-    """The snapshot of an earlier run of the same program, if its rows were made by these ops and
-    with the same files, and are stored in columns like these.
+) -> Mapping[tuple[str, str], EarlierRows]:
+    """The rows of whole shards, by their split and digest, in the snapshot of an earlier run of the
+    same program, if its rows were made by these ops and with the same files, are stored in columns
+    like these, and in the store of the destination, if it has one. There, rows of the same `key`
+    have their names already.
     """
-    if earlier is None:
-        return None
-    with suppress(UserError, OSError):
-        with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
-            index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
-        with expect_current_schema(earlier.shards / SHARDS, "shard"):
-            shards = parse(ShardIndex, read_json(earlier.shards / SHARDS))
-        same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
-        if (index.columns, dict(index.files), index.key) == same and holds_columns(
-            earlier.snapshot
-        ):
-            return _place(earlier.snapshot, index, shards.with_repaired(index.repaired))
-    return None
+    try:
+        return _find_earlier_rows(destination, key, preprocess, columns, files)
+    except (UserError, OSError) as error:
+        if destination.store:
+            echo_problem(f"nothing of the earlier snapshot is copied: {error}")
+    return {}
 
 
-def _place(folder: Path, index: SnapshotIndex, shards: ShardIndex) -> EarlierSnapshot:
-    starts: dict[tuple[str, str], int] = {}
+def _find_earlier_rows(
+    destination: Destination,
+    key: str,
+    preprocess: Sequence[Op],
+    columns: Sequence[Column],
+    files: Mapping[str, str],
+) -> Mapping[tuple[str, str], EarlierRows]:
+    earlier, store = destination.earlier, destination.store
+    if earlier is None or not (earlier.snapshot / INDEX).exists():
+        return {}
+    with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
+        index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
+    with expect_current_schema(earlier.shards / SHARDS, "shard"):
+        shards = parse(ShardIndex, read_json(earlier.shards / SHARDS))
+    same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
+    in_files = holds_columns(earlier.snapshot)
+    if (index.columns, dict(index.files), index.key) != same or in_files == bool(store):
+        return {}
+    if store and index.key == key:
+        return {}
+    shards = shards.with_repaired(index.repaired)
+    objects = _find_objects(earlier, index, shards, store) if store else {}
+    return dict(_divide(earlier, index, shards, objects))
+
+
+def _find_objects(
+    earlier: Layout, index: SnapshotIndex, shards: ShardIndex, store: ObjectStore
+) -> dict[str, list[ColumnObject]]:
+    """The objects of a snapshot by split, of which the store has the index, and so all.
+
+    Raises:
+      StaleSnapshot: it has not.
+      ObjectStoreFailed: it cannot be read.
+    """
+    fetched = FetchedColumns(
+        storage=Storage(url=store.url, cache=earlier.root / "fetched"),
+        snapshot_folder=earlier.snapshot,
+        index=index,
+        shards=shards,
+    )
+    check_stored_index(store, index.key, earlier.snapshot)
+    extents = [column.extent for column in index.columns if column.ragged]
+    found: dict[str, list[ColumnObject]] = {}
+    for split in index.splits:
+        for extent in extents:  # it takes them to know how long the objects of values are
+            fetched.fetch(split, extent)
+        found[split] = [
+            one
+            for column in index.columns
+            for one in list_objects(index, shards, split, column, fetched.folder)
+        ]
+    return found
+
+
+def _divide(
+    earlier: Layout,
+    index: SnapshotIndex,
+    shards: ShardIndex,
+    objects: Mapping[str, Sequence[ColumnObject]],
+) -> Iterator[tuple[tuple[str, str], EarlierRows]]:
+    """The rows of each shard, where all of its values are stored."""
     for split in shards.splits:
-        row = 0
-        for shard in shards.for_split(split):
-            starts[split, shard.digest] = row
-            row += shard.examples
-    return EarlierSnapshot(folder=folder, splits=index.splits, starts=starts)
+        rows, of_split = index.splits[split], shards.for_split(split)
+        stored = rows.rows(index.columns[0])
+        ends = list(itertools.accumulate(shard.examples for shard in of_split))
+        chunks, parts = (
+            defaultdict[int, list[Chunk]](list),
+            defaultdict[int, list[ColumnObject]](list),
+        )
+        for chunk in rows.chunks:
+            chunks[bisect_right(ends, chunk.start)].append(chunk)
+        for one in objects.get(split, ()):
+            parts[bisect_right(ends, one.rows.start)].append(one)
+        for number, (shard, end) in enumerate(zip(of_split, ends, strict=True)):
+            if end <= stored:
+                rows_of_shard = EarlierRows(
+                    folder=earlier.snapshot,
+                    start=end - shard.examples,
+                    stored=stored,
+                    chunks=tuple(chunks[number]),
+                    objects=tuple(parts[number]),
+                )
+                yield (split, shard.digest), rows_of_shard
 
 
 def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
     """Copy the rows of a shard to where they are now; None where no earlier snapshot has all of
     them.
     """
-    earlier, shard = context.earlier, placed.shard
-    start = earlier.starts.get((shard.split, shard.digest)) if earlier else None
-    if earlier is None or start is None or context.stored_of(placed) < shard.examples:
+    earlier, shard = placed.earlier, placed.shard
+    if earlier is None or context.stored_of(placed) < shard.examples:
         return None
-    rows, end = earlier.splits[shard.split], start + shard.examples
-    if rows.rows(context.value) < end or not _is_whole(context, placed):
+    if not _is_whole(context, placed):
         return None
+    source = _EarlierChunks(context, shard.split, earlier)
     chunks: list[Chunk] = []
     parts: list[Moments] = []
     shapes: list[Sequence[int]] = []
-    for chunk in rows.chunks:
-        if not start <= chunk.start < end:
-            continue
-        data = _read(context, earlier, shard.split, chunk)
+    for chunk in earlier.chunks:
+        data = source.read(chunk)
         if data is None:
             return None
         # Where values lie in the file is another thing now; their shapes stay.
         extents = _decode_extents(context, data.pop(context.value.extent.name, None))
         own = {name: chunk.digests[name] for name in data}
-        chunks.append(replace(chunk, start=chunk.start - start + placed.start, digests=own))
-        for column in (context.value, *context.columns_of_all_rows):
-            context.write_bytes(shard.split, column, chunks[-1].start, data[column.name])
+        chunks.append(replace(chunk, start=chunk.start - earlier.start + placed.start, digests=own))
+        if context.store is None:
+            for column in (context.value, *context.columns_of_all_rows):
+                context.write_bytes(shard.split, column, chunks[-1].start, data[column.name])
         shapes += [] if extents is None else extents[:, 1:].tolist()
         if context.takes_statistics(shard.split):
             parts.append(compute_moments(_decode(context.value, data[context.value.name], extents)))
-    return ShardRows(chunks=chunks, moments=parts, shapes=shapes, copied=True)
+    objects = _copy_objects(context, context.store, placed, earlier) if context.store else ()
+    if objects is None:
+        return None
+    return ShardRows(chunks=chunks, moments=parts, shapes=shapes, objects=objects, copied=True)
 
 
 def _is_whole(context: WriteContext, placed: PlacedShard) -> bool:
@@ -111,16 +190,58 @@ def _is_whole(context: WriteContext, placed: PlacedShard) -> bool:
     return False
 
 
-def _read(
-    context: WriteContext, earlier: EarlierSnapshot, split: str, chunk: Chunk
-) -> dict[str, bytes] | None:
-    """The bytes of a chunk by column; None where they are not whole."""
-    stored = earlier.splits[split].rows(context.value)
-    with suppress(UserError, OSError, ValueError):
-        return {
-            column.name: read_chunk(earlier.folder, split, column, chunk, stored)
-            for column in context.columns
-        }
+class _EarlierChunks:
+    """The chunks of a shard's rows, read one after the other; of objects the last one of each
+    column is kept, which may hold the next chunk, too.
+    """
+
+    def __init__(self, context: WriteContext, split: str, earlier: EarlierRows) -> None:
+        self._context, self._split, self._earlier = context, split, earlier
+        self._last: dict[str, tuple[ColumnObject, memoryview]] = {}
+
+    def read(self, chunk: Chunk) -> dict[str, bytes] | None:
+        """The bytes of a chunk by column; None where they are not whole."""
+        with suppress(UserError, OSError, ValueError):
+            return {column.name: self._read(column, chunk) for column in self._context.columns}
+        return None
+
+    def _read(self, column: Column, chunk: Chunk) -> bytes:
+        earlier, store = self._earlier, self._context.store
+        if store is None:
+            return read_chunk(earlier.folder, self._split, column, chunk, earlier.stored)
+        last = self._last.get(column.name)
+        if last is None or chunk.start not in last[0].rows:
+            self._last.pop(column.name, None)
+            one = self._find(column, chunk)
+            last = self._last[column.name] = one, fetch_checked(store, one)
+        one, data = last
+        number = one.chunks.index(chunk)
+        begin = sum(one.sizes[:number])
+        return bytes(data[begin : begin + one.sizes[number]])
+
+    def _find(self, column: Column, chunk: Chunk) -> ColumnObject:
+        return next(
+            one
+            for one in self._earlier.objects
+            if one.column == column.name and chunk.start in one.rows
+        )
+
+
+def _copy_objects(
+    context: WriteContext, store: ObjectStore, placed: PlacedShard, earlier: EarlierRows
+) -> Sequence[str] | None:
+    """Have the store copy the objects of a shard to their names in this snapshot, but for those
+    that say where values begin; returns these names, None where it does not.
+    """
+    objects = [one for one in earlier.objects if one.column != context.value.extent.name]
+    shift = placed.start - earlier.start
+    names = [one.name_at(context.key, one.rows.start + shift) for one in objects]
+    with suppress(ObjectStoreFailed):  # what computes the rows says what is wrong with the store
+        for one, name in zip(objects, names, strict=True):
+            found = store.find(name)
+            if found is None or found.bytes != one.bytes:
+                store.copy(one.name, name)
+        return names
     return None
 
 

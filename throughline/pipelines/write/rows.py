@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from throughline.data.columns.channel_stats import Moments
-from throughline.data.columns.index import Chunk, Column, SplitColumns, write_encoded_rows
-from throughline.data.columns.stored import ColumnUpload
+from throughline.data.columns.index import Chunk, Column, write_encoded_rows
+from throughline.data.columns.stored import ColumnObject, ColumnUpload
 from throughline.data.shards.index import Shard
 from throughline.data.shards.repair import shard_path
 from throughline.plan.ops import Op
@@ -20,33 +20,36 @@ STATISTICS_OF = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierRows:
+    """The rows of one shard, from row `start` of its split on, in a snapshot that the same ops and
+    program have made: below `folder`, where the column of the model's input has `stored` rows, or
+    in these `objects` of a store.
+    """
+
+    folder: Path
+    start: int
+    stored: int
+    chunks: tuple[Chunk, ...]
+    objects: tuple[ColumnObject, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacedShard:
-    """A shard and its first row within its split."""
+    """A shard and its first row within its split; `earlier`: rows that may be copied."""
 
     shard: Shard
     start: int
+    earlier: EarlierRows | None = None
 
     def __str__(self) -> str:
         return self.shard.name
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlierSnapshot:
-    """Rows that were made by the same ops and program: their columns below `folder`, by split, and
-    the first row of each shard, by its split and digest.
-    """
-
-    folder: Path
-    splits: Mapping[str, SplitColumns]
-    starts: Mapping[tuple[str, str], int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class WriteContext:
     """What writing one shard's rows needs to know of the whole; `stored`: of how many rows of each
     split, the first, the model's input is stored. With a `store` the columns are put there, below
-    the snapshot's `key`, and the folder holds all else. `earlier`: one whose rows may be
-    copied.
+    the snapshot's `key`, and the folder holds all else.
     """
 
     folder: Path
@@ -57,7 +60,6 @@ class WriteContext:
     stored: Mapping[str, int]
     key: str
     store: ObjectStore | None = None
-    earlier: EarlierSnapshot | None = None
 
     @property
     def value(self) -> Column:

@@ -32,8 +32,13 @@ from throughline.data.shards.repair import (
     shard_path,
 )
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
-from throughline.pipelines.write.earlier_rows import find_earlier_snapshot
-from throughline.pipelines.write.rows import STATISTICS_OF, PlacedShard, WriteContext
+from throughline.pipelines.write.earlier_rows import find_earlier_rows
+from throughline.pipelines.write.rows import (
+    STATISTICS_OF,
+    EarlierRows,
+    PlacedShard,
+    WriteContext,
+)
 from throughline.pipelines.write.snapshot_writer import (
     NotDecoded,
     finish_split,
@@ -100,8 +105,8 @@ def write_snapshot(
     tokens of texts, make a ragged column. Of a series the rows are time steps, and there is no
     label: windows are cut when they are read. `names` gives the ids of examples by their keys, for
     messages about damaged ones. With an object store the columns are put there, and the folder
-    holds the index and what is small; the bytes are the same. Into a folder, rows are copied that
-    an earlier snapshot has of the same shards.
+    holds the index and what is small; the bytes are the same. Rows that an earlier snapshot has
+    of the same shards, in the same kind of place, are copied.
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
@@ -188,14 +193,12 @@ def _write_snapshot(
             },
             key=key,
             store=store,
-            earlier=None
-            if store
-            else find_earlier_snapshot(destination.earlier, preprocess, columns, files),
         )
+        earlier = find_earlier_rows(destination, key, preprocess, columns, files)
         for split, count in counts.items() if store is None else ():
             allocate(folder, split, context.columns_of_all_rows, count)
             allocate(folder, split, context.value_columns, context.stored[split])
-        placed = list(_place(shards.shards))
+        placed = list(_place(shards.shards, earlier))
         written = in_parallel(partial(write_or_resume, context), placed, workers=usable_cores())
         done = list(progress(written, total=len(placed), label="snapshot", unit="shards"))
         by_split = {
@@ -276,9 +279,17 @@ def _prepare_tokenizer(
     return prepared
 
 
-def _place(shards: Sequence[Shard]) -> Iterator[PlacedShard]:
-    """Each shard with its first row within its split."""
+def _place(
+    shards: Sequence[Shard], earlier: Mapping[tuple[str, str], EarlierRows]
+) -> Iterator[PlacedShard]:
+    """Each shard with its first row within its split, and its rows of an earlier snapshot, by split
+    and digest.
+    """
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
-        yield PlacedShard(shard=shard, start=passed[shard.split])
+        yield PlacedShard(
+            shard=shard,
+            start=passed[shard.split],
+            earlier=earlier.get((shard.split, shard.digest)),
+        )
         passed[shard.split] += shard.examples
