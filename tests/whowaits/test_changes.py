@@ -88,7 +88,7 @@ def ordered(dataset):
             [AHEAD.removeprefix("; "), f"map(double): .cache() after it{AHEAD}"],
         ),
         (
-            lambda: numbers().map(double, 2).cache().map(jitter, 2).batch(BATCH).prefetch(1),
+            lambda: numbers().map(double).cache().map(jitter, 2).batch(BATCH).prefetch(1),
             [f"batch: {PARALLEL}"],
         ),
         (

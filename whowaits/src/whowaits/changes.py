@@ -95,7 +95,7 @@ def propose_changes(
     if not draft.prefetches_last():
         changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(_bytes(graph))))
     for node in draft.chain:
-        if draft.generates(node):
+        if draft.generates(node) or draft.is_cached(node):
             continue
         for text, adds, edit in _edits(node, reads_files=draft.reads_files(node)):
             edited = tf.compat.v1.GraphDef.FromString(_bytes(graph))
@@ -123,6 +123,11 @@ class _Draft:
         self._functions = {item.signature.name: item for item in graph.library.function}
         #: transformations, the consumer's first
         self.chain = list(self._upstream(self._nodes[_result(graph)]))
+
+    def is_cached(self, node: Node) -> bool:
+        """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
+        caches = [other for other in self.chain if _kind(other) == "Cache" and other is not node]
+        return any(node is other for cache in caches for other in self._upstream(cache))
 
     def prefetches_last(self) -> bool:
         """Whether batches are made ahead of the step: nothing that works comes after a prefetch."""
