@@ -43,6 +43,27 @@ def verdict_of(*rounds, rested=True, **conditions):
 
 
 @pytest.mark.parametrize(
+    ("wait_ms", "cores_ms", "name"),
+    [
+        (0, 40, UNDECIDED),  # nobody waited, and the input did nothing
+        (0, 48, UNDECIDED),  # it worked for half of what is missing
+        (0, 60, INPUT_BOUND),
+        (20, 40, INPUT_BOUND),
+        (0, math.nan, INPUT_BOUND),
+    ],
+)
+def test_a_stall_that_the_input_cannot_have_caused_has_no_verdict(wait_ms, cores_ms, name):
+    training, alone = block(wait_ms, 40 - wait_ms), block(0, 20)
+    training.cores_s, alone.cores_s = 20 * cores_ms / 1e3, 20 * 40 / 1e3
+    timing = timing_of()
+    timing.rounds = [Round(training, alone, rested=True)] * 3
+    found = judge(timing, Conditions())
+    assert found.name == name
+    assert ("the machine changed its pace" in found.reason) == (name == UNDECIDED)
+    assert judge(timing, Conditions(on_accelerator=True)).name == INPUT_BOUND
+
+
+@pytest.mark.parametrize(
     ("rounds", "name", "pct"),
     [
         ([(30, 10, 10)] * 3, INPUT_BOUND, 75),

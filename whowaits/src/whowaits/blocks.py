@@ -44,7 +44,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 @dataclass
 class Block:
     """Steps in a row, and what they took [s]: waiting for batches, at work, and between the two
-    calls of a training function; `gaps_s` is the part of the waits that came first in an epoch.
+    calls of a training function; `gaps_s` is the part of the waits that came first in an epoch,
+    `cores_s` the work of all threads meanwhile, NaN where that is not known.
     """
 
     steps: int = 0
@@ -53,6 +54,7 @@ class Block:
     between_s: float = 0.0
     gaps: int = 0
     gaps_s: float = 0.0
+    cores_s: float = math.nan
     first_epoch: bool = True
 
     @property
@@ -128,6 +130,18 @@ class Round:
         """
         return 100 * (1 - self.model_ms / self.training.step_ms)
 
+    @property
+    def unexplained_pct(self) -> float:
+        """The part of the stall [% of a step] in which nobody waited for a batch, and that is more
+        than all the work of the input on the cores; NaN where that work is not known.
+        """
+        training, alone = self.training, self.alone
+        input_s = training.cores_s / training.steps - alone.cores_s / alone.steps
+        caused_ms = 1e3 * (training.wait_s / training.steps + max(input_s, 0.0))
+        if math.isnan(input_s) or not self.rested:
+            return math.nan
+        return max(0.0, self.stall_pct - 100 * caused_ms / training.step_ms)
+
 
 @dataclass
 class Timing:
@@ -146,6 +160,7 @@ class Timing:
     settle: Callable[[], object] = lambda: None
     rest: Callable[[float], bool] = lambda _: True
     now: Callable[[], float] = time.perf_counter
+    cores_s: Callable[[], float] = lambda: math.nan  #: work of all threads so far
     task: str = "train"
     rounds: list[Round] = field(default_factory=list)
     epochs: list[Block] = field(default_factory=list)
@@ -157,6 +172,7 @@ class Timing:
     _announced: bool = False
     _block: Block = field(default_factory=Block)
     _block_began: float = 0.0
+    _cores_before_s: float = math.nan  # this block
     _counts: bool = False  # whether the next step does
     _training: Block | None = None
     _rested: bool = True
@@ -186,6 +202,7 @@ class Timing:
             self._pause_s = max(self._pause_s, step.total_s)
             self._settle_untimed()
             self.started = self._block_began = self.now()
+            self._cores_before_s = self.cores_s()
             return
         self.epochs[step.epoch].add(step)
         if self.task != "train":  # waits for an epoch that has batches to collect
@@ -199,7 +216,7 @@ class Timing:
         if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
             # What the first epoch does (fill a cache, read files for the first time) is done once.
             self.passive = Block(first_epoch=False)
-            self._block_began = self.now()
+            self._block_began, self._cores_before_s = self.now(), self.cores_s()
             if self.active and not self.synchronous:
                 self.settle()
                 self._block_began = self.now()
@@ -222,6 +239,7 @@ class Timing:
             self._counts = slow or self.now() - self._block_began >= DISCARDED_S
             if self._counts:
                 self._settle_untimed()
+                self._cores_before_s = self.cores_s()
             return
         block = self._block
         block.add(step)
@@ -231,6 +249,7 @@ class Timing:
 
     def _end_training(self, block: Block) -> None:
         self._settle_within(block)
+        block.cores_s = self.cores_s() - self._cores_before_s
         self._training = block
         self._next("collect")
 
@@ -263,12 +282,14 @@ class Timing:
     def pause_alone(self) -> None:
         """What is done until the next batch from memory is asked for is no time of the model."""
         self._settle_within(self._alone)
+        self._cores_before_s = math.nan  # it is work
 
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
         """Steps on batches from memory have ended."""
         if warm_up:
             self._alone = Block()
             self.settle()
+            self._cores_before_s = self.cores_s()
             return
         self._alone.steps += steps
         self._alone.work_s += seconds
@@ -276,6 +297,7 @@ class Timing:
         if self._alone.work_s < ALONE_S or self._alone.steps < least:
             return
         self._settle_within(self._alone)
+        self._alone.cores_s = self.cores_s() - self._cores_before_s
         if self._training is not None:
             self.rounds.append(Round(self._training, self._alone, self._rested, self.synchronous))
         self._training = None
@@ -293,6 +315,7 @@ class Timing:
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
+        self._cores_before_s = self.cores_s()
         self._counts = False
 
     def _finish(self) -> None:

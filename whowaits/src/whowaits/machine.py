@@ -75,6 +75,11 @@ def children_cpu_s() -> float:
     return sum(times[pid].cpu_s for pid in _descendants(times))
 
 
+def own_cpu_s() -> float:
+    """CPU time of this process, of all its threads, and of its living children [s]."""
+    return time.process_time() + children_cpu_s()
+
+
 @dataclass(frozen=True)
 class _Process:
     name: str

@@ -142,7 +142,7 @@ class Session:
         """A training begins. It is measured actively where it is the one asked for."""
         chosen = len(self.trainings) + 1 == self.options.training
         timing = Timing(self.options.seconds, active=chosen and not self.options.keep)
-        timing.rest = machine.wait_until_idle
+        timing.rest, timing.cores_s = machine.wait_until_idle, machine.own_cpu_s
         training = Training(name, timing, **facts)
         timing.synchronous = training.synchronous
         timing.on_first_seconds = lambda: self.say(

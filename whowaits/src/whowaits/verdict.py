@@ -111,7 +111,28 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
             "the input did not come to rest while the model was timed alone, so it slowed the"
             " model then, too",
         )
+    unexplained = [
+        each.unexplained_pct for each in timing.steady if not math.isnan(each.unexplained_pct)
+    ]
+    if unexplained and conditions.synchronous and not conditions.on_accelerator:
+        return _explained(_within_thresholds(stall, conditions), statistics.median(unexplained))
     return _within_thresholds(stall, conditions)
+
+
+def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
+    """The verdict, unless a part of its stall decides it that the input cannot have caused."""
+    stall = verdict.stall
+    if stall is None or verdict.name == UNDECIDED or unexplained_pct < CONTRADICTION_PCT:
+        return verdict
+    caused = max(0.0, stall.pct - unexplained_pct)
+    if decide(caused, on_accelerator=False) == verdict.name:
+        return verdict
+    return Verdict(
+        UNDECIDED,
+        stall,
+        f"the stall is {stall.pct:.0f} % of a step, of which waits for the input and its work on"
+        f" the cores explain {caused:.0f} % at most: the machine changed its pace; run it again",
+    )
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
