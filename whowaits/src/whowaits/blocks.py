@@ -201,8 +201,8 @@ class Timing:
         if not self.warm or self.started is None:
             self._pause_s = max(self._pause_s, step.total_s)
             self._settle_untimed()
-            self.started = self._block_began = self.now()
-            self._cores_before_s = self.cores_s()
+            self._begin_block()
+            self.started = self._block_began
             return
         self.epochs[step.epoch].add(step)
         if self.task != "train":  # waits for an epoch that has batches to collect
@@ -212,14 +212,17 @@ class Timing:
         else:
             self._time_passively(step)
 
+    def _begin_block(self) -> None:
+        self._block_began, self._cores_before_s = self.now(), self.cores_s()
+
     def _time_passively(self, step: Step) -> None:
         if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
             # What the first epoch does (fill a cache, read files for the first time) is done once.
             self.passive = Block(first_epoch=False)
-            self._block_began, self._cores_before_s = self.now(), self.cores_s()
+            self._begin_block()
             if self.active and not self.synchronous:
                 self.settle()
-                self._block_began = self.now()
+                self._begin_block()
                 return
         self.passive.add(step)
         enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
@@ -315,8 +318,7 @@ class Timing:
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
-        self._cores_before_s = self.cores_s()
-        self._counts = False
+        self._counts = False  # until then the work of all threads is nobody's
 
     def _finish(self) -> None:
         self.task = "done"
