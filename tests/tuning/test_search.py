@@ -89,7 +89,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
 def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):
     params = check({**SMALL, **LONG_EPOCHS})
     search = Search(question_about(prepared, params), Journal(tmp_path))
-    with Pool(search.job, search.needs, search.journal, 1e12) as pool:
+    with search.open_pool() as pool:
         pool.open(["naive", "optimized"])
         victim = pool._open["naive"][0]
         os.kill(victim.process, signal.SIGKILL)
@@ -97,7 +97,8 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):
         assert one.rates.keys() == {"optimized"}
         assert pool.names == ["optimized"]
     assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
-    with Pool(search.job, search.needs, search.journal, 1.0) as narrow:
+    allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0}
+    with Pool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
@@ -164,7 +165,8 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
         name: Need(ram_bytes=size, disk_bytes=0.0, prepare_s=0.0)
         for name, size in {"small": 1.0, "other": 2.0, "huge": 1e18}.items()
     }
-    with Pool(lambda name: (name, None), needs, Journal(tmp_path), 1e18) as pool:
+    allowed = {"ram_bytes": 1e18, "besides_steps_bytes": 0.0}
+    with Pool(lambda name: (name, None), needs, Journal(tmp_path), **allowed) as pool:
         groups = list(pool.groups(["small", "huge", "other"], together_with=[]))
     assert groups == [["small"], ["huge"], ["other"]]
 

@@ -98,9 +98,9 @@ class CheckpointCallback(StepFollower):
         self._step = 0  # of the current epoch, that have been run
 
     def attach(
-        self, train_function: StepFunction, monitor: Pausable, others: Callbacks = ()
+        self, train_function: StepFunction, monitor: Pausable | None, others: Callbacks = ()
     ) -> None:
-        """Follow the executions of this function, have the monitor pause while a graph is built and
+        """Follow the executions of this function, have a monitor pause while a graph is built and
         while the model is validated, and keep the state of the `others`, which are called before.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others

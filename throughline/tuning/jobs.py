@@ -56,10 +56,13 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The candidates, what each needs by its name, and how long an epoch is."""
+    """The candidates, what each needs by its name, what of the memory a training does not hold
+    while it steps, and how long an epoch is.
+    """
 
     space: Space
     needs: Mapping[str, Need]
+    besides_steps_bytes: int
     examples: int
     steps_per_epoch: int
 

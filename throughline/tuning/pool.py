@@ -26,8 +26,9 @@ MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 class Pool:
     """Open contestants by their names, as a context manager; what happens to them is journaled.
 
-    `jobs` gives the job of a name with its arguments, `needs` what it is expected to need; one that
-    takes more than `ram_bytes` is ended.
+    `jobs` gives the job of a name with its arguments, `needs` what its training is expected to
+    need, of memory `besides_steps_bytes` more than the contestant holds; one whose training takes
+    more than `ram_bytes` is ended.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Pool:
         jobs: Callable[[str], tuple[str, Any]],
         needs: Mapping[str, Need],
         journal: Journal,
+        *,
         ram_bytes: float,
+        besides_steps_bytes: float,
     ) -> None:
         self._jobs, self._needs, self._journal = jobs, needs, journal
-        self._ram_bytes = ram_bytes
+        self._ram_bytes, self._besides_steps_bytes = ram_bytes, besides_steps_bytes
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
         self._core_ms: dict[str, float] = {}
@@ -142,7 +145,7 @@ class Pool:
             return
         need = self._needs[name]
         kept = need.ram_bytes - self._needs[CEILING].ram_bytes
-        full = contestant.memory_bytes() + (1 - opened.cached_share) * max(0.0, kept)
+        full = self._training_bytes(contestant) + (1 - opened.cached_share) * max(0.0, kept)
         self._journal.enter(
             name,
             Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=fill_s), ram_bytes=full),
@@ -150,11 +153,11 @@ class Pool:
         self._watch(name)
 
     def _watch(self, name: str) -> None:
-        """Note the most memory that a contestant has taken; drop it where that is more than is
-        allowed.
+        """Note the most memory that a contestant's training takes; drop it where that is more than
+        is allowed.
         """
-        entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
-        most = max(entrance.ram_bytes, held)
+        entrance = self._journal.pages.entrances[name]
+        most = max(entrance.ram_bytes, self._training_bytes(self._open[name][0]))
         if most > entrance.ram_bytes:
             self._journal.enter(name, replace(entrance, ram_bytes=most))
         if most > self._ram_bytes and name != CEILING:
@@ -164,9 +167,13 @@ class Pool:
         self._journal.drop(name, reason)
         self.end(name)
 
+    def _training_bytes(self, contestant: Contestant) -> float:
+        return contestant.memory_bytes() + self._besides_steps_bytes
+
     def _bytes(self, name: str) -> float:
         entrance = self._journal.pages.entrances.get(name)
-        return entrance.ram_bytes if entrance else self._needs[name].ram_bytes
+        needed = entrance.ram_bytes if entrance else self._needs[name].ram_bytes
+        return needed - self._besides_steps_bytes
 
 
 def _file_name(name: str) -> Path:

@@ -89,7 +89,7 @@ class Search:
         Raises:
           Untunable: no contestant could be opened.
         """
-        with Pool(self.job, self.needs, self.journal, self.question.limits.ram_bytes) as pool:
+        with self.open_pool() as pool:
             self._race_heats(pool)
         if not self.rivals:
             reasons = "; ".join(
@@ -129,6 +129,16 @@ class Search:
         least = min(each.ram_bytes for each in self.survey.needs.values())
         alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
         return {**self.survey.needs, CEILING: alone}
+
+    def open_pool(self) -> Pool:
+        """Processes for its contestants."""
+        return Pool(
+            self.job,
+            self.needs,
+            self.journal,
+            ram_bytes=self.question.limits.ram_bytes,
+            besides_steps_bytes=self.survey.besides_steps_bytes,
+        )
 
     def _survey(self) -> Survey:
         question = self.question

@@ -36,9 +36,10 @@ from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
-from throughline.shared.limits import own_memory, usable_cores
+from throughline.shared.limits import usable_cores
 from throughline.training.gpus import count_training_gpus
 from throughline.tuning.budgets import Limits
+from throughline.tuning.footprint import measure_footprint
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
@@ -46,12 +47,13 @@ from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_
 
 def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> Survey:
     """Lay out the candidates for the prepared data of a project, and estimate what each needs: the
-    memory of a process that has the model, and what a cache would hold.
+    memory of a training, and what a cache would hold.
     """
-    data = open_inputs(params, Layout(root))
-    build_models_for(params, data)
-    process_bytes, kept, snapshot = own_memory(), _KeptBytes(data), SnapshotBytes.of(data)
-    stored = params.snapshot.stored_fraction
+    data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
+    kept, snapshot = _KeptBytes(data), SnapshotBytes.of(data)
+    whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
+    pipeline = open_input_pipeline(whole, "whole", data, split="train", purpose="train")
+    footprint = measure_footprint(whole, "whole", data, build_models_for(whole, data))
     conditions = Conditions(
         approximate="approximate" in allow,
         unordered="unordered" in allow,
@@ -59,23 +61,22 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         accelerator=count_training_gpus() > 0,
         stored=stored,
         fitting=min(
-            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - process_bytes)
+            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - footprint.most)
         ),
     )
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
     needs = {
         each.name: Need(
-            ram_bytes=process_bytes + kept.of(each, "memory"),
+            ram_bytes=footprint.most + kept.of(each, "memory"),
             disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, snapshot),
             prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
         )
         for each in space.candidates
     }
-    whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
-    pipeline = open_input_pipeline(whole, "whole", data, split="train", purpose="train")
     return Survey(
         space=space,
         needs=needs,
+        besides_steps_bytes=footprint.besides_steps,
         examples=pipeline.examples,
         steps_per_epoch=pipeline.steps_per_epoch,
     )
