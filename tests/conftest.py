@@ -17,7 +17,14 @@ from filelock import FileLock
 from lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 from object_stores import bucket_url, object_store, proxy, store_variables  # noqa: F401 - fixtures
 from PIL import Image
-from project import copy_project, find_changes, make_project, prefect_template, run
+from project import (
+    copy_project,
+    find_changes,
+    make_project,
+    prefect_template,
+    run,
+    shared_libraries,
+)
 from skips import (
     need,
 )
@@ -131,8 +138,10 @@ def first(finished, tmp_path) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _prefect_template(shared) -> None:
-    prefect_template.folder = shared
+def _shared_by_tests(shared) -> Iterator[None]:
+    prefect_template.folder = shared_libraries.folder = shared
+    yield
+    shared_libraries.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,16 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from ruamel.yaml import YAML
+
+from flows.run.dvc_calls import dvc_environment
+from flows.run.processes import supervised
+from throughline.shared.fork_client import STAGE_SERVER
 
 ROOT = Path(__file__).parent.parent
 CODE = (
@@ -177,6 +181,51 @@ class PrefectTemplate:
 prefect_template = PrefectTemplate()
 
 
+class SharedLibraries:
+    """A server of stages that has imported their libraries, started once per run of the tests: half
+    of a short stage is these imports. A stage has the program of its own project.
+    """
+
+    MODULES = (
+        "keras",
+        "matplotlib.figure",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "mlflow.tensorflow",
+        "pandas",
+        "pyarrow.parquet",
+        "tensorflow",
+    )
+    folder: Path | None = None  # where its socket is; without one stages import for themselves
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+
+    def environment(self) -> dict[str, str]:
+        """By what commands find it."""
+        if self.folder is None:
+            return {}
+        home = self.folder / "libraries"
+        with FileLock(self.folder / "libraries.lock"):
+            if not home.exists():
+                home.mkdir()
+                self._running.enter_context(
+                    supervised(
+                        [sys.executable, "-m", "flows.run.fork_server", "server", *self.MODULES],
+                        folder=home,
+                        environment={**dvc_environment({}), "PYTHONPATH": str(ROOT)},
+                        output=subprocess.DEVNULL,
+                    )
+                )
+        return {STAGE_SERVER: str(home / "server")}
+
+    def close(self) -> None:
+        """End it, if this process has started it."""
+        self._running.close()
+
+
+shared_libraries = SharedLibraries()
+
+
 def environment(folder: Path) -> dict[str, str]:
     """An environment of one's own: this interpreter first, no settings of the user's."""
     kept = {
@@ -204,12 +253,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(folder: Path, *command: str, code: int | None = 0) -> str:
     """Run a command in the project and return what it printed, both streams; fail on another exit
-    code than `code`.
+    code than `code`. Its stages take their libraries from a server that has them.
     """
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder) | shared_libraries.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -22,7 +22,7 @@ import mlflow
 import psutil
 import pytest
 import requests
-from project import environment
+from project import environment, shared_libraries
 
 from flows.servers.services import find_free_port
 
@@ -185,13 +185,13 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
 
 @contextmanager
 def started(project: Path, *command: str) -> Iterator[str]:
-    """Start servers in a project by one of its commands; yields what it said. Ctrl-C at the end,
-    which must leave no process.
+    """Start servers in a project by one of its commands, whose stages take their libraries from a
+    server that has them; yields what it said. Ctrl-C at the end, which must leave no process.
     """
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=project,
-        env=environment(project),
+        env=environment(project) | shared_libraries.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -37,6 +37,7 @@ from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem, disk_errors
+from throughline.shared.fork_client import STAGE_SERVER
 from throughline.shared.layout import STORE_HOME
 from throughline.shared.scratch import clear_scratch
 from throughline.tracking import recorder
@@ -246,10 +247,10 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Have a server of stages for the length of the block where more than one stage will run; a
-    single one has imported what it needs as soon as the server.
+    """Have a server of stages for the length of the block where more than one stage will run, and
+    the environment names none; a single one has imported what it needs as soon as the server.
     """
-    if len(stage_env.stale) < 2:  # noqa: PLR2004
+    if len(stage_env.stale) < 2 or STAGE_SERVER in os.environ:  # noqa: PLR2004
         yield stage_env
         return
     with stage_server(stage_env.root, stage_env.environment) as address:

@@ -7,7 +7,8 @@ own, as without a server: the interpreter's import state is all that they share.
 runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
 
 A program is refused, and then imports for itself, once a file of it or the set of installed
-packages is not what it was when the server imported them.
+packages is not what it was when the server imported them. One in another folder than the server's
+has libraries from it alone: its own modules come from that folder.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
 )
+PROGRAM = ("flows", "tasks", "throughline")  # packages that a project has of its own
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
 
@@ -160,11 +162,21 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    if sys.path[0] != request["folder"]:
+        _import_program_from(request["folder"])
     module = request["module"]
     sys.argv[:] = [module, *request["arguments"]]
-    if not hasattr(sys.modules[module], "__path__"):
-        sys.modules.pop(module)  # it is run as the main module, as -m does
+    if not hasattr(sys.modules.get(module), "__path__"):
+        sys.modules.pop(module, None)  # it is run as the main module, as -m does
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _import_program_from(folder: str) -> None:
+    """Let the program's modules be those of another folder than the server's."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in PROGRAM:
+            del sys.modules[name]
+    sys.path[0] = folder
 
 
 if __name__ == "__main__":

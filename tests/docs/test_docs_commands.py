@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from docs_blocks import PAGES, Block, read_blocks
-from project import ROOT, environment
+from project import ROOT, environment, shared_libraries
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
@@ -119,10 +119,12 @@ def test_every_piece_of_params_yaml_is_accepted(block):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", SCRIPTS, ids=str)
-def test_every_command_of_a_block_is_accepted(block, first):
-    folder, _ = first
-    write_overlays(folder, ROOT / "README.md", ROOT / block.page)
-    for command in commands_of(block.text):
+def test_every_command_of_a_block_is_accepted(block, request):
+    commands, folder = commands_of(block.text), ROOT
+    if any(command.startswith((*RUN, *FLOWS)) for command in commands):
+        folder, _ = request.getfixturevalue("first")
+        write_overlays(folder, ROOT / "README.md", ROOT / block.page)
+    for command in commands:
         for what, instead in REPLACED.items():
             command = command.replace(what, instead)
         if command.startswith(tuple(NOT_TRIED)):
@@ -175,7 +177,7 @@ def run_in(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder) | shared_libraries.environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from docs_blocks import read_blocks
-from project import ROOT, environment
+from project import ROOT, environment, shared_libraries
 
 BLOCKS = [block for block in read_blocks(ROOT / "docs" / "daily.md") if block.language == "sh"]
 
@@ -28,7 +28,7 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
         done = subprocess.run(
             ["bash", "-euc", script],
             cwd=folder,
-            env=environment(folder),
+            env=environment(folder) | shared_libraries.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -21,7 +21,7 @@ import pytest
 import requests
 from browser import browsing, picture
 from playwright.sync_api import expect
-from project import environment, make_project, run
+from project import environment, make_project, run, shared_libraries
 from skips import need
 from stack import Stack, processes_of, started
 
@@ -51,6 +51,7 @@ class Local:
         )
         self.environment = (
             environment(project)
+            | shared_libraries.environment()
             | self.home.clients
             | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
         )

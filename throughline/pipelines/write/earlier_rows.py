@@ -58,37 +58,27 @@ def find_earlier_rows(
     like these, and in the store of the destination, if it has one. There, rows of the same `key`
     have their names already.
     """
-    try:
-        return _find_earlier_rows(destination, key, preprocess, columns, files)
-    except (UserError, OSError) as error:
-        if destination.store:
-            echo_problem(f"nothing of the earlier snapshot is copied: {error}")
-    return {}
-
-
-def _find_earlier_rows(
-    destination: Destination,
-    key: str,
-    preprocess: Sequence[Op],
-    columns: Sequence[Column],
-    files: Mapping[str, str],
-) -> Mapping[tuple[str, str], EarlierRows]:
     earlier, store = destination.earlier, destination.store
     if earlier is None or not (earlier.snapshot / INDEX).exists():
         return {}
-    with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
-        index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
-    with expect_current_schema(earlier.shards / SHARDS, "shard"):
-        shards = parse(ShardIndex, read_json(earlier.shards / SHARDS))
-    same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
-    in_files = holds_columns(earlier.snapshot)
-    if (index.columns, dict(index.files), index.key) != same or in_files == bool(store):
-        return {}
-    if store and index.key == key:
-        return {}
-    shards = shards.with_repaired(index.repaired)
-    objects = _find_objects(earlier, index, shards, store) if store else {}
-    return dict(_divide(earlier, index, shards, objects))
+    try:
+        with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
+            index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
+        with expect_current_schema(earlier.shards / SHARDS, "shard"):
+            shards = parse(ShardIndex, read_json(earlier.shards / SHARDS))
+        same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
+        in_files = holds_columns(earlier.snapshot)
+        if (index.columns, dict(index.files), index.key) != same or in_files == bool(store):
+            return {}
+        if store and index.key == key:
+            return {}
+        shards = shards.with_repaired(index.repaired)
+        objects = _find_objects(earlier, index, shards, store) if store else {}
+        return dict(_divide(earlier, index, shards, objects))
+    except (UserError, OSError) as error:
+        if store:
+            echo_problem(f"nothing of the earlier snapshot is copied: {error}")
+    return {}
 
 
 def _find_objects(
