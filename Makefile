@@ -14,6 +14,8 @@
 #   make audit                      ask the vulnerability database about every locked package
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
+# What was set up for a GPU stays so.
+GPU ?= $(if $(wildcard .venv/.ready1),1)
 DATA ?= fashion_mnist
 SECONDS ?= 60
 BUDGET ?= full
@@ -28,6 +30,7 @@ setup: .venv/.ready$(GPU)
 	@test -x $(BIN)/uv || { echo "setup 2/3: installing uv $(UV)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV); }
 	@echo "setup 3/3: installing $$(grep -c '^name = ' uv.lock) locked packages, about 3 GB on disk; a minute or several, by the network"
 	@$(BIN)/uv sync $$(test -t 2 || echo --quiet) --locked --compile-bytecode $(if $(GPU),--extra gpu)
+	@rm -f .venv/.ready*
 	@touch $@
 
 OVERLAY.fashion_mnist.full :=
@@ -36,6 +39,12 @@ OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
 OVERLAY.mails.full := --overlay infra/demo/mails.yaml --name mails
 OWN := $(PHOTOS)$(MAILS)
+ifeq ($(origin OVERLAY.$(DATA).$(BUDGET)),undefined)
+$(error there is no demo of DATA=$(DATA) BUDGET=$(BUDGET): DATA is fashion_mnist, with BUDGET full or small, or photos, imagenet or mails)
+endif
+ifneq ($(if $(PHOTOS),$(filter-out photos imagenet,$(DATA)))$(if $(MAILS),$(filter-out mails,$(DATA))),)
+$(error PHOTOS=DIR goes with DATA=photos or DATA=imagenet, MAILS=DIR with DATA=mails)
+endif
 ifneq ($(STORE),)
 ifneq ($(STORE) $(DATA) $(OWN),s3 fashion_mnist )
 $(error STORE=s3 is all that there is, and takes neither DATA, PHOTOS nor MAILS: its demo is Fashion-MNIST)

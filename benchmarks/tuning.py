@@ -181,7 +181,7 @@ def find_budgets(case: Case, folder: Path) -> Budgets:
     snapshot = SnapshotBytes.of(open_inputs(search.question.params, Layout(folder)))
     with search.open_pool() as pool:
         pool.open(["naive"])
-    least = search.journal.pages.entrances["naive"].ram_bytes
+    least = search.measured_needs["naive"].ram_bytes
     ram, disk = (
         None if share is None else f"{(taken + share * kept) / 2**20:.0f}MiB"
         for share, taken, kept in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import PydanticUndefined
@@ -116,9 +116,12 @@ def _rows(section: type[BaseModel], prefix: str) -> list[str]:
             note = field.description or " ".join((inner.__doc__ or "").split())
             rows += [f"| `{prefix}{key}` | | {note} |", *_rows(inner, f"{prefix}{key}.")]
         else:
-            rows.append(
-                f"| `{prefix}{key}` | `{_default(field)}` | {field.description or _range(field)} |"
-            )
+            meaning = field.description or _range(field)
+            words = _choices(field.annotation)
+            if len(words) > 1 and not all(word in meaning for word in words):
+                shown = ", ".join(f"`{word}`" for word in words).replace("|", "\\|")
+                meaning += f" ({shown})"
+            rows.append(f"| `{prefix}{key}` | `{_default(field)}` | {meaning} |")
     return rows
 
 
@@ -137,7 +140,15 @@ def _model(annotation: Any) -> type[BaseModel] | None:
 def _default(field: Any) -> str:
     if field.is_required():
         return "required"
-    return str(field.default) if field.default is not PydanticUndefined else "{}"
+    return _flow_yaml(field.default) if field.default is not PydanticUndefined else "{}"
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a setting may be."""
+    options = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [str(option) for option in options]
+    return [word for option in options for word in _choices(option)]
 
 
 def _range(field: Any) -> str:

@@ -64,12 +64,12 @@ def verify(params: Params, layout: Layout) -> str:
                 objects = list(
                     list_objects(data.snapshot, data.shards, split, column, fetched.folder)
                 )
-                checked = in_threads(
-                    lambda one: fetch_checked(fetched.store, one), objects, workers=THREADS
+                sizes = in_threads(
+                    lambda one: len(fetch_checked(fetched.store, one)), objects, workers=THREADS
                 )
                 label = f"verify {split}/{column.name}"
-                for one in progress(checked, total=len(objects), label=label, unit="objects"):
-                    count, size = count + 1, size + len(one)
+                size += sum(progress(sizes, total=len(objects), label=label, unit="objects"))
+                count += len(objects)
     return f"{count:,} objects, {size / 2**20:,.1f} MiB: all digests match"
 
 

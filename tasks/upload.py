@@ -1,4 +1,5 @@
-"""Put a folder, or a file, into a bucket, from where `data.path` reads it.
+"""Put a folder, or a file, into a bucket, from where `data.path` reads it. A file keeps its name
+where the URL ends with a slash, or is that of a bucket.
 
 Every file becomes an object, also one that is there already; objects without a file stay, and what
 has a name that begins with a dot is left out, as ingest does. A link counts as what it leads to.
@@ -12,6 +13,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from throughline.config.cli import command_cli
 from throughline.data.object_folder import READERS
@@ -35,8 +37,9 @@ def upload(source: Path, url: str) -> str:
         address = to_store_url(url)
     except ValueError as error:
         raise InvalidParams([f"URL: {error}"]) from None
-    above, _, name = address.rpartition("/")
     if source.is_file():
+        names_folder = url.endswith("/") or not urlsplit(address).path
+        above, _, name = (f"{address}/{source.name}" if names_folder else address).rpartition("/")
         store, files = open_store(above), {name: source}
     elif not source.is_dir():
         raise DataNotFound(f"{source} is no file, nor a folder")

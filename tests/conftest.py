@@ -138,8 +138,9 @@ def first(finished, tmp_path) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shared_by_tests(shared) -> Iterator[None]:
-    prefect_template.folder = shared_libraries.folder = shared
+def _shared_by_tests(shared, tmp_path_factory) -> Iterator[None]:
+    prefect_template.folder = shared
+    shared_libraries.folder = tmp_path_factory.mktemp("libraries")
     yield
     shared_libraries.close()
 

@@ -182,8 +182,8 @@ prefect_template = PrefectTemplate()
 
 
 class SharedLibraries:
-    """A server of stages that has imported their libraries, started once per run of the tests: half
-    of a short stage is these imports. A stage has the program of its own project.
+    """A server of stages that has imported their libraries, started once per process of the tests:
+    half of a short stage is these imports. A stage has the program of its own project.
     """
 
     MODULES = (
@@ -198,25 +198,24 @@ class SharedLibraries:
     folder: Path | None = None  # where its socket is; without one stages import for themselves
 
     def __init__(self) -> None:
-        self._running = ExitStack()
+        self._running, self._is_started = ExitStack(), False
 
     def environment(self) -> dict[str, str]:
-        """By what commands find it."""
+        """The variable by which commands find it."""
         if self.folder is None:
             return {}
-        home = self.folder / "libraries"
-        with FileLock(self.folder / "libraries.lock"):
-            if not home.exists():
-                home.mkdir()
-                self._running.enter_context(
-                    supervised(
-                        [sys.executable, "-m", "flows.run.fork_server", "server", *self.MODULES],
-                        folder=home,
-                        environment={**dvc_environment({}), "PYTHONPATH": str(ROOT)},
-                        output=subprocess.DEVNULL,
-                    )
+        address = str(self.folder / "libraries")
+        if not self._is_started:
+            self._is_started = True
+            self._running.enter_context(
+                supervised(
+                    [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES],
+                    folder=ROOT,
+                    environment=dvc_environment({}),
+                    output=subprocess.DEVNULL,
                 )
-        return {STAGE_SERVER: str(home / "server")}
+            )
+        return {STAGE_SERVER: address}
 
     def close(self) -> None:
         """End it, if this process has started it."""

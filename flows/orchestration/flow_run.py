@@ -250,7 +250,7 @@ def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
     """Have a server of stages for the length of the block where more than one stage will run, and
     the environment names none; a single one has imported what it needs as soon as the server.
     """
-    if len(stage_env.stale) < 2 or STAGE_SERVER in os.environ:  # noqa: PLR2004
+    if len(stage_env.stale) < 2 or os.environ.get(STAGE_SERVER):  # noqa: PLR2004
         yield stage_env
         return
     with stage_server(stage_env.root, stage_env.environment) as address:

@@ -7,8 +7,9 @@ own, as without a server: the interpreter's import state is all that they share.
 runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
 
 A program is refused, and then imports for itself, once a file of it or the set of installed
-packages is not what it was when the server imported them. One in another folder than the server's
-has libraries from it alone: its own modules come from that folder.
+packages is not what it was when the server imported them, and so is one of another Python
+environment. A program in another folder than the server's takes only its libraries from the server:
+its own modules come from that folder.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
     other.
     """
     request, streams = _receive(connection)
-    if any(_changed_ns(path) != at for path, at in imported.items()):
+    changed = any(_changed_ns(path) != at for path, at in imported.items())
+    if changed or request["prefix"] != sys.prefix:
         return REFUSED
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

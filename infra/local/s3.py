@@ -31,7 +31,7 @@ def object_store(home: StackConfig) -> Iterator[None]:
     server = ServerProcess(
         name="objects",
         command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
-        healthy=lambda: is_listening(first) and _ensure_buckets(home) and _holds_objects(home),
+        healthy=lambda: is_listening(first) and _is_ready(home),
         environment=home.objects,
     )
     try:
@@ -84,22 +84,15 @@ def open_client(home: StackConfig) -> S3FileSystem:
     )
 
 
-def _ensure_buckets(home: StackConfig) -> bool:
-    client = open_client(home)
+def _is_ready(home: StackConfig) -> bool:
+    """Whether the buckets are there, made if they are not, and an object that is put is read back:
+    S3 answers up to five seconds before the server of volumes has registered, and until then every
+    read fails.
+    """
+    client, name = open_client(home), f"{BUCKETS[0]}/.ready"
     try:
         for bucket in set(BUCKETS) - set(client.ls("")):
             client.mkdir(bucket)
-    except (BotoCoreError, OSError):
-        return False
-    return True
-
-
-def _holds_objects(home: StackConfig) -> bool:
-    """Whether an object that is put is there: S3 answers up to five seconds before the server that
-    holds what objects contain has found the others, and until then every read fails.
-    """
-    client, name = open_client(home), f"{BUCKETS[0]}/.{secrets.token_hex(8)}"
-    try:
         client.pipe_file(name, name.encode())
         found = client.cat_file(name) == name.encode()
         client.rm_file(name)

@@ -440,9 +440,10 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
         back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
         assert stack.post(f"deployments/{training}", method="PATCH", **back).ok
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
-    assert "data.path: /etc is outside" in states[0]["state"]["message"], (
-        "the project's own flow ran, confined"
-    )
+    said = states[0]["state"]["message"]
+    assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"
+    assert "model: os:system is not part of this project" in said
+    assert ("training-failure", "markdown") in stack.artifacts(runs[0])
 
 
 def test_a_run_whose_deployment_goes_away_stays_confined(stack):

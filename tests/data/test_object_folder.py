@@ -38,6 +38,7 @@ from throughline.shared.errors import (
     DataNotFound,
     DiskRefused,
     ObjectStoreFailed,
+    UnexpectedFiles,
     UnreadableSource,
     UserError,
 )
@@ -523,6 +524,14 @@ def test_many_folders_are_listed_as_one(bucket_url):
     assert object_folder.list_all(store) == sorted(store.list(), key=lambda one: one.name)
 
 
+def test_a_folder_that_is_an_object_too_is_refused_because_dvc_would_watch_that_alone(bucket_url):
+    store = open_store(bucket_url)
+    for name, data in (("photos/cat/1.png", b"1"), ("photos", b"")):
+        store.write(name, data)
+    with pytest.raises(UnexpectedFiles, match=r"/photos is an object, and there are objects below"):
+        open_folder(f"{bucket_url}/photos")
+
+
 def test_a_name_with_a_percent_sign_is_taken_as_it_is(bucket_url):
     """As DVC takes it."""
     open_store(f"{bucket_url}/a b").write("x.csv", b"1")
@@ -583,11 +592,10 @@ def test_an_empty_object_stands_for_the_folder_of_others(source, bucket_url, tmp
     url = f"{bucket_url}/data.v1"
     upload(folder, f"{url}/cat.v1")
     store = open_store(bucket_url)
-    for name in ("data.v1", "data.v1/cat.v1"):
-        store.write(name, b"")
+    store.write("data.v1/cat.v1", b"")
     settings = data_settings(url, source)
     with_marks = ingest(settings, tmp_path / "marked", inspections=tmp_path / "kept")
-    store.delete(["data.v1", "data.v1/cat.v1"])
+    store.delete(["data.v1/cat.v1"])
     without = ingest(settings, tmp_path / "plain", inspections=tmp_path / "kept")
     assert (with_marks.digest, with_marks.stats) == (without.digest, without.stats)
 

@@ -42,6 +42,7 @@ NOT_TRIED = {
     "dvc push -r stack": "needs the stack; tests/infra/test_local_stack.py pushes to it",
     "docker compose": "needs Docker; tests/infra/test_infra.py reads infra/compose.yaml",
     "cp -r mlartifacts .throughline/ui": "copies the state of servers that have run",
+    "python -m pytest": "runs tests",
     "python -m tasks.STAGE": "stands for any stage",
     "sqlite3": "copies the state of servers that have run",
     "tar -C .throughline": "copies a stack; tests/infra/test_local_stack.py does",

@@ -153,14 +153,9 @@ def set_engine(folder: Path, **engine: object) -> None:
     write_params(folder, {**PARAMS, "engine": engine})
 
 
-def test_one_worker_and_three_write_what_threads_write(by_threads, photos, tmp_path):
+def test_a_worker_of_its_own_writes_what_threads_write(by_threads, photos, tmp_path):
     folder = make(tmp_path / "project", photos, {"workers": 1})
     prepare(folder)
-    assert read_data(folder) == read_data(by_threads)
-    shutil.rmtree(folder / "data")
-    with cluster(folder, workers=3) as (address, _):
-        set_engine(folder, address=address)
-        prepare(folder)
     assert read_data(folder) == read_data(by_threads)
 
 
@@ -205,7 +200,7 @@ def test_a_stage_that_is_killed_goes_on_with_the_rest(sharded, by_threads):
 def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
     sharded, by_threads
 ):
-    with cluster(sharded, workers=2) as (address, (scheduler, *_)):
+    with cluster(sharded, workers=1) as (address, (scheduler, *_)):
         set_engine(sharded, address=address)
         stage, _ = begin_snapshot(sharded, notes=3)
         scheduler.kill()
@@ -231,10 +226,14 @@ def test_a_worker_of_another_program_is_refused(sharded, tmp_path):
     assert not (sharded / "data" / "snapshot").exists()
 
 
-def test_an_own_op_that_was_changed_is_not_run_as_it_was(sharded, by_threads):
-    with cluster(sharded, workers=1) as (address, _):
+def test_several_workers_write_what_threads_write_and_run_no_own_op_that_has_changed(
+    sharded, by_threads
+):
+    shutil.rmtree(sharded / "data")
+    with cluster(sharded, workers=2) as (address, _):
         set_engine(sharded, address=address)
-        prepare(sharded, "snapshot")
+        prepare(sharded)
+        assert read_data(sharded) == read_data(by_threads)
         own = sharded / "own.py"
         own.write_text(own.read_text().replace("return image", "return 255 - image"))
         said = run(sharded, sys.executable, "-m", "tasks.snapshot", code=2)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import environment, make_project, run, run_quietly
+from project import environment, make_project, run, run_quietly, shared_libraries
 
 from flows.run.workspace import SWEPT_AFTER_S
 
@@ -41,12 +41,14 @@ def project(folder, array_file) -> Path:
     return make_project(folder / f"project-{len(list(folder.iterdir()))}", array_file)
 
 
-def start(project: Path, *arguments: str) -> subprocess.Popen:
+def start(project: Path, *arguments: str, shares: bool = False) -> subprocess.Popen:
+    """Start a flow; one that `shares` takes libraries from the tests' own server."""
     command = [sys.executable, "-m", "flows.prepare_data", "--verbose", *arguments]
+    shared = shared_libraries.environment() if shares else {}
     return subprocess.Popen(
         command,
         cwd=project,
-        env=environment(project),
+        env=environment(project) | shared,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -55,7 +57,7 @@ def start(project: Path, *arguments: str) -> subprocess.Popen:
 
 @pytest.mark.parametrize("two", TWO)
 def test_both_complete(project, two):
-    flows = [start(project, *arguments) for arguments in TWO[two]]
+    flows = [start(project, *arguments, shares=True) for arguments in TWO[two]]
     said = [flow.communicate()[0] for flow in flows]
     assert [flow.returncode for flow in flows] == [0, 0], "\n\n".join(said)
     assert not any("Traceback" in one for one in said), "\n\n".join(said)
@@ -86,7 +88,7 @@ def test_a_run_waits_for_dvc_at_work_by_hand(project):
         (project / ".dvc" / "tmp" / "rwlock").write_text(
             json.dumps({"write": {str(project / "data" / "shards"): entry}})
         )
-        flow = start(project)
+        flow = start(project, shares=True)
         said = ""
         for line in flow.stdout:
             said += line

@@ -49,6 +49,7 @@ def request(connection, module="tasks.build", arguments=()):
         {
             "module": module,
             "arguments": list(arguments),
+            "prefix": sys.prefix,
             "folder": str(Path.cwd()),
             "environment": dict(os.environ),
         }

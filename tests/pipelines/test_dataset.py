@@ -216,7 +216,7 @@ def test_every_epoch_is_another_permutation_of_all_examples(stored, service, nam
 def test_starting_at_any_step_gives_the_same_rest(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), **CONFIGS[name])
     whole = batches(pipe, epochs=2)
-    for step in (1, 5, 8, 13):
+    for step in (1, 8, 13):
         assert same(whole[step:], batches(pipe, first_step=step, epochs=2)), step
 
 
@@ -271,9 +271,7 @@ def test_the_rows_of_a_split_on_the_device_are_gathered_of_variables(stored):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("workers", "batch_size"), slow_but_first([(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
-)
+@pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(3, 9), (7, 7), (5, 50)]))
 def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
         made = pipeline(
@@ -408,7 +406,7 @@ def test_augmentation_is_the_same_whatever_the_configuration(stored):
             with_keys=True,
             **config,
         )
-        found = list(pipe.dataset(epochs=3).as_numpy_iterator())[-pipe.steps_per_epoch :]
+        found = list(pipe.dataset(epochs=2).as_numpy_iterator())[-pipe.steps_per_epoch :]
         return {
             int(key): image.tobytes()
             for batch in found

@@ -13,7 +13,7 @@ from throughline.data.columns.index import column_path, map_column, read_index, 
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import RandomResizedCrop
@@ -35,16 +35,21 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[1 << 25, pytest.param(5000, marks=pytest.mark.slow)],
-    ids=["few_chunks", "many_chunks"],
-)
-def stored(photos, tmp_path_factory, request):
+@pytest.fixture(scope="module")
+def stored(photos, tmp_path_factory):
     """The photos, decoded and stored in their own sizes."""
-    folder = tmp_path_factory.mktemp("unlike")
+    return store(photos, tmp_path_factory.mktemp("unlike"), chunk_bytes=1 << 25)
+
+
+@pytest.fixture(scope="module")
+def stored_in_many_chunks(photos, tmp_path_factory):
+    """The same, a few rows in a chunk."""
+    return store(photos, tmp_path_factory.mktemp("unlike"), chunk_bytes=5000)
+
+
+def store(photos, folder, *, chunk_bytes) -> PreparedData:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(snapshot_writer, "ROWS_BYTES", request.param)
+        patched.setattr(snapshot_writer, "ROWS_BYTES", chunk_bytes)
         snapshot(
             read_shard_index(photos / "shards"),
             photos / "shards",
@@ -80,17 +85,17 @@ def by_key(pipe) -> dict[int, np.ndarray]:
     }
 
 
-def test_the_snapshot_holds_every_image_in_its_own_size(stored):
-    index = stored.snapshot
+def test_the_snapshot_holds_every_image_in_its_own_size(stored_in_many_chunks):
+    index = stored_in_many_chunks.snapshot
     image, extent = index.columns[:2]
     assert (image.shape, extent.name) == ((None, None, 3), "image.extent")
     count = index.splits["train"].count
-    starts_and_shapes = map_column(stored.snapshot_folder, "train", extent, count)
+    starts_and_shapes = map_column(stored_in_many_chunks.snapshot_folder, "train", extent, count)
     assert len({tuple(shape) for shape in starts_and_shapes[:, 1:].tolist()}) > 10
-    assert map_column(stored.snapshot_folder, "train", image, count).size == index.splits[
-        "train"
-    ].bytes(image)
-    verify(stored.snapshot_folder, read_index(stored.snapshot_folder))
+    assert map_column(
+        stored_in_many_chunks.snapshot_folder, "train", image, count
+    ).size == index.splits["train"].bytes(image)
+    verify(stored_in_many_chunks.snapshot_folder, read_index(stored_in_many_chunks.snapshot_folder))
 
 
 @pytest.mark.slow
@@ -151,13 +156,13 @@ def test_what_cannot_be_done_with_unlike_sizes_is_refused(stored):
         pipeline(stored, PRESETS["device_resident"])
 
 
-def test_damage_and_loss_are_named(stored, tmp_path):
-    shutil.copytree(stored.snapshot_folder, tmp_path / "snapshot")
+def test_damage_and_loss_are_named(stored_in_many_chunks, tmp_path):
+    shutil.copytree(stored_in_many_chunks.snapshot_folder, tmp_path / "snapshot")
     path = column_path(tmp_path / "snapshot", "train", "image")
     data = bytearray(path.read_bytes())
     data[-500] ^= 1
     path.write_bytes(data)
-    rows = stored.snapshot.splits["train"]
+    rows = stored_in_many_chunks.snapshot.splits["train"]
     first = max(chunk.start for chunk in rows.chunks)
     with pytest.raises(
         CorruptColumn, match=f"image.bin: chunk of rows {first} to {rows.count - 1} does not"
@@ -170,7 +175,9 @@ def test_damage_and_loss_are_named(stored, tmp_path):
         read_index(tmp_path / "snapshot")
 
 
-def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp_path, monkeypatch):
+def test_an_interrupted_snapshot_goes_on_and_writes_the_same(
+    stored_in_many_chunks, photos, tmp_path, monkeypatch
+):
     shards = read_shard_index(photos / "shards")
     real, seen = snapshot_writer.write_shard, []
 
@@ -193,10 +200,13 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
         for column in index.columns:
             mine, other = (
                 column_path(folder, split, column.name).read_bytes()
-                for folder in (tmp_path / "snapshot", stored.snapshot_folder)
+                for folder in (tmp_path / "snapshot", stored_in_many_chunks.snapshot_folder)
             )
             assert mine == other
-    assert (index.key, index.columns) == (stored.snapshot.key, stored.snapshot.columns)
+    assert (index.key, index.columns) == (
+        stored_in_many_chunks.snapshot.key,
+        stored_in_many_chunks.snapshot.columns,
+    )
     assert sorted(path.name for path in (tmp_path / "snapshot" / "train").iterdir()) == [
         "image.bin",
         "image.extent.bin",

@@ -38,6 +38,7 @@ def test_urls_are_those_that_dvc_knows():
     assert to_store_url("azure://box/x/") == "az://box/x"
     assert to_store_url("s3://data") == "s3://data"
     assert split_address("s3://data/a b/c#1?.jpg") == ("s3://data", "a b/c#1?.jpg")
+    assert split_address("azure://box/a b/1.jpg") == ("az://box", "a b/1.jpg"), "as it is opened"
     assert [is_address(path) for path in ("s3://a/b", "a/b", "/a//b")] == [True, False, False]
 
 

@@ -22,6 +22,8 @@ from throughline.shared.errors import ObjectStoreFailed, WorkspaceProblem
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import StoredObject, open_store
 
+FIRST, SECOND, TRIED, NOBODY = (digit * 32 for digit in "1234")  # keys of snapshots
+DIGEST = "ab" * 16
 LATER = datetime.now(UTC) + 2 * LEFT_ALONE
 STAGE = """\
 stages:
@@ -34,8 +36,8 @@ stages:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory) -> Path:
-    """A project with snapshots of the keys `first` and `second` in commits, `tried` in an
-    experiment, and `second` in the worktree.
+    """A project with snapshots of the keys FIRST and SECOND in commits, TRIED in an experiment, and
+    SECOND in the worktree.
     """
     folder = tmp_path_factory.mktemp("history")
     for words in (("git", "init", "-q"), ("dvc", "init", "-q")):
@@ -43,10 +45,10 @@ def history(tmp_path_factory) -> Path:
     for name, value in (("user.name", "t"), ("user.email", "t@example.org")):
         run(folder, "git", "config", name, value)
     (folder / "dvc.yaml").write_text(STAGE)
-    for key in ("first", "second", "tried"):
+    for key in (FIRST, SECOND, TRIED):
         (folder / "key.json").write_text(json.dumps({"key": key}))
         run(folder, "dvc", "repro", "-q")
-        if key == "tried":
+        if key == TRIED:
             run(folder, "dvc", "exp", "save", "--name", "trial")
         else:
             run(folder, "git", "add", "-A")
@@ -59,31 +61,34 @@ def history(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_what_a_commit_or_an_experiment_has_is_kept_and_nothing_else(history, bucket_url):
     store = open_store(bucket_url)
-    for key in ("first", "second", "tried", "nobody"):
-        store.write(f"{key}/train/image/000000000000-a", b"1")
-        store.write(f"{key}/index/b.json", b"2")
-    others = ("photos/cats/1.jpg", "dvc/files/md5/ab/cdef", "files/md5/ab/01", "readme.txt")
+    for key in (FIRST, SECOND, TRIED, NOBODY):
+        store.write(f"{key}/train/image/000000000000-{DIGEST}", b"1")
+        store.write(f"{key}/index/{DIGEST}.json", b"2")
+    others = (
+        *("photos/cats/1.jpg", "dvc/files/md5/ab/cdef", "files/md5/ab/01", "readme.txt"),
+        *("annotations/index/0001.json", "backups/db/daily/202401010300-a1b2c3"),
+    )
     for name in others:
         store.write(name, b"3")
-    assert find_reachable_keys(history) == {"first", "second", "tried"}
+    assert find_reachable_keys(history) == {FIRST, SECOND, TRIED}
     listed = list(collect_garbage(store, history, now=LATER, removes=False))
-    assert listed == [f"{bucket_url}/nobody: 2 objects, 0.0 MiB, can be removed"]
+    assert listed == [f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, can be removed"]
     assert len(list(store.list())) == 8 + len(others)
     assert not list(collect_garbage(store, history, now=datetime.now(UTC), removes=True))
     removed = list(collect_garbage(store, history, now=LATER, removes=True))
-    assert removed == [f"{bucket_url}/nobody: 2 objects, 0.0 MiB, removed"]
+    assert removed == [f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, removed"]
     keys = {one.name.partition("/")[0] for one in store.list()}
-    assert keys == {"first", "second", "tried", *(name.split("/")[0] for name in others)}
+    assert keys == {FIRST, SECOND, TRIED, *(name.split("/")[0] for name in others)}
 
 
 @pytest.mark.slow
 def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url):
     store = open_store(bucket_url)
-    store.write("nobody/index/b.json", b"2")
+    store.write(f"{NOBODY}/index/{DIGEST}.json", b"2")
     cached = next(
         path
         for path in history.glob(".dvc/cache/files/md5/*/*")
-        if path.read_bytes() == b'{"key": "first"}'
+        if path.read_text() == json.dumps({"key": FIRST})
     )
     away = cached.rename(history / "away")
     with pytest.raises(WorkspaceProblem, match=r"cannot be read, so none is removed; get the hist"):
@@ -99,13 +104,13 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
         return StoredObject(name=name, bytes=1, modified_at=now - time, tag="")
 
     objects = [
-        write_ago("new/index/a.json", 2 * LEFT_ALONE),
-        write_ago("new/index/b.json", LEFT_ALONE / 2),
-        write_ago("old/index/a.json", LEFT_ALONE),
-        write_ago("used/index/a.json", 2 * LEFT_ALONE),
-        write_ago("others/index/a.txt", 2 * LEFT_ALONE),
+        write_ago(f"{NOBODY}/index/{DIGEST}.json", 2 * LEFT_ALONE),
+        write_ago(f"{NOBODY}/index/{FIRST}.json", LEFT_ALONE / 2),
+        write_ago(f"{FIRST}/index/{DIGEST}.json", LEFT_ALONE),
+        write_ago(f"{SECOND}/index/{DIGEST}.json", 2 * LEFT_ALONE),
+        write_ago(f"{TRIED}/index/{DIGEST}.txt", 2 * LEFT_ALONE),
     ]
-    assert list(find_unreachable(objects, {"used"}, now=now)) == ["old"]
+    assert list(find_unreachable(objects, {SECOND}, now=now)) == [FIRST]
 
 
 def test_verify_reads_every_object_and_names_what_is_damaged(arrays, tmp_path, bucket_url):

@@ -32,6 +32,10 @@ def test_a_folder_or_a_file_is_put_into_a_bucket(folder, bucket_url):
     assert read_all(f"{bucket_url}/all") == FILES
     upload(folder / "cats" / "1.jpg", f"{bucket_url}/one.jpg")
     assert open_store(bucket_url).read("one.jpg") == b"one"
+    upload(folder / "cats" / "2.jpg", f"{bucket_url}/some/")
+    upload(folder / "cats" / "2.jpg", f"{bucket_url}/")
+    assert read_all(f"{bucket_url}/some") == {"2.jpg": b"two"}
+    assert open_store(bucket_url).read("2.jpg") == b"two"
 
 
 def test_a_link_counts_as_the_folder_that_it_leads_to(folder, bucket_url):

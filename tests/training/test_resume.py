@@ -55,7 +55,7 @@ def test_tracing_and_validation_are_not_measured(layout, tmp_path):
         ),
         *(
             pytest.param("optimized", steps, marks=pytest.mark.slow)
-            for steps in (1, STEPS - 1, STEPS, 3 * STEPS - 1)
+            for steps in (STEPS - 1, STEPS, 3 * STEPS - 1)
         ),
     ],
 )
@@ -75,17 +75,14 @@ def test_stopping_after_any_step_changes_nothing(
 @pytest.mark.parametrize("pipeline", ["optimized", "naive", "device_resident"])
 def test_several_steps_per_execution_change_nothing(layout, undisturbed, tmp_path, pipeline):
     rows, weights = undisturbed("train.schedule=cosine", pipeline=pipeline)
-    for count in (2, 4, 8) if pipeline == "optimized" else (4,):
-        params = params_of("train.schedule=cosine", f"train.steps_per_execution={count}")
-        same, same_weights = run(params, layout, tmp_path / f"{count}", pipeline=pipeline)
-        assert same == rows
-        assert all(
-            np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True)
-        )
+    params = params_of("train.schedule=cosine", "train.steps_per_execution=4")
+    same, same_weights = run(params, layout, tmp_path, pipeline=pipeline)
+    assert same == rows
+    assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "stop_after"), [(2, 4), (2, 5), (4, 1), (4, 3), (8, 2)])
+@pytest.mark.parametrize(("count", "stop_after"), [(2, 4), (4, 1), (8, 2)])
 def test_several_steps_per_execution_resume_in_mid_epoch(
     layout, undisturbed, tmp_path, count, stop_after
 ):
@@ -93,17 +90,6 @@ def test_several_steps_per_execution_resume_in_mid_epoch(
     rows, _ = undisturbed("train.schedule=cosine")
     with pytest.raises(Stop):
         run(params, layout, tmp_path / "stopped", stop_after=stop_after)
-    assert run(params, layout, tmp_path / "stopped")[0] == rows
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_resuming_twice_is_like_not_stopping(layout, undisturbed, tmp_path):
-    params = params_of()
-    rows, _ = undisturbed()
-    for _ in range(2):
-        with pytest.raises(Stop):
-            run(params, layout, tmp_path / "stopped", stop_after=4)
     assert run(params, layout, tmp_path / "stopped")[0] == rows
 
 

@@ -52,7 +52,8 @@ def question_about(layout, params, **budgets):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path, monkeypatch):
-    for name, fewer in {"FINAL_ROUNDS": 6, "MOST_FAMILIES": 2, "FORMS_EACH": 2}.items():
+    few = {"ROUNDS": 3, "FINAL_ROUNDS": 4, "MOST_FAMILIES": 2, "FORMS_EACH": 2}
+    for name, fewer in few.items():
         monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
     params = check({**SMALL, **LONG_EPOCHS})
     question = question_about(prepared, params, time="3min", disk="1kB")  # fewer families

@@ -82,8 +82,9 @@ def test_validation_between_and_within_steps_is_not_the_trainings_time():
 
 
 @pytest.mark.slow
-def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory():
-    script = Script(seconds=4.5)
+def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    script = Script(seconds=0.6)
     with pytest.raises(Ended):
         for _ in zip(script.loop("a.py:1"), script.loop("a.py:2"), strict=True):
             script.train(0.004)
@@ -93,8 +94,9 @@ def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory()
 
 
 @pytest.mark.slow
-def test_a_script_may_change_what_it_is_given():
-    script, seen = Script(seconds=5.0), set()
+def test_a_script_may_change_what_it_is_given(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    script, seen = Script(seconds=1.0), set()
     with pytest.raises(Ended):
         for batch in script.loop(copy=list):
             seen.add(len(batch))
@@ -104,8 +106,9 @@ def test_a_script_may_change_what_it_is_given():
 
 
 @pytest.mark.slow
-def test_what_ends_a_script_is_not_stopped_by_catching_exceptions():
-    script = Script(seconds=4.0)
+def test_what_ends_a_script_is_not_stopped_by_catching_exceptions(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    script = Script(seconds=0.6)
     with pytest.raises(Ended):
         while True:
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
@@ -18,7 +19,13 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from throughline.data.encodings.base import InputFile, StoredFile
 from throughline.shared.data_url import find_single, open_below
-from throughline.shared.errors import DiskRefused, ObjectStoreFailed, UnreadableSource
+from throughline.shared.errors import (
+    DataNotFound,
+    DiskRefused,
+    ObjectStoreFailed,
+    UnexpectedFiles,
+    UnreadableSource,
+)
 from throughline.shared.object_store import ObjectStore, StoredObject
 from throughline.shared.progress import in_threads, in_threads_ahead, progress
 
@@ -202,9 +209,24 @@ def open_folder(path: str) -> ObjectFolder:
     store = open_below(path)
     objects = list_all(store)
     if objects:
+        _refuse_namesake(path)
         return ObjectFolder(store=store, objects=objects)
     store, single = find_single(path)
     return ObjectFolder(store=store, objects=(single,), single=True)
+
+
+def _refuse_namesake(path: str) -> None:
+    """Refuse a folder where an object has its very name: DVC would watch that alone.
+
+    Raises:
+      UnexpectedFiles: there is one.
+    """
+    with suppress(DataNotFound, ObjectStoreFailed):  # one may be forbidden to ask
+        store, single = find_single(path)
+        raise UnexpectedFiles(
+            f"data.path: {store.address(single.name)} is an object, and there are objects below"
+            " that name, too; remove one of the two, or give the other another name"
+        )
 
 
 def list_all(store: ObjectStore) -> list[StoredObject]:

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from throughline.shared.code_identity import HERE, code_digest, project_files
 from throughline.shared.errors import EngineFailed
 from throughline.shared.libraries import LIBRARIES, installed_versions
 
+_ONE_AT_A_TIME = threading.Lock()
 LOADED_AT = time.time()  # modules that have changed since may be the old ones in this process
 # A worker has one thread, and as many workers run as there are cores.
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
@@ -44,9 +46,10 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
     Raises:
       EngineFailed: the worker sees other files, or has another program.
     """
-    check_worker(stage)
-    os.chdir(stage.root)
-    return _load(function)(pickle.loads(item))
+    with _ONE_AT_A_TIME:  # where a worker has several threads, which share their working directory
+        check_worker(stage)
+        os.chdir(stage.root)
+        return _load(function)(pickle.loads(item))
 
 
 @cache

@@ -39,10 +39,10 @@ def to_store_url(path: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """The URL of the bucket that an object is in, and its name there."""
+    """The URL by which the bucket of an object is opened, and the object's name there."""
     scheme, _, rest = address.partition("://")
     bucket, _, name = rest.partition("/")
-    return f"{scheme}://{bucket}", name
+    return f"{SCHEMES.get(scheme, scheme)}://{bucket}", name
 
 
 def open_below(path: str) -> ObjectStore:
@@ -79,5 +79,5 @@ def check_object_exists(path: str) -> None:
     Raises:
       as `find_single`.
     """
-    if not any(open_below(path).list_folder()):
+    if next(open_below(path).list(), None) is None:
         find_single(path)

@@ -61,6 +61,7 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
             request = {
                 "module": module,
                 "arguments": list(arguments),
+                "prefix": sys.prefix,
                 "folder": os.getcwd(),  # noqa: PTH109 - pathlib would be half of this process' imports
                 "environment": dict(os.environ),
             }

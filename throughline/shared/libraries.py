@@ -8,7 +8,9 @@ watches, so what is installed must agree.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -48,8 +50,14 @@ def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
 
 def find_distributions(packages: Iterable[str]) -> list[str]:
     """Names of the installed distributions that bring these top-level packages."""
-    brought = metadata.packages_distributions()
+    brought = _brought_packages(tuple(sys.path))
     return sorted({name for package in packages for name in brought.get(package, ())})
+
+
+@cache
+def _brought_packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """The distributions that bring each top-level package, of what is on the `path`."""
+    return metadata.packages_distributions()
 
 
 def check_versions(stage: str, *, root: Path) -> None:

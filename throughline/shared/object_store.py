@@ -24,8 +24,17 @@ SCHEMES = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "azure:
 RETRIES = 3  # of a request that a server's error, a lost connection or a time limit has ended
 CONNECT_S = 5
 REQUEST_S = 60  # from the first byte sent to the last received
-BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2)}
+# Between tries it waits 0.5 s, then up to 1.5 and 4.5: a store that starts again is there by then.
+BACKOFF = {
+    "init_backoff": timedelta(milliseconds=500),
+    "max_backoff": timedelta(seconds=5),
+    "base": 3,
+}
 SINGLE_PUT_BYTES = 128 << 20  # up to which an object is one request; above, parts that are joined
+PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # of a large file; stores take 10,000
+PARTS_AT_ONCE = 2  # all of them share the time limit
+# What is asked for credentials on machines of providers, where the environment has none.
+CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
 
 
@@ -127,13 +136,13 @@ class ObjectStore:
             whole = length is None
             options = None if whole else {"range": (start, start + length)}  # type: ignore[operator]
             answer = self.client.get(one.name, options=options)
-            data, found = bytes(answer.bytes()), _describe(answer.meta)
-        if (found.tag, found.bytes) != (one.tag, one.bytes):
-            raise ObjectStoreFailed(
-                f"{self.address(one.name)} has changed since it was listed; run the same command"
-                " again"
-            )
-        return data
+            found = _describe(answer.meta)
+            if (found.tag, found.bytes) != (one.tag, one.bytes):
+                raise ObjectStoreFailed(
+                    f"{self.address(one.name)} has changed since it was listed; run the same"
+                    " command again"
+                )
+            return bytes(answer.bytes())
 
     def stream(self, name: str) -> Iterator[bytes]:
         """All bytes of an object in pieces, for objects larger than memory."""
@@ -148,8 +157,9 @@ class ObjectStore:
 
     def write_file(self, name: str, path: Path) -> None:
         """Put a file, whatever its size, as `write` does bytes."""
+        part = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
         with path.open("rb") as file, self._in_words(name):
-            self.client.put(name, file)
+            self.client.put(name, file, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
 
     def copy(self, name: str, to: str) -> None:
         """Have the store copy an object to another name; its bytes do not come here."""
@@ -270,7 +280,12 @@ def _explain(error: Exception, provider: Provider) -> str:
             f"no permission ({what}); check the credentials in the environment, such as"
             f" {provider.credentials}, and what they may do in this {provider.bucket}"
         )
-    if "Missing" in text or "must be specified" in text:
+    if any(service in text for service in CREDENTIAL_SERVICES):
+        return (
+            "no credentials were found; set them in the environment, such as"
+            f" {provider.credentials} (files such as ~/.aws/credentials are not read)"
+        )
+    if not status and ("Missing" in text or "must be specified" in text):
         missing = text.rpartition("error: ")[2].strip()
         return f"credentials are incomplete ({missing}); set them in the environment"
     if "builder error" in text:

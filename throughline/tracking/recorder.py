@@ -9,6 +9,7 @@ missing later.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import subprocess
@@ -49,6 +50,14 @@ MOST_NAMED = 3  # of what a store does not take
 # What a run changes itself; the parameters are in the run.
 OWN_CHANGES = (":(exclude)params.yaml", ":(exclude)dvc.lock")
 UNSENT = Path(".throughline") / "unsent"
+
+
+def import_client() -> None:
+    """Import what recording a run in a database and logging its model need, as the first call of
+    each would.
+    """
+    for module in ("mlflow.store.tracking.sqlalchemy_store", "mlflow.tensorflow"):
+        importlib.import_module(module)
 
 
 class Recorder:

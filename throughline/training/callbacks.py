@@ -37,18 +37,23 @@ def make_callbacks(settings: TrainSettings) -> list[keras.callbacks.Callback]:
                 " keras.callbacks.Callback, or a function without arguments that returns one"
             )
         made.append(callback)
+    return [*made, *make_early_stopping(settings)]
+
+
+def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Callback]:
+    """The callback that ends a training early, where one is asked for."""
     stopping = settings.early_stopping
-    if stopping:
-        made.append(
-            keras.callbacks.EarlyStopping(
-                stopping.monitor,
-                min_delta=stopping.min_delta,  # pyright: ignore[reportArgumentType]
-                patience=stopping.patience,
-                mode=stopping.mode,
-                restore_best_weights=stopping.restore_best,
-            )
+    if stopping is None:
+        return []
+    return [
+        keras.callbacks.EarlyStopping(
+            stopping.monitor,
+            min_delta=stopping.min_delta,  # pyright: ignore[reportArgumentType]
+            patience=stopping.patience,
+            mode=stopping.mode,
+            restore_best_weights=stopping.restore_best,
         )
-    return made
+    ]
 
 
 def find_best_epoch(callbacks: Callbacks) -> int | None:

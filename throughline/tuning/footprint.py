@@ -1,88 +1,89 @@
-"""The memory of a whole training, by a short one: what it holds besides the steps that contestants
-run, when it validates, keeps its state, saves the model and records what it gave.
+"""What a whole training holds in memory besides the steps that contestants run: it validates,
+writes checkpoints, saves the model, and logs it to MLflow.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from throughline.assembly.training import open_batches, open_split_pipelines
-from throughline.config.params import Params
+from throughline.assembly.training import SplitPipelines, open_batches
 from throughline.models.builders import Models
 from throughline.models.model_files import save_model
-from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.settings import TrainSettings
 from throughline.shared.layout import MODEL_FILE
 from throughline.shared.limits import own_memory
+from throughline.shared.scratch import Scratch
+from throughline.tracking.recorder import import_client
+from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback, NoLog, build_optimizer
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 
-STEPS, EPOCHS, VALIDATION_STEPS = 10, 2, 2
+STEPS, FEWEST_STEPS, EPOCHS, VALIDATION_STEPS = 10, 2, 2, 2
 MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
-# What the train stage imports for its results; contestants have none.
-RESULTS = (
-    "throughline.assembly.evaluation",
-    "throughline.tracking.recorder",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "mlflow.tensorflow",
-)
-# Of a long one, whose recorded epochs let it grow: 439 MiB became 506 in 30 epochs.
-GROWTH = 1.1
+EPOCH_S = 2.0  # of slow steps an epoch here has fewer
+# What epochs, test split and recording add: 67 MiB in 30 epochs of an MLP.
+GROWTH_BYTES = 96 * 2**20
 SAMPLE_EVERY_S = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """Memory of a training that keeps nothing of its input, at most, and what of it a process that
-    only steps does not hold [bytes].
+def measure_besides_steps(
+    models: Models, pipelines: SplitPipelines, settings: TrainSettings, root: Path
+) -> int:
+    """Train a few steps as the train stage does, in this process; returns how many bytes more that
+    takes at most than stepping, with the copy of the model that MLflow is given.
     """
-
-    most: int
-    besides_steps: int
-
-
-def measure_footprint(params: Params, name: str, data: PreparedData, models: Models) -> Footprint:
-    """Train a few steps in this process, and do what the train stage does besides."""
-    pipelines, settings = open_split_pipelines(params, name, data, address=""), params.train
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
-    step = StepFunction(model)
+    step, network = StepFunction(model), find_network(model)
     batches = iter(open_batches(pipelines.train, Position(), epochs=MANY_EPOCHS))
-    step.begin(STEPS)
-    done = 0
-    while done < STEPS:
-        step(batches)
-        done += step.steps
-    step.settle()
-    stepping = own_memory()
-    validation = pipelines.validation
-    with watched() as samples, TemporaryDirectory() as folder:
-        for module in RESULTS:
-            importlib.import_module(module)
-        build_optimizer(find_network(model))
+    steps = _warm_up(step, batches)
+    stepping, validation, scratch = own_memory(), pipelines.validation, Scratch(root)
+    with watched() as samples, TemporaryDirectory(dir=scratch.folder) as folder:
+        import_client()
+        build_optimizer(network)
+        stopping = make_early_stopping(settings)
         checkpoints = CheckpointCallback(
-            pipelines.train, CheckpointStore(Path(folder), {}), settings, NoLog()
+            pipelines.train,
+            CheckpointStore(Path(folder), {}),
+            settings.model_copy(update={"checkpoint_every": "1 epoch"}),
+            NoLog(),
         )
-        checkpoints.attach(step, None)
+        checkpoints.attach(step, None, stopping)
         fit(
             step,
             batches,
-            Schedule(steps_per_epoch=STEPS, epochs=EPOCHS),
+            Schedule(steps_per_epoch=steps, epochs=EPOCHS),
             evaluation=SplitEvaluation(
                 model, validation.dataset(), min(VALIDATION_STEPS, validation.steps_per_epoch)
             ),
-            callbacks=[checkpoints],
+            callbacks=[*stopping, checkpoints],
         )
         save_model(models.full_model, Path(folder) / MODEL_FILE)
-    most = round(GROWTH * max(stepping, *samples))
-    return Footprint(most=most, besides_steps=most - stepping)
+    copied = sum(variable.value.numpy().nbytes for variable in network.variables)
+    return max(samples) - stepping + copied + GROWTH_BYTES
+
+
+def _warm_up(step: StepFunction, batches: Iterator[object]) -> int:
+    """Run the steps in which graphs are built; returns how many an epoch here has."""
+    done, began, count = 0, 0.0, STEPS
+    while done < count:
+        step.begin(MANY_EPOCHS)
+        step(batches)
+        step.settle()
+        if done == 0:
+            began = time.perf_counter()
+        else:
+            each_s = (time.perf_counter() - began) / done
+            count = max(FEWEST_STEPS, min(STEPS, int(EPOCH_S / each_s)))
+        done += step.steps
+    return count
 
 
 @contextmanager

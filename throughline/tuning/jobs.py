@@ -56,8 +56,8 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The candidates, what each needs by its name, what of the memory a training does not hold
-    while it steps, and how long an epoch is.
+    """The candidates, what each needs by its name, what a training holds besides what a contestant
+    does [bytes], and how long an epoch is.
     """
 
     space: Space

@@ -20,7 +20,7 @@ JOURNAL = "journal.json"
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
     """What is known of a contestant that has opened: what its training costs besides, and the
-    memory that it needs with its cache full.
+    memory that it has taken at most, with its cache full.
     """
 
     cost: Cost

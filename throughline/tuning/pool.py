@@ -145,7 +145,7 @@ class Pool:
             return
         need = self._needs[name]
         kept = need.ram_bytes - self._needs[CEILING].ram_bytes
-        full = self._training_bytes(contestant) + (1 - opened.cached_share) * max(0.0, kept)
+        full = contestant.memory_bytes() + (1 - opened.cached_share) * max(0.0, kept)
         self._journal.enter(
             name,
             Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=fill_s), ram_bytes=full),
@@ -156,24 +156,25 @@ class Pool:
         """Note the most memory that a contestant's training takes; drop it where that is more than
         is allowed.
         """
-        entrance = self._journal.pages.entrances[name]
-        most = max(entrance.ram_bytes, self._training_bytes(self._open[name][0]))
+        entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
+        most = max(entrance.ram_bytes, held)
         if most > entrance.ram_bytes:
             self._journal.enter(name, replace(entrance, ram_bytes=most))
-        if most > self._ram_bytes and name != CEILING:
-            self._drop(name, exceeds(most, self._ram_bytes))
+        training = most + self._besides_steps_bytes
+        if training > self._ram_bytes and name != CEILING:
+            self._drop(name, exceeds(training, self._ram_bytes))
 
     def _drop(self, name: str, reason: str) -> None:
         self._journal.drop(name, reason)
         self.end(name)
 
-    def _training_bytes(self, contestant: Contestant) -> float:
-        return contestant.memory_bytes() + self._besides_steps_bytes
-
     def _bytes(self, name: str) -> float:
         entrance = self._journal.pages.entrances.get(name)
-        needed = entrance.ram_bytes if entrance else self._needs[name].ram_bytes
-        return needed - self._besides_steps_bytes
+        return (
+            entrance.ram_bytes
+            if entrance
+            else self._needs[name].ram_bytes - self._besides_steps_bytes
+        )
 
 
 def _file_name(name: str) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -79,9 +79,10 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
-        for name, entrance in journal.pages.entrances.items():  # by what it has taken before
-            if entrance.ram_bytes > question.limits.ram_bytes and name != CEILING:
-                journal.drop(name, exceeds(entrance.ram_bytes, question.limits.ram_bytes))
+        for name in journal.pages.entrances:  # by what it has taken before
+            training = self._training_bytes(name)
+            if training > question.limits.ram_bytes and name != CEILING:
+                journal.drop(name, exceeds(training, question.limits.ram_bytes))
 
     def run(self) -> Choice:
         """Race, choose, confirm and prove; returns the choice.
@@ -153,7 +154,9 @@ class Search:
                 log=self.journal.folder / "survey.log",
             )
         except ContestantLost as lost:
-            raise Untunable(f"the prepared data cannot be surveyed: {lost}") from lost
+            raise Untunable(
+                f"the prepared data cannot be surveyed, or a few steps trained: {lost}"
+            ) from lost
         if surveyed.steps_per_epoch < FEWEST_STEPS:
             raise Untunable(
                 f"an epoch has {surveyed.steps_per_epoch} steps, and at least {FEWEST_STEPS} are"
@@ -339,13 +342,14 @@ class Search:
         """What each contestant needs, by what it has been seen to take."""
         entrances = self.journal.pages.entrances
         return {
-            name: Need(
-                ram_bytes=entrances[name].ram_bytes if name in entrances else need.ram_bytes,
-                disk_bytes=need.disk_bytes,
-                prepare_s=need.prepare_s,
-            )
+            name: replace(need, ram_bytes=self._training_bytes(name)) if name in entrances else need
             for name, need in self.needs.items()
         }
+
+    def _training_bytes(self, name: str) -> float:
+        """Memory of a contestant's training, by what this has taken."""
+        entrance = self.journal.pages.entrances[name]
+        return entrance.ram_bytes + self.survey.besides_steps_bytes
 
     def _entry(self, name: str) -> Entry:
         question = self.question

@@ -19,6 +19,8 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
+from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.training import open_split_pipelines
 from throughline.config.params import Params
 from throughline.diagnosis.cost_model import (
     Costs,
@@ -36,10 +38,10 @@ from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
-from throughline.shared.limits import usable_cores
+from throughline.shared.limits import own_memory, usable_cores
 from throughline.training.gpus import count_training_gpus
 from throughline.tuning.budgets import Limits
-from throughline.tuning.footprint import measure_footprint
+from throughline.tuning.footprint import measure_besides_steps
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
@@ -49,11 +51,14 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
     """Lay out the candidates for the prepared data of a project, and estimate what each needs: the
     memory of a training, and what a cache would hold.
     """
+    configure_process(params.train)
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
-    kept, snapshot = _KeptBytes(data), SnapshotBytes.of(data)
     whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
-    pipeline = open_input_pipeline(whole, "whole", data, split="train", purpose="train")
-    footprint = measure_footprint(whole, "whole", data, build_models_for(whole, data))
+    models = build_models_for(whole, data)
+    process_bytes, kept, snapshot = own_memory(), _KeptBytes(data), SnapshotBytes.of(data)
+    pipelines = open_split_pipelines(whole, "whole", data, address="")
+    besides_steps_bytes = measure_besides_steps(models, pipelines, params.train, root)
+    least_bytes = process_bytes + besides_steps_bytes
     conditions = Conditions(
         approximate="approximate" in allow,
         unordered="unordered" in allow,
@@ -61,13 +66,13 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         accelerator=count_training_gpus() > 0,
         stored=stored,
         fitting=min(
-            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - footprint.most)
+            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - least_bytes)
         ),
     )
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
     needs = {
         each.name: Need(
-            ram_bytes=footprint.most + kept.of(each, "memory"),
+            ram_bytes=least_bytes + kept.of(each, "memory"),
             disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, snapshot),
             prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
         )
@@ -76,9 +81,9 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
     return Survey(
         space=space,
         needs=needs,
-        besides_steps_bytes=footprint.besides_steps,
-        examples=pipeline.examples,
-        steps_per_epoch=pipeline.steps_per_epoch,
+        besides_steps_bytes=besides_steps_bytes,
+        examples=pipelines.train.examples,
+        steps_per_epoch=pipelines.train.steps_per_epoch,
     )
 
 

@@ -59,9 +59,11 @@ def find_earlier_rows(
     have their names already.
     """
     earlier, store = destination.earlier, destination.store
-    if earlier is None or not (earlier.snapshot / INDEX).exists():
+    if earlier is None:
         return {}
     try:
+        if not (earlier.snapshot / INDEX).exists():
+            return {}
         with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
             index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
         with expect_current_schema(earlier.shards / SHARDS, "shard"):

@@ -22,7 +22,7 @@ from throughline.data.columns.index import (
     count_stored,
     write_index,
 )
-from throughline.data.columns.stored import Destination, put_index
+from throughline.data.columns.stored import Destination, check_put, put_index
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.repair import (
     REPAIRED,
@@ -218,6 +218,8 @@ def _write_snapshot(
             vocabulary=tokens.vocabulary if tokens else 0,
             files=files,
         )
+        if store:
+            check_put(store, key, itertools.chain.from_iterable(rows.objects for rows in done))
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
         write_index(folder, index)
