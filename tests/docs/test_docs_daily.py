@@ -10,7 +10,9 @@ import subprocess
 import numpy as np
 import pytest
 from docs_blocks import read_blocks
-from project import ROOT, environment, shared_libraries
+from project import ROOT, environment, run, shared_libraries, write_params
+
+from throughline.config.params_file import read_yaml
 
 BLOCKS = [block for block in read_blocks(ROOT / "docs" / "daily.md") if block.language == "sh"]
 
@@ -18,6 +20,10 @@ BLOCKS = [block for block in read_blocks(ROOT / "docs" / "daily.md") if block.la
 @pytest.mark.slow
 def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     folder, _ = first
+    params = read_yaml(folder / "params.yaml")
+    del params["pipelines"]["naive"]  # one configuration shows all that the page says
+    write_params(folder, params)
+    run(folder, "dvc", "repro")
     git(folder.parent, "init", "--quiet", "--bare", "-b", "main", "origin.git")
     git(folder, "remote", "add", "origin", str(folder.parent / "origin.git"))
     printed = {}
@@ -37,8 +43,7 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
         assert done.returncode == 0, f"{block}:\n{done.stdout}"
         printed[block.text.split("\n")[0].split("  ")[0]] = done.stdout
     ran = set(re.findall(r"Running stage '(.*)'", printed["dvc exp apply short"]))
-    stages = {f"{stage}@naive" for stage in ("build", "train", "profile")}
-    assert ran <= {"identities", "report", *stages}, "only what the run was not about"
+    assert ran <= {"identities", "report"}
     assert "source/data.npz" in printed["dvc status"]
     assert "Running stage 'ingest'" in printed["dvc status"]
     other = folder.parent / "other"

@@ -1,7 +1,7 @@
 """A storm of kill -9 at random instants, then one undisturbed run: the same bytes and losses as
 without, and nothing left.
 
-    python tests/faults/storm.py --kills 100 --seed 7 [--served]
+    python tests/faults/storm.py --kills 100 --seed 7 [--served | --no-measure]
 
 Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary
 server. With --served, runs are taken by the worker of a `make ui`: that, its servers, its worker
@@ -82,7 +82,8 @@ class Storm:
     targets = TARGETS
     kinds: tuple[str, ...] = ("flow", "group", *TARGETS, "stage", "supervisor")
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *, measures: bool = True) -> None:
+        self.command = FLOW if measures else (*FLOW, "--no-measure")
         draw = np.random.default_rng(7)
         np.savez(
             folder / "data.npz",
@@ -103,7 +104,12 @@ class Storm:
             log.flush()
             variables = environment(project) | {"TMPDIR": str(self.folder / "tmp"), "GIT_PAGER": ""}
             return subprocess.Popen(
-                FLOW, cwd=project, env=variables, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                cwd=project,
+                env=variables,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def run_calmly(self, project: Path) -> None:
@@ -337,10 +343,17 @@ def main() -> None:
     parser.add_argument(
         "--served", action="store_true", help="runs are taken by the worker of a `make ui`"
     )
+    parser.add_argument(
+        "--no-measure", action="store_true", help="runs train alone: more kills in an hour"
+    )
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="storm-")).resolve()
-    storm = (ServedStorm if options.served else Storm)(folder, options.seed)
+    storm = (
+        ServedStorm(folder, options.seed)
+        if options.served
+        else Storm(folder, options.seed, measures=not options.no_measure)
+    )
     problems: list[str] = ["it did not come to its end"]
     try:
         storm.run_calmly(storm.calm)

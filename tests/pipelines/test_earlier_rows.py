@@ -17,7 +17,7 @@ from texts import params_of, write_texts
 from throughline.data.columns.index import read_index
 from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest
-from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.index import ShardIndex, read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
@@ -39,6 +39,9 @@ OPS = {
     "arrays": (Decode(),),
     "texts": params_of({}).preprocess,
 }
+
+
+FRESH: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}  # made once of the same
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -120,17 +123,28 @@ class Data:
         read = index.with_repaired(written.index.repaired).shards
         left = sum(one.examples for one in read if one.name not in computed)
         assert written.copied == left
-        fresh = self.destination("fresh")
-        write_snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
-        assert read_files(out.folder) == read_files(fresh.folder)
-        if fresh.store:
-            expected = read_objects(fresh.store, written.index.key)
-            assert read_objects(out.store, written.index.key) == expected
-            fresh.store.delete(list(expected))
+        assert (
+            read_files(out.folder),
+            read_objects(out.store, written.index.key) if out.store else {},
+        ) == self.write_fresh(index, ops)
         shutil.rmtree(self.earlier.root, ignore_errors=True)
         shutil.copytree(self.shards, self.earlier.shards)
         out.folder.rename(self.earlier.snapshot)
         return computed
+
+    def write_fresh(self, index: ShardIndex, ops) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """The files and objects of a snapshot of these shards that knows no earlier one."""
+        made_of = repr(
+            (sorted(read_files(self.shards).items()), ops, self.settings, self.url != "")
+        )
+        if made_of not in FRESH:
+            fresh = self.destination("fresh")
+            made = write_snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
+            objects = read_objects(fresh.store, made.index.key) if fresh.store else {}
+            FRESH[made_of] = read_files(fresh.folder), objects
+            if fresh.store:
+                fresh.store.delete(list(objects))
+        return FRESH[made_of]
 
     def names(self) -> set[str]:
         return {one.name for one in read_shard_index(self.shards).shards}

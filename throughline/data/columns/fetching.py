@@ -3,10 +3,9 @@ mapped.
 
 A column is fetched into `COLUMN.bin.partial`, and renamed when every chunk of it has matched its
 digest: a file named `COLUMN.bin` has no hole, which would read as zeros; one that has another
-length since is fetched again. Where a process reads some
-rows only, as with a shuffle of lanes, their chunks alone are fetched, into a folder that is named
-by these rows. What an interrupted fetch has left is compared with the digests, and what matches is
-not fetched again.
+length since is fetched again. Where a process reads some rows only, as with a shuffle of lanes,
+their chunks alone are fetched, into a folder that is named by these rows. What an interrupted fetch
+has left is compared with the digests, and what matches is not fetched again.
 """
 
 from __future__ import annotations
@@ -15,11 +14,13 @@ import itertools
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from throughline.data.columns.index import INDEX, Column, SnapshotIndex, column_path
 from throughline.data.columns.stored import (
@@ -38,6 +39,7 @@ from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
 THREADS = 8
+SILENT_S = 5.0  # that another process is waited for without a word
 RANGE_BYTES = 8 << 20
 BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
 _REGION = re.compile(r"rows-(\d+)-(\d+)")
@@ -107,7 +109,7 @@ class FetchedColumns:
         if column.ragged:
             self._whole.fetch(split, column.extent)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
+        with _hold(path.with_suffix(".lock"), f"fetches {split}/{column.name}"):
             whole = self._whole._path(split, column)
             if _is_whole(path, size):
                 return
@@ -191,6 +193,23 @@ class FetchedColumns:
             if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
                 return
         write_at(descriptor, fetch_checked(self.store, one), one.begin)
+
+
+@contextmanager
+def _hold(path: Path, who: str) -> Iterator[None]:
+    """Hold a lock for the block; where another process does for a while, say that it is waited
+    for.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=SILENT_S)
+    except Timeout:
+        echo_fact(f"waits for another process, which {who} into {path.parent}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _is_whole(path: Path, size: int) -> bool:

@@ -45,6 +45,8 @@ from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_problem
 
+_REFUSED: set[str] = set()  # stores that did not copy, which is said once
+
 
 def find_earlier_rows(
     destination: Destination,
@@ -228,13 +230,17 @@ def _copy_objects(
     objects = [one for one in earlier.objects if one.column != context.value.extent.name]
     shift = placed.start - earlier.start
     names = [one.name_at(context.key, one.rows.start + shift) for one in objects]
-    with suppress(ObjectStoreFailed):  # what computes the rows says what is wrong with the store
+    try:
         for one, name in zip(objects, names, strict=True):
             found = store.find(name)
             if found is None or found.bytes != one.bytes:
                 store.copy(one.name, name)
-        return names
-    return None
+    except ObjectStoreFailed as error:
+        if store.url not in _REFUSED:
+            _REFUSED.add(store.url)
+            echo_problem(f"rows are computed that the store could have copied: {error}")
+        return None
+    return names
 
 
 def _decode_extents(context: WriteContext, data: bytes | None) -> np.ndarray | None:

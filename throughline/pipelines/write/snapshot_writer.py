@@ -32,11 +32,13 @@ from throughline.results.base import parse
 from throughline.shared.errors import CorruptShard, ImpossiblePlan, expect_current_schema
 from throughline.shared.files import digest_blake3, read_json, write_json
 from throughline.shared.gc_pause import import_large
+from throughline.shared.progress import in_threads
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
+UPLOADS = 8  # of the offsets of so many shards at a time
 
 
 class NotDecoded(Exception):
@@ -188,9 +190,12 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
             [context.part_path(split, chunk.start) for chunk in stored],
             column_path(context.folder, split, column.name),
         )
-    chunks = [
-        chunk for rows in written for chunk in _write_extents(context, split, rows.chunks, offsets)
-    ]
+    placed = in_threads(
+        lambda rows: list(_write_extents(context, split, rows.chunks, offsets)),
+        written,
+        workers=UPLOADS if context.store else 1,
+    )
+    chunks = list(itertools.chain.from_iterable(placed))
     if context.store is None:
         flush(context.folder, split, (column.extent,))
     return SplitColumns(
