@@ -126,17 +126,18 @@ class Data:
         assert (
             read_files(out.folder),
             read_objects(out.store, written.index.key) if out.store else {},
-        ) == self.write_fresh(index, ops)
+        ) == self.write_fresh(index, ops, written.index.key)
         shutil.rmtree(self.earlier.root, ignore_errors=True)
         shutil.copytree(self.shards, self.earlier.shards)
         out.folder.rename(self.earlier.snapshot)
         return computed
 
-    def write_fresh(self, index: ShardIndex, ops) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def write_fresh(
+        self, index: ShardIndex, ops, key: str
+    ) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """The files and objects of a snapshot of these shards that knows no earlier one."""
-        made_of = repr(
-            (sorted(read_files(self.shards).items()), ops, self.settings, self.url != "")
-        )
+        shards = sorted(read_files(self.shards).items())
+        made_of = repr((shards, key, ops, self.settings, self.url != ""))
         if made_of not in FRESH:
             fresh = self.destination("fresh")
             made = write_snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
