@@ -39,15 +39,18 @@ OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
 OVERLAY.mails.full := --overlay infra/demo/mails.yaml --name mails
 OWN := $(PHOTOS)$(MAILS)
+# Other commands take no notice of variables of these names, which the environment may have.
+ifneq ($(filter demo,$(MAKECMDGOALS)),)
 ifeq ($(origin OVERLAY.$(DATA).$(BUDGET)),undefined)
 $(error there is no demo of DATA=$(DATA) BUDGET=$(BUDGET): DATA is fashion_mnist, with BUDGET full or small, or photos, imagenet or mails)
-endif
-ifneq ($(if $(PHOTOS),$(filter-out photos imagenet,$(DATA)))$(if $(MAILS),$(filter-out mails,$(DATA))),)
-$(error PHOTOS=DIR goes with DATA=photos or DATA=imagenet, MAILS=DIR with DATA=mails)
 endif
 ifneq ($(STORE),)
 ifneq ($(STORE) $(DATA) $(OWN),s3 fashion_mnist )
 $(error STORE=s3 is all that there is, and takes neither DATA, PHOTOS nor MAILS: its demo is Fashion-MNIST)
+endif
+endif
+ifneq ($(if $(PHOTOS),$(filter-out photos imagenet,$(DATA)))$(if $(MAILS),$(filter-out mails,$(DATA))),)
+$(error PHOTOS=DIR goes with DATA=photos or DATA=imagenet, MAILS=DIR with DATA=mails)
 endif
 endif
 # Puts the data into the store's bucket; then runs what follows.

@@ -59,12 +59,24 @@ def test_its_command_ends_with_it_and_a_missing_one_is_named(array_file, tmp_pat
     wait_until(lambda: not psutil.pid_exists(int((folder / "pid").read_text())))
 
 
-@pytest.mark.parametrize("options", [["STORE=S3"], ["STORE=s3", "DATA=photos"]])
-def test_the_demo_with_another_store_or_other_data_is_refused(options):
-    make = ["make", "--dry-run", "demo"]
-    done = subprocess.run([*make, *options], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode and "STORE=s3 is all that there is" in done.stderr
-    subprocess.run([*make, "STORE=s3"], cwd=ROOT, capture_output=True, check=True)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["STORE=S3"], "STORE=s3 is all that there is"),
+        (["STORE=s3", "DATA=photos"], "STORE=s3 is all that there is"),
+        (["DATA=photo"], "there is no demo of DATA=photo"),
+        (["DATA=photos", "BUDGET=small"], "there is no demo of DATA=photos BUDGET=small"),
+        (["PHOTOS=mine"], "PHOTOS=DIR goes with DATA=photos"),
+    ],
+)
+def test_a_demo_of_what_there_is_not_is_refused(options, said):
+    make = ["make", "--dry-run"]
+    done = subprocess.run(
+        [*make, "demo", *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode and said in done.stderr
+    for right in (["demo", "STORE=s3"], ["demo", "DATA=photos", "PHOTOS=."], ["ui", *options]):
+        subprocess.run([*make, *right], cwd=ROOT, capture_output=True, check=True)
 
 
 def wait_until(condition):
