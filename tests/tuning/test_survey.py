@@ -18,6 +18,7 @@ from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.contest import sample_shards
+from throughline.tuning.footprint import measure_besides_steps
 from throughline.tuning.jobs import Entry
 from throughline.tuning.survey import SnapshotBytes, estimate_costs, prove_equal, survey
 
@@ -37,6 +38,21 @@ def params():
     return check(SMALL)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _measured_once():
+    """What a training holds besides its steps is measured by the first survey, for all of them."""
+    known: list[int] = []
+
+    def measure(*arguments):
+        known[:] = known or [measure_besides_steps(*arguments)]
+        return known[0]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("throughline.tuning.survey.measure_besides_steps", measure)
+        yield
+
+
+@pytest.mark.integration
 def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
     surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
     data = open_inputs(params, Layout(root))
@@ -56,6 +72,7 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
     assert families["arrays"].ram_bytes > plain
 
 
+@pytest.mark.integration
 def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are(root, params):
     data = open_inputs(params, Layout(root))
     splits = data.shards.splits

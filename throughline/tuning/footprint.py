@@ -66,7 +66,8 @@ def measure_besides_steps(
             callbacks=[*stopping, checkpoints],
         )
         save_model(models.full_model, Path(folder) / MODEL_FILE)
-    copied = sum(variable.value.numpy().nbytes for variable in network.variables)
+    values = [variable.value for variable in network.variables]
+    copied = sum(value.shape.num_elements() * value.dtype.size for value in values)
     return max(samples) - stepping + copied + GROWTH_BYTES
 
 
