@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -198,24 +199,24 @@ class SharedLibraries:
     folder: Path | None = None  # where its socket is; without one stages import for themselves
 
     def __init__(self) -> None:
-        self._running, self._is_started = ExitStack(), False
+        self._running = ExitStack()
 
     def environment(self) -> dict[str, str]:
         """The variable by which commands find it."""
-        if self.folder is None:
-            return {}
+        return {} if self.folder is None else {STAGE_SERVER: self._address}
+
+    @cached_property
+    def _address(self) -> str:
+        """Of the server, which starts when it is first asked for."""
         address = str(self.folder / "libraries")
-        if not self._is_started:
-            self._is_started = True
-            self._running.enter_context(
-                supervised(
-                    [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES],
-                    folder=ROOT,
-                    environment=dvc_environment({}),
-                    output=subprocess.DEVNULL,
-                )
-            )
-        return {STAGE_SERVER: address}
+        server = supervised(
+            [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES],
+            folder=ROOT,
+            environment=dvc_environment({}),
+            output=subprocess.DEVNULL,
+        )
+        self._running.enter_context(server)
+        return address
 
     def close(self) -> None:
         """End it, if this process has started it."""

@@ -161,13 +161,14 @@ def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):
 
 
 def test_the_timeline_shows_the_burn_where_it_was(tmp_path):
-    timeline = find_timeline(traced(tmp_path, Planted("decode", prefetch=True)))
+    # As long as above, so that what a step waits for its turn is little of it.
+    timeline = find_timeline(traced(tmp_path, Planted("decode", prefetch=True, burn_ms=25.0)))
     lengths = {
         lane: sum(end - begin for begin, end in intervals)
         for lane, intervals in timeline.lanes.items()
     }
     assert lengths["decode"] > 0.5 * timeline.length_ms > 3 * lengths["flip"]
-    assert lengths["waiting for input"] > 0.3 * timeline.length_ms, "of a machine that may be busy"
+    assert lengths["waiting for input"] > 0.5 * timeline.length_ms
     assert all(
         0 <= begin <= end <= timeline.length_ms
         for union in timeline.lanes.values()

@@ -41,7 +41,7 @@ def test_data_prepared_into_the_store_are_those_of_files_and_stay_there(
     verify = f"{sys.executable} -m tasks.storage verify; echo at $AWS_ENDPOINT_URL; exit 3"
     said = run(folder, *STORE, "sh", "-c", verify, code=3)
     assert "all digests match" in said
-    # It has ended as its command did, and has told nobody its secret.
+    # It has ended as its command did, and its secret is in nothing that it prints.
     assert re.search(r"^at http://127\.0\.0\.1:\d+$", said, re.MULTILINE)
     secret = json.loads((folder / ".throughline" / "store" / "settings.json").read_text())
     assert secret["s3_secret"] not in said

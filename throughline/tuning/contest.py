@@ -26,6 +26,7 @@ from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
+from throughline.tuning.footprint import MANY_EPOCHS
 from throughline.tuning.jobs import Entry, Opened, Turn
 from throughline.tuning.survey import count_mixed, estimate_costs, prove_equal, survey
 
@@ -35,7 +36,6 @@ SETTLE_STEPS = 4  # that batches which were ready before the turn are used up in
 WARM_UP_STEPS, WARM_UP_S = 10, 5.0
 SAMPLE_BYTES = 64 * 2**20  # of shards, with which a cache is filled
 FIT_EPOCHS = 3  # of which the first does not count
-MANY_EPOCHS = 1_000_000
 
 
 class Training:
