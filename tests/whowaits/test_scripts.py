@@ -89,10 +89,10 @@ make().fit(data, epochs=3, verbose=0)
     gains = {each["text"].partition(";")[0]: each for each in report["changes"]}
     line = MODEL.count("\n") + code[: code.index("data.map(load)")].count("\n") + 1
     parallel = gains["map(load): num_parallel_calls=tf.data.AUTOTUNE"]
-    assert parallel["gain"] > 1.5 and parallel["where"] == f"train.py:{line}", report
+    assert parallel["gain"] > 1.2 and parallel["where"] == f"train.py:{line}", report
     assert "Python code is called from several threads" in parallel["says"]
     cache = gains["map(load): .cache() after it"]
-    assert cache["gain"] > 1.5 and cache["meaning"] == "drawn less often"
+    assert cache["gain"] > 1.2 and cache["meaning"] == "drawn less often"
     assert "batch: .cache() after it" not in gains, "the shuffled pixels would be frozen"
     assert "something here failed" not in done.stderr
 
