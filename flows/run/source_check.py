@@ -8,6 +8,7 @@ and ingest rejects it with its reason.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +46,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
         more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
         raise UnreadableSource(
             "DVC, which compares all files of data.path with those of the last run, cannot read"
-            f" some: {shown}{more}. Remove them, or name them in .dvcignore: ingest then rejects"
-            " them with their reasons"
+            f" some: {shown}{more}. {_advise(root, path)}"
         )
 
 
@@ -104,6 +104,15 @@ def _why_unhashable(path: Path) -> str | None:
         return "has a name that is not UTF-8"
     except OSError as error:
         return f"cannot be opened ({error.strerror})"
+
+
+def _advise(root: Path, path: str) -> str:
+    """What to do about files that DVC cannot read; what .dvcignore says ends with the project."""
+    if (root / path).is_relative_to(root) and ".." not in Path(path).parts:
+        return (
+            "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
+        )
+    return f"Remove them: `find {shlex.quote(path)} -xtype l -delete` does so with dangling links"
 
 
 def _ignored(root: Path, paths: Sequence[str]) -> set[str]:

@@ -67,6 +67,17 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(
         check_source(tmp_path, "photos")
 
 
+@pytest.mark.integration
+def test_of_data_outside_the_project_no_dvcignore_is_advised(photos, tmp_path):
+    dangling_link(photos)
+    (tmp_path / "project").mkdir()
+    run(tmp_path / "project", "dvc", "init", "--no-scm", "--quiet")
+    for path in (str(tmp_path / "photos"), "../photos"):
+        with pytest.raises(UnreadableSource, match=r"`find \S+ -xtype l -delete`") as refused:
+            check_source(tmp_path / "project", path)
+        assert ".dvcignore" not in str(refused.value)
+
+
 def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n")
     check_source(tmp_path, "table.csv")
