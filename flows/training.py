@@ -144,7 +144,8 @@ def command(  # noqa: PLR0913 - the options of a command line
             )
         else:
             (row,) = result.compared.configurations
-            where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []
+            decided = row.verdict not in (COMPUTE_BOUND, UNDECIDED)
+            where = [f"To change first: {row.fix}"] if decided and row.predicted_gain else []
             if row.disturbed_by or row.verdict == UNDECIDED:
                 where += [cli.compose_measure_again("training", sys.argv[1:], [pipeline])]
             where += [

@@ -75,7 +75,11 @@ def rules(kept: str) -> str:
     for rule in RULES:
         values = {**rule.change.config, **rule.change.other}
         change = (
-            ", ".join(f"`{key}: {_flow_yaml(value)}`" for key, value in values.items()) or "none"
+            ", ".join(
+                f"`{key}`: {value.__doc__}" if callable(value) else f"`{key}: {_flow_yaml(value)}`"
+                for key, value in values.items()
+            )
+            or "none"
         )
         lines.append(
             f"| `{rule.name}` | `{rule.params_key}` | {rule.cause} | {rule.effort.name.lower()} |"

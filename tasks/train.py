@@ -37,6 +37,7 @@ from throughline.results.train import (
     TrainResult,
     describe_weakness,
     train_metrics,
+    validation_metrics,
     write_history,
 )
 from throughline.shared.layout import MODEL_FILE, Layout
@@ -227,13 +228,14 @@ def main() -> None:
             write_history(out, training.rows)
             result.write(out)
             recorder.log_metrics(train_metrics(built, result))
+            recorder.log_metrics(validation_metrics(result), step=len(training.rows))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
             evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
-        RunRecord(mlflow_run_id=recorder.run_id).write(out)
+        RunRecord(mlflow_run_id=recorder.run_id, unsent=recorder.unsent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         steps = len(training.rows) * pipelines.train.steps_per_epoch
         stopped = (

@@ -21,10 +21,9 @@ from project import (
     copy_project,
     find_changes,
     make_project,
-    prefect_template,
     run,
-    shared_libraries,
 )
+from shared_servers import prefect_template, shared_libraries, shared_prefect
 from skips import (
     need,
 )
@@ -141,8 +140,10 @@ def first(finished, tmp_path) -> tuple[Path, str]:
 def _shared_by_tests(shared, tmp_path_factory) -> Iterator[None]:
     prefect_template.folder = shared
     shared_libraries.folder = tmp_path_factory.mktemp("libraries")
+    shared_prefect.folder = tmp_path_factory.mktemp("prefect")
     yield
     shared_libraries.close()
+    shared_prefect.close()
 
 
 @pytest.fixture(scope="session")

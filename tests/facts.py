@@ -86,7 +86,7 @@ def facts_of(
     train_ms = predict_step_ms(load, model_step, CORES) if load else 2 * model_ms
     stall = 100 * (1 - model_ms / train_ms)
     known: dict[str, Any] = {
-        "breakdown": replace(WAITING, traced_step_ms_p50=train_ms, wait_ms_mean=0.0),
+        "breakdown": replace(WAITING, traced_step_ms_mean=train_ms, wait_ms_mean=0.0),
         "batch_mib": 9.0,
         "stored_mib": 400.0,
         "available_memory_mib": 20_000.0,
@@ -112,7 +112,7 @@ def model_step_of(model_ms: float, *, on_accelerator: bool) -> ModelStepCost:
 
 IDLE_GPU = Breakdown(
     steps=20,
-    traced_step_ms_p50=10.0,
+    traced_step_ms_mean=10.0,
     wait_ms_p50=0.0,
     wait_ms_p95=0.0,
     wait_ms_mean=0.0,
@@ -121,7 +121,7 @@ IDLE_GPU = Breakdown(
 )
 WAITING = replace(IDLE_GPU, wait_ms_mean=50.0, gpu_busy_ms=None)
 STRAGGLING = IteratorTime(
-    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0,
+    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, self_ms=400.0,
     call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,
     critical_pct=60.0,
 )  # fmt: skip

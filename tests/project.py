@@ -11,19 +11,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from functools import cached_property
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from ruamel.yaml import YAML
+from shared_servers import ROOT, prefect_template, shared_libraries, shared_prefect
 
-from flows.run.dvc_calls import dvc_environment
-from flows.run.processes import supervised
-from throughline.shared.fork_client import STAGE_SERVER
-
-ROOT = Path(__file__).parent.parent
 CODE = (
     "throughline",
     "tasks",
@@ -157,75 +151,6 @@ def write_params(folder: Path, params: dict) -> None:
         YAML().dump(params, file)
 
 
-class PrefectTemplate:
-    """An empty database of Prefect, made once per run of the tests: its migrations take seconds."""
-
-    folder: Path | None = None  # where it is kept; without one every home makes its own
-
-    def copy(self, home: Path, environment: dict[str, str]) -> None:
-        if self.folder is None:
-            return
-        template = self.folder / "prefect"
-        with FileLock(self.folder / "prefect.lock"):
-            if not template.exists():
-                made = {
-                    **environment,
-                    "PREFECT_HOME": str(self.folder / "prefect.partial"),
-                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                }
-                command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-                subprocess.run(command, env=made, check=True, capture_output=True)
-                (self.folder / "prefect.partial").rename(template)
-        shutil.copytree(template, home)
-
-
-prefect_template = PrefectTemplate()
-
-
-class SharedLibraries:
-    """A server of stages that has imported their libraries, started once per process of the tests:
-    half of a short stage is these imports. A stage has the program of its own project.
-    """
-
-    MODULES = (
-        "keras",
-        "matplotlib.figure",
-        "mlflow.store.tracking.sqlalchemy_store",
-        "mlflow.tensorflow",
-        "pandas",
-        "pyarrow.parquet",
-        "tensorflow",
-    )
-    folder: Path | None = None  # where its socket is; without one stages import for themselves
-
-    def __init__(self) -> None:
-        self._running = ExitStack()
-
-    def environment(self) -> dict[str, str]:
-        """The variable by which commands find it."""
-        return {} if self.folder is None else {STAGE_SERVER: self._address}
-
-    @cached_property
-    def _address(self) -> str:
-        """Of the server, which starts when it is first asked for."""
-        address = str(self.folder / "libraries")
-        server = supervised(
-            [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES],
-            folder=ROOT,
-            environment=dvc_environment({}),
-            output=subprocess.DEVNULL,
-        )
-        self._running.enter_context(server)
-        return address
-
-    def close(self) -> None:
-        """End it, if this process has started it."""
-        self._running.close()
-
-
-shared_libraries = SharedLibraries()
-
-
 def environment(folder: Path) -> dict[str, str]:
     """An environment of one's own: this interpreter first, no settings of the user's."""
     kept = {
@@ -253,12 +178,15 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(folder: Path, *command: str, code: int | None = 0) -> str:
     """Run a command in the project and return what it printed, both streams; fail on another exit
-    code than `code`. Its stages take their libraries from a server that has them.
+    code than `code`. Its stages take their libraries from a server that has them, its flows have a
+    server of Prefect.
     """
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment(folder) | shared_libraries.environment(),
+        env=environment(folder)
+        | shared_libraries.environment()
+        | shared_prefect.environment(command),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -22,7 +22,8 @@ import mlflow
 import psutil
 import pytest
 import requests
-from project import environment, shared_libraries
+from project import environment
+from shared_servers import shared_libraries
 
 from flows.servers.services import find_free_port
 

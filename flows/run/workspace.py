@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from flows.run.changed_params import drop_pipelines
 from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment
+from flows.run.git_calls import find_committer, run_git, sign_as_nobody, without_hooks
 from flows.run.locks import hold, hold_if_free
 from flows.run.parameters import check_name
 from flows.run.processes import run_supervised
@@ -34,9 +34,6 @@ from throughline.shared.scratch import Scratch
 STATE_DIR = ".throughline"
 EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
-CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
-# Commits what is on no branch.
-NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +146,7 @@ def sweep_workspaces(project: Path) -> list[str]:
             swept.append(root.name)
     if swept:
         with _exclusive(project, "git", "a sweep"):
-            _git(project, "worktree", "prune")
+            run_git(project, "worktree", "prune")
     return swept
 
 
@@ -169,7 +166,7 @@ def _check_out(project: Path, root: Path) -> None:
 
     It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
     """
-    head, own_lock = _git(project, "rev-parse", "HEAD"), root / LOCK_FILE
+    head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
     commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
     # A kill can leave a folder that is no worktree; git would then take the project for what is
@@ -179,29 +176,29 @@ def _check_out(project: Path, root: Path) -> None:
     if root.exists():
         # Nobody else uses this worktree while its lock is held, so what a killed git has left is
         # nobody's.
-        index = Path(_git(root, "rev-parse", "--absolute-git-dir"), "index")
+        index = Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index")
         index.with_name("index.lock").unlink(missing_ok=True)
         checkout = ("checkout", "--quiet", "--force", "--detach", commit)
         try:
-            _git(root, *checkout)
+            run_git(root, *checkout)
         except WorkspaceProblem:
             index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
-            _git(root, *checkout)
+            run_git(root, *checkout)
         if last_results is not None:
             with atomic_file(own_lock) as temporary:
                 temporary.write_bytes(last_results)
     else:
-        _git(project, "worktree", "prune")
+        run_git(project, "worktree", "prune")
         # Forced twice: also where a kill has left git's entry of a worktree of that name, still
         # locked.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
-        _git(project, *add, str(root), commit)
-    _git(root, "reset", "--quiet", "--soft", head)
+        run_git(project, *add, str(root), commit)
+    run_git(root, "reset", "--quiet", "--soft", head)
 
 
 def _is_worktree(root: Path) -> bool:
     with contextlib.suppress(WorkspaceProblem):
-        return Path(_git(root, "rev-parse", "--show-toplevel")).samefile(root)
+        return Path(run_git(root, "rev-parse", "--show-toplevel")).samefile(root)
     return False
 
 
@@ -211,14 +208,14 @@ def _commit_changes(project: Path, head: str) -> str:
 
     Made with an index of its own: the project's is neither locked nor changed.
     """
-    if not _git(project, "status", "--porcelain", "--untracked-files=no"):
+    if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
-    index = Path(project, _git(project, "rev-parse", "--git-path", "index"))
+    index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))
     with _own_index(project) as own:
         shutil.copy(index, own["GIT_INDEX_FILE"])
-        _git(project, "add", "--update", ":/", environment=own)
-        tree = _git(project, "write-tree", environment=own)
-    return _git(
+        run_git(project, "add", "--update", ":/", environment=own)
+        tree = run_git(project, "write-tree", environment=own)
+    return run_git(
         project,
         "commit-tree",
         tree,
@@ -226,7 +223,7 @@ def _commit_changes(project: Path, head: str) -> str:
         head,
         "-m",
         "uncommitted changes",
-        environment=_signature(),
+        environment=sign_as_nobody(),
     )
 
 
@@ -242,18 +239,18 @@ def _own_index(folder: Path) -> Iterator[dict[str, str]]:
 
 def tracked_python_files(project: Path) -> list[str]:
     """Python files of the project that git tracks, which a worktree therefore has."""
-    return _git(project, "ls-files", "-z", "--", "*.py").split("\0")
+    return run_git(project, "ls-files", "-z", "--", "*.py").split("\0")
 
 
 def is_saved(workspace: Workspace, name: str) -> bool:
     """Whether the project's commit has a DVC experiment `name`."""
     reference = _experiment(workspace.root, name)
-    return bool(_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
+    return bool(run_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
 
 
 def _experiment(root: Path, name: str) -> str:
     """The git reference of an experiment `name` of the commit that is checked out in `root`."""
-    head = _git(root, "rev-parse", "HEAD")
+    head = run_git(root, "rev-parse", "HEAD")
     return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
 
 
@@ -265,7 +262,7 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
     """
     command = [*DVC, "exp", "save", "--force", "--name", name]
     environment = (
-        _identity(workspace.project) | dvc_environment(workspace.environment) | _without_hooks()
+        find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
     )
     with _exclusive(workspace.project, "experiments", workspace.owner) as held:
         done = run_supervised(command, workspace.root, environment, (*workspace.lock_fds, held))
@@ -284,14 +281,14 @@ def _replace_params(root: Path, name: str, params: str) -> None:
     with _own_index(root) as own:
         file = Path(own["GIT_INDEX_FILE"]).with_name(PARAMS_FILE.name)
         file.write_text(params, encoding="utf-8")
-        content = _git(root, "hash-object", "-w", "--no-filters", str(file))
-        _git(root, "read-tree", experiment, environment=own)
+        content = run_git(root, "hash-object", "-w", "--no-filters", str(file))
+        run_git(root, "read-tree", experiment, environment=own)
         entry = f"100644,{content},{PARAMS_FILE}"
-        _git(root, "update-index", "--cacheinfo", entry, environment=own)
-        tree = _git(root, "write-tree", environment=own)
-    message = _git(root, "log", "-1", "--format=%B", experiment)
+        run_git(root, "update-index", "--cacheinfo", entry, environment=own)
+        tree = run_git(root, "write-tree", environment=own)
+    message = run_git(root, "log", "-1", "--format=%B", experiment)
     commit = ("commit-tree", tree, "-p", f"{experiment}^", "-m", message)
-    _git(root, "update-ref", experiment, _git(root, *commit, environment=_signature()))
+    run_git(root, "update-ref", experiment, run_git(root, *commit, environment=sign_as_nobody()))
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
@@ -308,7 +305,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
     with _exclusive(workspace.project, "git", workspace.owner):
-        _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
+        run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
 
 
@@ -372,58 +369,6 @@ def _share_cache(project: Path, root: Path) -> None:
         temporary.write_text(
             "[cache]\n    dir = cache\n" + (f'    type = "{kind}"\n' if kind else "")
         )
-
-
-def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    # Up to `folder` and no further: within a damaged worktree git would find the project's
-    # repository.
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
-    command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
-    variables = {**inherited, **ceiling, **(environment or {})}
-    # These take time, and a killed run must not leave them at work.
-    if arguments[0] in CHANGE_WORKTREES:
-        done = run_supervised(command, folder, variables)
-    else:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=variables,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=False,
-        )
-    if done.returncode != 0:
-        raise WorkspaceProblem(
-            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}`"
-            f" failed in {folder}: {done.stderr.strip()}"
-        )
-    return done.stdout.removesuffix("\n")
-
-
-def _identity(project: Path) -> dict[str, str]:
-    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to
-    commit without.
-    """
-    with contextlib.suppress(WorkspaceProblem):
-        if _git(project, "config", "user.name") and _git(project, "config", "user.email"):
-            return {}
-    return _signature()
-
-
-def _signature() -> dict[str, str]:
-    return {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
-
-
-def _without_hooks() -> dict[str, str]:
-    """What keeps DVC's own calls of git from running hooks."""
-    return {
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.hooksPath",
-        "GIT_CONFIG_VALUE_0": os.devnull,
-    }
 
 
 def _exclusive(project: Path, name: str, owner: str) -> contextlib.AbstractContextManager[int]:

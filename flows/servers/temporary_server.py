@@ -64,8 +64,8 @@ def prefect_server() -> Iterator[None]:
                 "a start of Prefect's server",
                 lambda who: None,
             ):
-                process = server.enter_context(_server(port, password))
-                healthy = _becomes_healthy(process, url)
+                process = server.enter_context(start_server(port, password))
+                healthy = becomes_healthy(process, url)
             if healthy:
                 # It has no UI: the log names no page.
                 with temporary_settings(
@@ -117,7 +117,10 @@ def _send_what_is_queued() -> None:
 
 
 @contextmanager
-def _server(port: int, password: str) -> Iterator[subprocess.Popen]:
+def start_server(port: int, password: str) -> Iterator[subprocess.Popen]:
+    """A Prefect server without UI on a port of this machine, with its database in PREFECT_HOME, for
+    as long as the block lasts.
+    """
     folder = str(Path(prefect.__file__).parents[1])
     command = [
         *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
@@ -138,7 +141,8 @@ def _server(port: int, password: str) -> Iterator[subprocess.Popen]:
         yield process
 
 
-def _becomes_healthy(process: subprocess.Popen, url: str) -> bool:
+def becomes_healthy(process: subprocess.Popen, url: str) -> bool:
+    """Wait until the server of a process answers at `url`; returns whether it does."""
     deadline = time.monotonic() + STARTUP_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         if responds(f"{url}/health"):

@@ -27,6 +27,7 @@ from throughline.diagnosis import rules
 from throughline.diagnosis.cost_model import (
     HostLoad,
     ModelStepCost,
+    OpCost,
     OverlappedWork,
     predict_step_ms,
 )
@@ -34,6 +35,7 @@ from throughline.diagnosis.diagnose import Ceilings, Finding, change_config, dia
 from throughline.diagnosis.rules import RULES
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.measurement.verdict import Stall
+from throughline.results.profiling import METRICS
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
@@ -179,6 +181,54 @@ def test_what_is_no_step_of_the_input_is_not_blamed_on_one():
     assert found.step == "train.steps_per_execution"
 
 
+def find(diagnosis, rule: str) -> Finding:
+    """The finding of a rule."""
+    return next(each for each in diagnosis.findings if each.rule == rule)
+
+
+def test_what_the_cost_model_does_not_see_gains_nothing_known():
+    starved = judged({**WELL, "threads": 1}, model_ms=2.0)
+    gain = find(starved, "few_threads").predicted_gain
+    assert gain == pytest.approx(4, rel=0.1), "four cores instead of one thread"
+    uneven = judged({**WELL, "map": {"parallel": 64}}, model_ms=2.0, breakdown=UNEVEN)
+    for rule in ("too_parallel", "variable_cost"):
+        assert find(uneven, rule).predicted_gain is None
+    assert find(uneven, "variable_cost").effort == "results", "no two runs are alike without order"
+
+
+def test_no_gain_is_larger_than_the_model_allows():
+    gap = judged(WELL, model_ms=2.0, epoch_gap_ms=3000.0, epoch_ms=2990.0)
+    assert find(gap, "epoch_gap").predicted_gain <= gap.stall_pct / (100 - gap.stall_pct) + 1.001
+
+
+def test_padding_is_work_of_the_model_and_of_nothing_else():
+    known = {"padding_pct": 80.0, "padding_pct_in_buckets": 50.0, "spec": TEXT}
+    bound = judged(WELL, model_ms=500.0, **known)
+    assert find(bound, "padding").predicted_gain == pytest.approx(2.5, rel=0.01), (
+        "20 tokens of 100 instead of 50 of 100 are work that counts"
+    )
+    slow = {**PHOTO_COSTS.ops, "tokenize": OpCost(example_us=1500, batch_us=None)}
+    starved = judged(WELL, model_ms=4.0, costs=replace(PHOTO_COSTS, ops=slow), **known)
+    assert (find(starved, "padding").predicted_gain or 1.0) < 1.05, "the input is waited for"
+
+
+def test_a_change_is_one_that_params_yaml_takes():
+    part = {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}}
+    more = find(judged(part, model_ms=2.0, stored_fraction=0.3), "repeated_work")
+    assert more.change == {"pipelines.p.snapshot": {"fraction": 1.0}, "snapshot.fraction": "auto"}
+    whole = find(judged(WELL, model_ms=2.0, stored_fraction=0.3), "repeated_work")
+    assert whole.change["snapshot.fraction"] == "auto" and "pipelines.p.read" in whole.change
+    assert "snapshot.fraction" not in find(judged(WELL, model_ms=2.0), "repeated_work").change
+    few = judged({**WELL, "interleave": {"cycle_length": 32, "parallel": "cores"}}, shard_count=16)
+    assert find(few, "few_shards").change == {"shard.min_shards": 32}
+
+
+def test_a_prediction_of_a_step_that_cannot_be_as_short_as_it_was_is_not_trusted():
+    assert judged({**WELL, "map": {}}, model_ms=30.0).findings[0].confidence == "high"
+    fast = judged({**WELL, "map": {}}, model_ms=2.0, train_step_ms=30.0)
+    assert find(fast, "sequential_map").confidence == "low"
+
+
 def test_the_smallest_change_that_suffices_comes_before_the_largest():
     findings = judged({**WELL, "map": {}}, model_ms=30.0).findings
     assert findings[0].effort == "setting"
@@ -256,6 +306,10 @@ def test_the_cost_model_of_a_step():
         ("wait_pct > 10", ThresholdExceeded),
         ("wait_pct < 10", ThresholdExceeded),
         ("stall_pct > nan", InvalidParams),
+        ("prepared_batches > 1.5", ThresholdExceeded),
+        ("prepared_batches > 2.5", None),
+        ("processes > 1", InvalidParams),
+        ("autotuned == {}", InvalidParams),
     ],
 )
 def test_conditions(text, expected):
@@ -264,15 +318,15 @@ def test_conditions(text, expected):
         "verdict": "input-bound",
         "gpu_busy_ms": None,
         "wait_pct": float("nan"),
-        "autotuned": {},
+        "prepared_batches": 2,
     }
     if expected is None:
-        parse_threshold(text).check(figures)
+        parse_threshold(text, METRICS).check(figures)
     else:
         with pytest.raises(expected):
-            parse_threshold(text).check(figures)
+            parse_threshold(text, METRICS).check(figures)
 
 
 def test_what_is_no_condition_is_refused_with_an_example():
     with pytest.raises(InvalidParams, match="such as 'stall_pct > 10'"):
-        parse_threshold("stall_pct")
+        parse_threshold("stall_pct", METRICS)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from docs_blocks import PAGES, Block, read_blocks
-from project import ROOT, environment, shared_libraries
+from project import ROOT, environment
+from shared_servers import shared_libraries
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve

@@ -10,7 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 from docs_blocks import read_blocks
-from project import ROOT, environment, run, shared_libraries, write_params
+from project import ROOT, environment, run, write_params
+from shared_servers import shared_libraries, shared_prefect
 
 from throughline.config.params_file import read_yaml
 
@@ -34,7 +35,9 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
         done = subprocess.run(
             ["bash", "-euc", script],
             cwd=folder,
-            env=environment(folder) | shared_libraries.environment(),
+            env=environment(folder)
+            | shared_libraries.environment()
+            | shared_prefect.environment([script]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

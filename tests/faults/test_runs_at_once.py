@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import environment, make_project, run, run_quietly, shared_libraries
+from project import environment, make_project, run, run_quietly
+from shared_servers import shared_libraries
 
 from flows.run.workspace import SWEPT_AFTER_S
 

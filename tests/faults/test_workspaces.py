@@ -1,4 +1,6 @@
-"""A run with changes works at any path, with hooks, and after git was killed at any instant."""
+"""A run with changes works at any path, with hooks, and after git was killed at any instant:
+`flows.run.workspace`, `flows.run.git_calls`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 from dvc.config import Config
 from project import SMALL, write_params
 
-from flows.run import workspace
 from flows.run.dvc_calls import DVC, dvc_environment
+from flows.run.git_calls import find_committer
 from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
@@ -344,11 +346,11 @@ def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatc
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     for key in ("user.name", "user.email"):  # whatever the machine's own configuration says
         subprocess.run(["git", "-C", str(tmp_path), "config", key, ""], check=True)
-    signature = workspace._identity(tmp_path)
+    signature = find_committer(tmp_path)
     assert signature["GIT_COMMITTER_EMAIL"] and signature["GIT_AUTHOR_NAME"]
     for key in ("user.name", "user.email"):
         subprocess.run(["git", "-C", str(tmp_path), "config", key, "me"], check=True)
-    assert workspace._identity(tmp_path) == {}
+    assert find_committer(tmp_path) == {}
 
 
 @pytest.mark.slow

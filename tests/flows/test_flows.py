@@ -15,8 +15,9 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
-from project import environment, experiment_of, run, run_quietly, shared_libraries
+from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
+from shared_servers import shared_libraries
 
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison

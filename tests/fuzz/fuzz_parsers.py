@@ -177,11 +177,10 @@ def read_condition(data: bytes, folder: Path) -> None:
         "verdict": "input-bound",
         "steps": 3,
         "gpu_pct": None,
-        "parts": {},
         "fits": True,
         "odd": float("nan"),
     }
-    parse_threshold(data.decode("utf-8", "surrogateescape")).check(figures)
+    parse_threshold(data.decode("utf-8", "surrogateescape"), list(figures)).check(figures)
 
 
 def _image(kind: str) -> bytes:

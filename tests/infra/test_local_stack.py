@@ -21,7 +21,8 @@ import pytest
 import requests
 from browser import browsing, picture
 from playwright.sync_api import expect
-from project import environment, make_project, run, shared_libraries
+from project import environment, make_project, run
+from shared_servers import shared_libraries
 from skips import need
 from stack import Stack, processes_of, started
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from throughline.measurement.evaluation import count_confusions
+from throughline.measurement.evaluation import _keep_worst, count_confusions
 
 
 def test_every_example_is_counted_in_the_row_of_its_class():
@@ -22,3 +22,9 @@ def test_of_many_classes_the_most_confused_are_kept_in_their_order():
     assert confusion.classes == ("3", "7")
     assert confusion.counts == ((1, 0), (2, 1))
     assert confusion.left_out == 998
+
+
+def test_a_loss_that_is_no_number_is_among_the_worst():
+    losses = np.array([0.5, np.nan, 2.0, *np.zeros(50)])
+    worst = _keep_worst(None, {"losses": losses, "keys": np.arange(len(losses))})
+    assert worst["keys"][:3].tolist() == [1, 2, 0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -152,6 +152,18 @@ def test_what_no_time_is_left_for_is_undecided_and_says_how_long_it_would_take()
     assert state.suggested_seconds > 2
     low, high = state.stall_interval_pct
     assert low <= 5 <= high + 0.5, "the truth lies between the two sides"
+
+
+def test_where_the_time_was_over_before_all_rounds_it_is_time_that_is_asked_for():
+    state = Queue(input_s=0.001, model_s=0.3, capacity=8, spread=0.9).measured(max_seconds=2)
+    assert state.is_decided and len(state.rounds) < 9
+    assert state.suggested_seconds > 2
+
+
+def test_rates_are_of_examples_where_steps_take_more_of_them_than_the_reference():
+    state = Queue(input_s=0.001, model_s=0.02, capacity=8).measured()
+    packed = replace(state, examples_ratio=4.0)
+    assert packed.relative_rates == pytest.approx([4 * rate for rate in state.relative_rates])
 
 
 def test_the_worked_examples_are_true():

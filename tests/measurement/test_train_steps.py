@@ -6,12 +6,18 @@ from pathlib import Path
 
 import keras
 import pytest
+from texts import params_of, prepare_texts
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
 from throughline.data.shards.index import read_shard_index
-from throughline.measurement.train_steps import TrainingLoop, make_reference_step, time_training
+from throughline.measurement.train_steps import (
+    TrainingLoop,
+    batch_plainly,
+    make_reference_step,
+    time_training,
+)
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 from throughline.training.one_ahead import OneAhead
@@ -107,6 +113,25 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
     assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=1e-4), (
         "the same weights and examples, finished by the same op"
     )
+
+
+def test_texts_are_compared_by_batches_that_no_configuration_has_chosen(tmp_path_factory):
+    """Packed rows hold several texts each: as many steps a second are more examples a second."""
+    texts = prepare_texts(tmp_path_factory.mktemp("texts"))
+    batches, ratios = {}, {}
+    for name, batch in (("plain", None), ("packed", {"pack": 64}), ("bucketed", {"tokens": 256})):
+        params = params_of({**SNAPSHOT, "batch": batch}, measure={"rounds": 3})
+        data = open_inputs(params, texts)
+        pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
+        plain = batch_plainly(pipeline)
+        batches[name] = [tokens.numpy().tolist() for tokens, _ in plain.dataset().take(3)]
+        models = build_models_for(params, data)
+        loop = TrainingLoop(models, pipeline, params.train)
+        state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
+        ratios[name] = state.examples_ratio
+        assert ratios[name] == pipeline.examples_per_step / plain.examples_per_step
+    assert batches["plain"] == batches["packed"] == batches["bucketed"]
+    assert ratios["plain"] == 1 and ratios["packed"] > 1
 
 
 class Seen(OneAhead):

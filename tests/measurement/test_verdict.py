@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from throughline.measurement.steady_state import Round, SteadyState, TimedBlock
+from throughline.measurement.rounds import Round, SteadyState, TimedBlock
 from throughline.measurement.verdict import (
     CrossCheck,
     Stall,

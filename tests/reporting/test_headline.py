@@ -126,6 +126,15 @@ def test_a_narrow_tie_is_not_undecided_and_what_was_disturbed_is_measured_again(
     assert find_undecided(rows) == [] and find_measure_again(rows) == ["b"]
 
 
+def test_an_open_verdict_is_measured_again_and_more_waiting_is_not_called_less():
+    rows = [NAIVE, row("snapshot", 0.8, 12, "undecided")]
+    assert find_undecided(rows) == [] and find_measure_again(rows) == ["snapshot"]
+    rows = [NAIVE, row("snapshot", 0.8, 80, "input-bound")]
+    assert write_headline(rows).startswith(
+        "Training waits for its input 75 % of the time. `snapshot` is 3.2× as fast"
+    )
+
+
 def test_rates_of_different_machines_are_not_compared():
     elsewhere = replace(FAST, machine="64 cores")
     assert write_headline([NAIVE, elsewhere]) == (

@@ -18,7 +18,7 @@ from tasks.report import report
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.reporting.checklist import failed, run_checklist
+from throughline.reporting.checklist import run_checklist
 from throughline.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
 from throughline.reporting.evaluation_plots import plot_evaluation
 from throughline.reporting.plots import plot_steps
@@ -97,6 +97,8 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
     assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
     assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
     assert break_even_epoch(naive, mapped, setup_s=12) is None
+    base = replace(naive, gathers=True)
+    assert break_even_epoch(mapped, base, setup_s=12) is None, "the baseline has paid as much"
 
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
@@ -107,6 +109,8 @@ def test_results_that_differ_by_more_than_chance_are_warned_of():
     assert accuracy_warning(scores) is None
     warning = accuracy_warning([*scores, row("broken", val_metric=0.7, validation_examples=5000)])
     assert "broken 0.7000" in warning
+    easy = [row(f"p{at}", val_metric=1.0 - at / 500, validation_examples=500) for at in (0, 0, 1)]
+    assert accuracy_warning(easy) is None, "one example of 500 is chance"
 
 
 def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
@@ -122,9 +126,9 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
         "prefetch": 2,
     }
     config = PipelineConfig.model_validate(chosen)
-    assert failed(run_checklist(config, shards, row("best", stall=5.0))) == []
+    assert all(point.passed for point in run_checklist(config, shards, row("best", stall=5.0)))
     naive = run_checklist(PipelineConfig(read="shards"), shards, row("naive", stall=60.0))
-    assert failed(naive) == [
+    assert [point.name for point in naive if not point.passed] == [
         "several shards read at once",
         "maps in parallel, or on whole batches",
         "deterministic work done once",

@@ -1,5 +1,5 @@
 """The whole DAG as a user runs it: `dvc repro` in a fresh project; then again, after changes,
-pushed and pulled, each in a copy of it.
+pushed and pulled, each in a copy of it; what `throughline.assembly.profiling` measures and says.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):
         assert found.data.params["pipeline.read"] in ("shards", "snapshot")
         assert found.inputs.dataset_inputs[0].dataset.digest
     history = mlflow.MlflowClient().get_metric_history(runs[0].info.run_id, "val/accuracy")
-    assert [point.step for point in history] == [0, 1]
+    assert [point.step for point in history] == [0, 1, 2], "the last is the model that is kept"
+    assert history[2].value == history[1].value
 
 
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")

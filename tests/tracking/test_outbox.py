@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from throughline.shared.files import read_json, write_json
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
 
@@ -19,15 +18,6 @@ def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
     assert [run for _, run in list_pending(tmp_path)] == [
         PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
     ]
-
-
-def test_a_file_of_an_earlier_version_is_read(tmp_path):
-    run = unsent("naive", ["tag", "a", "b"])
-    enqueue(tmp_path, run)
-    (file,) = tmp_path.glob("*.json")
-    values = read_json(file)
-    write_json(file, {"identity": values.pop("run_key"), **values})
-    assert [read.run_key for _, read in list_pending(tmp_path)] == [run.run_key]
 
 
 def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):

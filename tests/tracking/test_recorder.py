@@ -22,7 +22,7 @@ from stack import wait_for
 
 from flows.servers.services import find_free_port, responds
 from throughline.shared.layout import STORE_HOME
-from throughline.tracking.recorder import UNSENT, Recorder, RunKey, read_lineage
+from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent, read_lineage
 
 
 @contextmanager
@@ -92,7 +92,8 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
     )
     network.save(passing / "model.keras")
-    recorder = Recorder(RunKey(dataset="lost", pipeline="naive", data_digest="d"))
+    key = RunKey(dataset="lost", pipeline="naive", data_digest="d")
+    recorder = Recorder(key)
     alive = ExitStack()
     alive.enter_context(server(tmp_path, port))
     with recorder:
@@ -104,8 +105,16 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         recorder.log_artifact(passing / "train.json")
         recorder.log_model(passing / "model.keras")
     assert not recorder.sent and recorder.run_id
+    # What begins while the server is away is found by its tag, also by what belongs to it.
+    with pytest.raises(ArithmeticError), Recorder(key) as failed:
+        raise ArithmeticError
+    with Recorder(key) as away:
+        away.log_metrics({"train/loss": 3.0}, step=0)
+    with Recorder(key, follows=away.unsent) as profile:
+        profile.log_metrics({"input/stall_pct": 12.0})
+    assert away.unsent and away.run_id is None and not profile.sent
     shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
-    kept = list((tmp_path / UNSENT).glob("*.json"))
+    kept = sorted((tmp_path / UNSENT).glob("*.json"))
     assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == [
         "metrics",
         "metrics",
@@ -116,17 +125,21 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (
         early.returncode == 1
-        and "0 of 1 kept runs sent" in early.stdout
-        and len(list((tmp_path / UNSENT).glob("*.json"))) == 1
+        and "0 of 4 kept runs sent" in early.stdout
+        and len(list((tmp_path / UNSENT).glob("*.json"))) == 4
     )
     with server(tmp_path, port):
         later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, (
+        assert later.returncode == 0 and "4 of 4 kept runs sent" in later.stdout, (
             later.stdout + later.stderr
         )
         client = mlflow.MlflowClient()
         run = client.get_run(recorder.run_id)
         assert run.info.status == "FINISHED"
+        other = client.get_run(find_sent(key, away.unsent))
+        without = client.get_run(find_sent(key, failed.unsent)).info.status
+        assert without == "FAILED", "as it ended, although sending failed once"
+        assert (other.data.metrics["train/loss"], other.data.metrics["input/stall_pct"]) == (3, 12)
         assert [
             (point.step, point.value)
             for point in client.get_metric_history(recorder.run_id, "train/loss")

@@ -1,4 +1,6 @@
-"""What a dataset leaves open, and that a dataset with a change in it delivers the same examples."""
+"""What a dataset leaves open, and that a dataset with a change in it delivers the same examples:
+`whowaits.changes`, `whowaits.graphs`.
+"""
 
 from __future__ import annotations
 

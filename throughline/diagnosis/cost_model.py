@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 from throughline.plan.ops import Op
+from throughline.plan.parallelism import Parallelism
 from throughline.plan.plan import Plan
 from throughline.plan.steps import (
     Batch,
@@ -79,6 +80,10 @@ class ModelStepCost:
     on_accelerator: bool
     ahead: bool = False
 
+    def scale(self, factor: float) -> ModelStepCost:
+        """Multiply its work by a factor."""
+        return replace(self, step_ms=factor * self.step_ms, core_ms=factor * self.core_ms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OverlappedWork:
@@ -92,10 +97,13 @@ class OverlappedWork:
 
 @dataclass(frozen=True, kw_only=True)
 class HostLoad:
-    """Work of a plan on the training's own thread, and work that runs concurrently with it."""
+    """Work of a plan on the training's own thread, and work that runs concurrently with it, on at
+    most `pool` threads; None: as many as there are cores.
+    """
 
     serial_ms: float = 0.0
     overlapped: tuple[OverlappedWork, ...] = field(default=())
+    pool: int | None = None
 
     @property
     def work_ms(self) -> float:
@@ -105,7 +113,7 @@ class HostLoad:
     def add_work(self, work_ms: float, threads: int) -> HostLoad:
         """Add work: to the thread that is there or, with several threads, next to it."""
         if threads == 1:
-            return HostLoad(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
+            return replace(self, serial_ms=self.serial_ms + work_ms)
         # The thread that feeds the parallel calls runs concurrently, too.
         return self.overlap(1).append(OverlappedWork(work_ms=work_ms, threads=threads))
 
@@ -115,17 +123,16 @@ class HostLoad:
             OverlappedWork(work_ms=factor * work.work_ms, threads=work.threads)
             for work in self.overlapped
         )
-        return HostLoad(serial_ms=factor * self.serial_ms, overlapped=overlapped)
+        return replace(self, serial_ms=factor * self.serial_ms, overlapped=overlapped)
 
     def overlap(self, threads: int) -> HostLoad:
         """Overlap the serial part with the step."""
-        return HostLoad(
-            overlapped=(*self.overlapped, OverlappedWork(work_ms=self.serial_ms, threads=threads))
-        )
+        own = OverlappedWork(work_ms=self.serial_ms, threads=threads)
+        return replace(self, serial_ms=0.0, overlapped=(*self.overlapped, own))
 
     def append(self, work: OverlappedWork) -> HostLoad:
         """Add work that runs concurrently."""
-        return HostLoad(serial_ms=self.serial_ms, overlapped=(*self.overlapped, work))
+        return replace(self, overlapped=(*self.overlapped, work))
 
 
 def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> float:
@@ -135,8 +142,9 @@ def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> fl
     free cores share (Amdahl), and what runs concurrently leaves it fewer of them.
     """
     overlapped = sum(work.work_ms for work in load.overlapped)
+    pool = min(load.pool or cores, cores)
     slowest = max(
-        (work.work_ms / min(work.threads, cores) for work in load.overlapped), default=0.0
+        [overlapped / pool, *(work.work_ms / min(work.threads, pool) for work in load.overlapped)]
     )
     if model_step.on_accelerator:
         own = (
@@ -184,7 +192,7 @@ def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
     cost for one of its steps.
     """
     context = CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=False)
-    load: HostLoad | None = HostLoad()
+    load: HostLoad | None = HostLoad(pool=plan.threads if isinstance(plan.threads, int) else None)
     for step in plan.steps:
         load = add_step_cost(step, load, context)
         if load is None:
@@ -210,6 +218,10 @@ class CostContext:
     batch_size: int
     cores: int
     batched: bool
+
+    def threads(self, parallel: Parallelism) -> int:
+        """On how many cores parallel calls work at most."""
+        return min(parallel.threads(self.cores), self.cores)
 
     def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
         """Work of ops per example."""
@@ -249,14 +261,14 @@ def _(step: Gather, load: HostLoad, context: CostContext) -> HostLoad | None:
     work = context.batch_size * (
         row_us + context.ops_us(step.ops[step.example_op_count :], batched=True)
     )
-    return load.add_work((work + context.costs.call_us) / 1e3, step.parallel.threads(context.cores))
+    return load.add_work((work + context.costs.call_us) / 1e3, context.threads(step.parallel))
 
 
 @add_step_cost.register
 def _(step: Read, load: HostLoad, context: CostContext) -> HostLoad | None:
     if step.source not in context.costs.read_us:
         return None
-    threads = step.parallel.threads(context.cores)
+    threads = context.threads(step.parallel)
     if step.interleave:
         threads = min(step.interleave.cycle_length, threads)
     return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
@@ -268,7 +280,7 @@ def _(step: ReadIndexedShards, load: HostLoad, context: CostContext) -> HostLoad
     read_us = context.costs.read_us.get("indexed_shards")
     if read_us is None:
         return None
-    threads = step.parallel.threads(context.cores)
+    threads = context.threads(step.parallel)
     return load.add_work(context.batch_size * read_us / 1e3, threads)
 
 
@@ -279,7 +291,7 @@ def _(step: Map, load: HostLoad, context: CostContext) -> HostLoad:
         context.batch_size * context.ops_us(step.ops, batched=context.batched)
         + calls * context.costs.call_us
     )
-    return load.add_work(work / 1e3, step.parallel.threads(context.cores))
+    return load.add_work(work / 1e3, context.threads(step.parallel))
 
 
 @add_step_cost.register
@@ -291,7 +303,7 @@ def _(
 
 @add_step_cost.register
 def _(step: Cache, load: HostLoad, context: CostContext) -> HostLoad:
-    return HostLoad(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
+    return HostLoad(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3, pool=load.pool)
 
 
 @add_step_cost.register

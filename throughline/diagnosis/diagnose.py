@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from throughline.diagnosis.cost_model import (
+    MIN_CALIBRATION,
     ModelStepCost,
     OpCost,
     calibration_factor,
@@ -87,9 +88,6 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
         utilization_pct=100 - facts.stall_pct,
         stall_pct=facts.stall_pct,
         wait_pct=facts.wait_pct,
-        lower_ceiling=(
-            "input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model"
-        ),
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
         cause=cause,
         fix=fix,
@@ -120,12 +118,12 @@ def _describe_unknown(facts: Facts, *, bound: bool) -> tuple[str, str]:
 
 def _describe_step(facts: Facts) -> str:
     """What was measured of a step."""
-    wait = facts.breakdown.wait_ms_p50
+    wait = facts.breakdown.wait_ms_mean
     sentences = [
         f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f} ms",
         "the trace shows no wait"
         if wait is None
-        else f"{wait:.2f} ms (median) are spent waiting for input",
+        else f"{wait:.2f} ms of a step, on average, are spent waiting for input",
     ]
     if facts.stall_pct > 100 - GOOD_UTILIZATION_PCT:
         sentences.append(f"utilization is below {GOOD_UTILIZATION_PCT:.0f} %")
@@ -162,10 +160,12 @@ def _evaluate_rule(
     evidence = rule.detect(facts)
     if evidence is None:
         return None
-    before = facts.config.model_dump()
+    before, wanted = facts.config.model_dump(), rule.change.config
+    if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # the rest of it is wanted
+        wanted = {"snapshot": wanted["snapshot"]}
     values = {
         key: value
-        for key, value in change_config(facts.config, rule.change.config).model_dump().items()
+        for key, value in change_config(facts.config, wanted).model_dump().items()
         if value != before[key]
     }
     try:
@@ -173,9 +173,11 @@ def _evaluate_rule(
     except ImpossiblePlan:
         return None
     gain = _gain(rule, facts, model_step, plan)
-    change = {
-        f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()
-    } | dict(rule.change.other)
+    change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | {
+        key: value(facts) if callable(value) else value for key, value in rule.change.other.items()
+    }
+    if plan.gather and plan.gather.fraction > facts.stored_fraction:
+        change["snapshot.fraction"] = "auto"
     worst = facts.breakdown.worst() if rule.change.config else None
     return Finding(
         rule=rule.name,
@@ -200,7 +202,8 @@ def _gain(rule: Rule, facts: Facts, model_step: ModelStepCost, plan: Plan) -> fl
     model does not know the plan as it is.
     """
     if rule.change.saved_ms is not None:
-        return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saved_ms(facts))
+        saved_ms = rule.change.saved_ms(facts)
+        return facts.train_step_ms / max(facts.model_step_ms, facts.train_step_ms - saved_ms)
     if not rule.change.config:
         return None
     cheaper = {
@@ -210,17 +213,18 @@ def _gain(rule: Rule, facts: Facts, model_step: ModelStepCost, plan: Plan) -> fl
         for op, cost in facts.costs.ops.items()
     }
     after = estimate_load(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
-    if after is None:
-        return None
+    model_after = _predict_model_step(plan, facts, model_step)
+    if rule.change.model_factor is not None:
+        model_after = model_after.scale(rule.change.model_factor(facts))
+    if after is None or (after, model_after) == (facts.load, model_step):
+        return None  # the cost model does not see what such a change does
     calibration, before = 1.0, facts.train_step_ms
     if facts.load:
         calibration = calibration_factor(
             facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
         )
         before = predict_step_ms(facts.load.scale(calibration), model_step, facts.cores)
-    return before / predict_step_ms(
-        after.scale(calibration), _predict_model_step(plan, facts, model_step), facts.cores
-    )
+    return before / predict_step_ms(after.scale(calibration), model_after, facts.cores)
 
 
 def _predict_model_step(plan: Plan, facts: Facts, model_step: ModelStepCost) -> ModelStepCost:
@@ -240,21 +244,18 @@ def _predict_model_step(plan: Plan, facts: Facts, model_step: ModelStepCost) -> 
 
 
 def _confidence(facts: Facts, model_step: ModelStepCost) -> str:
-    """How well the model explains the step as it is: by how far its calibration is
-    from 1.
+    """How well the model explains the step as it is: by how far its calibration is from 1; not at
+    all where not even the least factor gives a step as short.
     """
     if facts.load is None:
         return "low"
     calibration = calibration_factor(
         facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
     )
-    return (
-        "high"
-        if calibration <= HIGH_CONFIDENCE_MAX
-        else "medium"
-        if calibration <= MEDIUM_CONFIDENCE_MAX
-        else "low"
-    )
+    shortest = predict_step_ms(facts.load.scale(MIN_CALIBRATION), model_step, facts.cores)
+    if calibration > MEDIUM_CONFIDENCE_MAX or shortest > TIE_FACTOR * facts.train_step_ms:
+        return "low"
+    return "high" if calibration <= HIGH_CONFIDENCE_MAX else "medium"
 
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

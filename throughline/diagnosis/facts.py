@@ -45,6 +45,8 @@ class Facts:
     input_examples_per_s: float
     cross_check: CrossCheck | None = None
     gpu_utilization_pct: float | None = None
+    stored_fraction: float = 1.0  # of the snapshot's rows
+    steps_per_execution: int = 1  # of the training; those that are timed are single ones
     padding_pct: float | None = None  # of an epoch of sequences
     padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
 
@@ -66,7 +68,7 @@ class Facts:
     @property
     def gpu_busy_pct(self) -> float | None:
         """Share of a traced step in which the GPU was at work; None without a GPU."""
-        busy_ms, step_ms = self.breakdown.gpu_busy_ms, self.breakdown.traced_step_ms_p50
+        busy_ms, step_ms = self.breakdown.gpu_busy_ms, self.breakdown.traced_step_ms_mean
         return None if busy_ms is None or not step_ms else 100 * busy_ms / step_ms
 
     @property

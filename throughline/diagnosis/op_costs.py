@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
     )
     stack_us = _per_element(rows.batch(count)) / count - idle
-    ops, _ = _op_costs(pipeline, rows, later_ops, call_us, count)
+    ops = _op_costs(pipeline, rows, later_ops, call_us, count)
     if config.snapshot.fraction < 1:  # the other rows come as records, whichever these are
         config = PipelineConfig(read="indexed_shards", shuffle=config.shuffle)
         pipeline = _with_plan(pipeline, make_plan(config, spec))
@@ -79,8 +80,7 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
             if isinstance(step, Map)
             for op in step.ops
         ]
-        stream_costs, _ = _op_costs(pipeline, first, stream_ops, call_us, count)
-        ops |= stream_costs
+        ops |= _op_costs(pipeline, first, stream_ops, call_us, count)
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
 
 
@@ -102,11 +102,11 @@ def _op_costs(
     ops: Sequence[Op],
     call_us: float,
     count: int,
-) -> tuple[dict[str, OpCost], tf.data.Dataset]:
-    """Cost of each of a chain of ops, on the results of those before it; returns the last results,
-    too.
+) -> dict[str, OpCost]:
+    """Cost of each op of a chain, on the results of those before it; of several of one name, their
+    mean.
     """
-    costs = {}
+    costs: dict[str, list[OpCost]] = {}
     for op in ops:
         run = _runner(pipeline, op)
         batches = (
@@ -126,12 +126,21 @@ def _op_costs(
                 _per_element(elements.map(run), count) - _per_element(elements, count) - call_us,
                 elements.map(run),
             )
-        costs[op.name] = OpCost(
+        cost = OpCost(
             example_us=max(0.0, example_us),
             batch_us=None if batch_us is None else max(0.0, batch_us),
         )
+        costs.setdefault(op.name, []).append(cost)
         elements = _cached_in_memory(results)
-    return costs, elements
+    return {name: _mean(of_name) for name, of_name in costs.items()}
+
+
+def _mean(costs: Sequence[OpCost]) -> OpCost:
+    batches = [cost.batch_us for cost in costs if cost.batch_us is not None]
+    return OpCost(
+        example_us=fmean(cost.example_us for cost in costs),
+        batch_us=fmean(batches) if len(batches) == len(costs) else None,
+    )
 
 
 def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from throughline.diagnosis.trace_breakdown import iterator_table
 from throughline.measurement.other_processes import OtherProcesses
-from throughline.measurement.steady_state import UNDECIDED_SIDE, SteadyState
+from throughline.measurement.rounds import UNDECIDED_SIDE, SteadyState
 from throughline.measurement.verdict import CrossCheck
 from throughline.results.build import InputThroughput
 from throughline.results.profiling import (
@@ -33,8 +33,11 @@ SIDES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured and concluded about one configuration; `input_throughput` by build."""
+    """What was measured and concluded about one configuration, on a `machine`; `input_throughput`
+    by build.
+    """
 
+    machine: str
     input_throughput: InputThroughput
     state: SteadyState
     others: OtherProcesses
@@ -88,6 +91,7 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
         relative_rate=statistics.median(state.relative_rates),
         utilization_pct=diagnosis.utilization_pct,
         wait_pct=diagnosis.wait_pct,
+        wait_ms_mean=breakdown.wait_ms_mean,
         wait_ms_p50=breakdown.wait_ms_p50,
         wait_ms_p95=breakdown.wait_ms_p95,
         model_step_ms=state.model_step_ms,
@@ -95,7 +99,7 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
         train_step_ms_low=state.train_step_interval_ms[0],
         train_step_ms_high=state.train_step_interval_ms[1],
         model_examples_per_s=model_examples_per_s,
-        reference_examples_per_s=batch_size / state.reference_step_ms * 1e3,
+        reference_examples_per_s=batch_size / state.examples_ratio / state.reference_step_ms * 1e3,
         attainable_examples_per_s=diagnosis.attainable_examples_per_s,
         predicted_gain=diagnosis.predicted_gain,
         gpu_busy_ms=breakdown.gpu_busy_ms,
@@ -105,6 +109,7 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
             for item in breakdown.iterators
             if item.tuned is not None
         },
+        machine=profiled.machine,
         others_cpu_pct=profiled.others.cpu_pct,
         idle_cpu_pct=profiled.others.idle_pct,
         busiest_other=profiled.others.busiest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +37,8 @@ class Threshold:
 
         Raises:
           ThresholdExceeded: the condition is met, or the metric was not measured.
-          InvalidParams: there is no such metric, or it is of another type.
+          InvalidParams: it is of another type.
         """
-        known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
-        if self.metric not in known:
-            raise InvalidParams(
-                [
-                    f"--fail-if: {self.metric} is not a metric of profile.json;"
-                    f" {did_you_mean(self.metric, known)}"
-                ]
-            )
         value = metrics[self.metric]
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
@@ -54,7 +46,7 @@ class Threshold:
                 " failing `--fail-if`"
             )
         try:
-            limit = type(value)(self.limit)
+            limit = (str if isinstance(value, str) else float)(self.limit)
         except ValueError:
             raise InvalidParams(
                 [
@@ -70,11 +62,11 @@ class Threshold:
             )
 
 
-def parse_threshold(text: str) -> Threshold:
-    """Parse `METRIC OPERATOR VALUE`.
+def parse_threshold(text: str, known: Collection[str]) -> Threshold:
+    """Parse `METRIC OPERATOR VALUE` of one of the `known` metrics.
 
     Raises:
-      InvalidParams: the text is not of that form.
+      InvalidParams: the text is not of that form, or there is no such metric.
     """
     match = _FORM.fullmatch(text)
     if not match:
@@ -82,4 +74,11 @@ def parse_threshold(text: str) -> Threshold:
             [f"--fail-if: {text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"]
         )
     metric, compared_by, limit = match.groups()
+    if metric not in known:
+        raise InvalidParams(
+            [
+                f"--fail-if: {metric} is not a metric of profile.json;"
+                f" {did_you_mean(metric, list(known))}"
+            ]
+        )
     return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))

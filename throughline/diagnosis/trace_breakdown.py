@@ -25,7 +25,6 @@ _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
 # ends the name of what a thread of a prefetch or of a parallel map does for one element
 _PRODUCES = "Produce"
-_KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
 TREE_ROWS = 14
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
@@ -52,7 +51,7 @@ def break_down(trace: Trace) -> Breakdown:
     lengths = sorted(map(total_length, waits))
     return Breakdown(
         steps=len(steps),
-        traced_step_ms_p50=statistics.median(event.duration_ms for event in steps)
+        traced_step_ms_mean=statistics.fmean(event.duration_ms for event in steps)
         if steps
         else None,
         wait_ms_p50=statistics.median(lengths) if lengths else None,
@@ -131,7 +130,6 @@ class _Tally:
     function_runs: dict[int, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def function_spans(self) -> list[tuple[float, float]]:
         """When its functions were executing."""
@@ -164,13 +162,11 @@ def _iterators(
             path=path,
             step=tally.step,
             calls=len(tally.call_spans),
-            total_ms=sum(end - begin for begin, end in tally.call_spans),
             self_ms=work,
             call_ms_p50=statistics.median(each),
             call_ms_p95=each[int(0.95 * (len(each) - 1))],
             parallelism=work / window_ms,
             critical_pct=100 * critical[path] / waited if waited else 0.0,
-            ops=dict(tally.ops),
             tuned=tally.tuned,
         )
 
@@ -249,24 +245,14 @@ def _count_functions(
     owners: Mapping[int, str],
     tallies: dict[str, _Tally],
 ) -> None:
-    """Add up the executions of functions, and the kernels within them by the op of the plan whose
-    scope they are in.
-    """
+    """Add up the executions of functions."""
     for event, ancestor in spans_with_ancestors:
-        if event.name == _EXECUTES and event.run in owners:
-            if (
-                ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run)
-                is None
-            ):
-                tallies[owners[event.run]].function_runs[event.run].append(
-                    (event.start_ms, event.end_ms)
-                )
-        elif _KERNEL.match(event.name):
-            inside = ancestor(lambda span: span.run in owners or span.iterator)
-            if inside is not None:
-                tallies[owners.get(inside.run) or _path(inside)].ops[
-                    event.name.partition(":")[0].partition("/")[0]
-                ] += event.duration_ms
+        if event.name != _EXECUTES or event.run not in owners:
+            continue
+        if ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
+            tallies[owners[event.run]].function_runs[event.run].append(
+                (event.start_ms, event.end_ms)
+            )
 
 
 def _serves(span: Event) -> bool:

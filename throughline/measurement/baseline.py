@@ -11,7 +11,7 @@ import numpy as np
 
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.steps import TokenWindow
-from throughline.results.train import HeldOut
+from throughline.results.train import HeldOut, standard_error
 
 
 def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
@@ -81,9 +81,3 @@ def standard_error_in_time(values: np.ndarray) -> float:
     positive = pairs[: int(np.argmin(pairs > 0)) if not (pairs > 0).all() else None]
     variance = max(2 * positive.sum() - covariances[:1].sum(), values.var())
     return math.sqrt(variance / count)
-
-
-def standard_error(share: float, examples: int) -> float:
-    """Standard error of a share counted on `examples`; never 0, since one more could differ."""
-    variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
-    return math.sqrt(variance / examples)

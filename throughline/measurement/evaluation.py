@@ -210,13 +210,18 @@ def _keep_worst(
     worst: dict[str, np.ndarray] | None, batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The examples with the highest loss of those so far and of a batch."""
-    order = np.argsort(-batch["losses"], kind="stable")[:MOST_WORST]
+    order = _order_worst(batch["losses"])
     batch = {name: values[order] for name, values in batch.items()}
     if worst is None:
         return batch
     both = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
-    order = np.argsort(-both["losses"], kind="stable")[:MOST_WORST]
+    order = _order_worst(both["losses"])
     return {name: values[order] for name, values in both.items()}
+
+
+def _order_worst(losses: np.ndarray) -> np.ndarray:
+    """The places of the highest losses; what is no number is worse than any."""
+    return np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable")[:MOST_WORST]
 
 
 def _describe_inputs(

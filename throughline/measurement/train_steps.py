@@ -14,16 +14,18 @@ import psutil
 import tensorflow as tf
 
 from throughline.kernels.elements import apply_ops
+from throughline.measurement.rounds import SteadyState
 from throughline.measurement.steady_state import (
     WARM_UP_STEPS,
-    SteadyState,
     StepClock,
     StepFunction,
     measure_steady_state,
 )
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.settings import MeasureSettings, TrainSettings
+from throughline.plan.plan import make_plan
+from throughline.settings import MeasureSettings, PipelineConfig, ShuffleSettings, TrainSettings
+from throughline.shared.scratch import Scratch
 from throughline.training.gpus import count_training_gpus
 from throughline.training.one_ahead import OneAhead
 from throughline.training.step_function import make_execution
@@ -115,7 +117,7 @@ def make_model_only_step(
         return lambda: ahead.follow(train(numbers))
     batches = (
         repeat_batches(pipeline)
-        if pipeline.plan.spec.schema.is_text
+        if _differs_in_length(pipeline)
         else repeat_batch(next(pipeline.batches()))
     )
     feed = Feed.of(pipeline, settings, gathers=False)
@@ -143,6 +145,20 @@ def make_reference_step(
     return lambda: ahead.follow(step(batches))
 
 
+def _differs_in_length(pipeline: InputPipeline) -> bool:
+    """Whether batches differ in size: texts, unless they are windows of tokens."""
+    return pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
+
+
+def batch_plainly(pipeline: InputPipeline) -> InputPipeline:
+    """The texts of a pipeline in batches that no configuration has chosen by their lengths: the
+    same for all, which pad and pack them in different ways.
+    """
+    stored = PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global"))
+    plan = make_plan(stored, pipeline.plan.spec)
+    return replace(pipeline, plan=plan, scratch=Scratch())
+
+
 def time_training(
     loop: TrainingLoop,
     models: Models,
@@ -153,13 +169,15 @@ def time_training(
 ) -> SteadyState:
     """Time the model alone and training in alternating blocks, from full and drained buffers."""
     model = make_model_only_step(models, pipeline, train, loop.ahead)
-    reference = (
-        make_reference_step(models, pipeline, train, loop.ahead)
-        if pipeline.plan.device_ops and not models.emulation
-        else model
-    )
+    reference, examples = model, pipeline.examples_per_step
+    if not models.emulation and _differs_in_length(pipeline):
+        plain = batch_plainly(pipeline)
+        reference = make_model_only_step(models, plain, train, loop.ahead)
+        examples = plain.examples_per_step
+    elif not models.emulation and pipeline.plan.device_ops:
+        reference = make_reference_step(models, pipeline, train, loop.ahead)
     clock = StepClock(wait_until_idle=wait_until_idle)
-    return measure_steady_state(
+    state = measure_steady_state(
         loop,
         model,
         reference,
@@ -167,6 +185,7 @@ def time_training(
         max_rounds=measure.rounds,
         max_seconds=measure.stall_max_seconds,
     )
+    return replace(state, examples_ratio=pipeline.examples_per_step / examples)
 
 
 def wait_until_idle(timeout_s: float = IDLE_TIMEOUT_S) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from throughline.measurement.steady_state import SteadyState
+from throughline.measurement.rounds import SteadyState
 from throughline.results.train import TrainThroughput
 from whowaits.verdict import (
     COMPUTE_BOUND_BELOW_PCT,

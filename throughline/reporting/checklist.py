@@ -63,11 +63,6 @@ def run_checklist(
     ]
 
 
-def failed(points: Sequence[ChecklistItem]) -> list[str]:
-    """Names of the points that failed."""
-    return [point.name for point in points if not point.passed]
-
-
 def point(name: str) -> Callable[[Point], Point]:
     """Add the function below to the list, in which it is called `name`."""
 

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from throughline.data.shards.index import read_shard_index
 from throughline.reporting.checklist import run_checklist
@@ -23,13 +22,13 @@ from throughline.reporting.ranking import (
     find_baseline,
     find_best,
     find_tied,
+    median_interval,
     ratio_interval,
     reference_rate,
-    relative_interval,
     relative_rate,
 )
 from throughline.results.base import ResultFile
-from throughline.results.build import BuildResult, PlanSummary
+from throughline.results.build import BuildResult, PlanSummary, name_machine
 from throughline.results.comparison import Comparison, MeasuredRow, Row, list_machines
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
@@ -151,14 +150,6 @@ def _warn_of_machines(rows: Sequence[MeasuredRow]) -> str:
     )
 
 
-def _name_machine(machine: Mapping[str, Any]) -> str:
-    """What of a machine decides how fast it is, in words; not its name, which is another one in
-    each container.
-    """
-    gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
-    return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
-
-
 def check_equal(built: Mapping[str, BuildResult]) -> None:
     """Compare the digests of the examples that the configurations delivered.
 
@@ -240,7 +231,7 @@ def _row(
     share.
     """
     base = find_baseline(measured)
-    low, high = relative_interval(row)
+    low, high = median_interval(row.relative_rates)
     speedup_low, speedup_high = (
         (1.0, 1.0)
         if row is base
@@ -270,8 +261,12 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         examples=result.plan.examples,
         gathers=result.plan.config["read"] == "snapshot",
         caches=result.plan.config["cache"] is not None,
-        machine=_name_machine(built.machine),
-        model_layers=tuple(json.dumps(op, sort_keys=True) for op in result.plan.device_ops),
+        machine=" and ".join(dict.fromkeys((name_machine(built.machine), profiled.machine))),
+        model_layers=tuple(
+            json.dumps(each, sort_keys=True)
+            for each in (*result.plan.device_ops, result.plan.config["batch"])
+            if each is not None
+        ),
         disturbed_by=profiled.disturbed_by,
         train_examples_per_s=throughput and throughput.train_examples_per_s,
         relative_rates=result.rounds.relative_rates,
@@ -283,7 +278,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         stall_pct=profiled.stall_pct,
         stall_pct_low=profiled.stall_pct_low,
         stall_pct_high=profiled.stall_pct_high,
-        wait_ms_p50=profiled.wait_ms_p50,
+        wait_ms_mean=profiled.wait_ms_mean,
         predicted_gain=profiled.predicted_gain,
         first_batch_s=built.throughput.first_batch_s,
         epoch_gap_s=built.throughput.epoch_gap_s,
@@ -306,5 +301,6 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         cause=result.diagnosis.cause,
         fix=result.diagnosis.fix,
         mlflow_run_id=result.run.mlflow_run_id,
+        unsent=result.run.unsent,
         sequence_batches=built.sequence_batches,
     )

@@ -64,11 +64,15 @@ def find_undecided(rows: Sequence[MeasuredRow]) -> list[str]:
 
 
 def find_measure_again(rows: Sequence[MeasuredRow]) -> list[str]:
-    """Configurations whose measurement is worth doing again: what is undecided, and what was
-    measured while other processes took what it might have used.
+    """Configurations whose measurement is worth doing again: whose gain or verdict is undecided,
+    and what was measured while other processes took what it might have used.
     """
     undecided = find_undecided(rows)
-    return [row.pipeline for row in rows if row.pipeline in undecided or row.disturbed_by]
+    return [
+        row.pipeline
+        for row in rows
+        if row.pipeline in undecided or row.verdict == UNDECIDED or row.disturbed_by
+    ]
 
 
 def name_disturbers(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
@@ -142,7 +146,7 @@ def _before_and_after(base: MeasuredRow, top: MeasuredRow) -> str:
         return f"{before} only, and still `{top.pipeline}` is"
     if top.verdict == COMPUTE_BOUND:
         return f"{before}. `{top.pipeline}` ends that:"
-    if top.verdict == UNDECIDED:
+    if top.verdict == UNDECIDED or top.stall_pct >= base.stall_pct:
         return f"{before}. `{top.pipeline}` is"
     return f"{before}. `{top.pipeline}` brings that to {top.stall_pct:.0f} %:"
 

@@ -31,6 +31,7 @@ LANE_COLORS = {
     **dict.fromkeys(READING, MODEL),
     **dict.fromkeys(WORKING, INPUT),
 }
+mpl.rcParams["text.parse_math"] = False  # a name with two $ is no formula
 mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from throughline.reporting.comparison_noise import COVERAGE_PCT, critical_value, spread_of_center
 from throughline.results.comparison import MeasuredRow, Row
-from throughline.results.train import SIGNIFICANT_STDERRS
+from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 
 BASELINE = "naive"
 RESAMPLES = 4000
@@ -68,11 +68,6 @@ def relative_rate(row: Ranked) -> float:
 def reference_rate(rows: Sequence[Ranked]) -> float:
     """The one rate of the reference model by which relative rates become examples per second."""
     return statistics.median(row.reference_examples_per_s for row in rows)
-
-
-def relative_interval(row: Ranked) -> tuple[float, float]:
-    """The interval of a configuration's relative rate alone, by resampling its rounds."""
-    return median_interval(row.relative_rates)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -150,12 +145,16 @@ def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
     as slow as reading it cold.
     """
     epoch, other = (item.examples / item.steady_examples_per_s for item in (row, base))
-    fill = max(
-        0.0,
-        row.examples / row.cold_examples_per_s - row.examples / row.input_examples_per_s,
-    )
-    spent = setup_s if row.gathers else fill if row.caches else 0.0
+    spent = _spent_s(row, setup_s) - _spent_s(base, setup_s)
     return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None
+
+
+def _spent_s(row: Row, setup_s: float) -> float:
+    """What a configuration takes once, beyond its epochs."""
+    if row.gathers:
+        return setup_s
+    cold, warm = row.examples / row.cold_examples_per_s, row.examples / row.input_examples_per_s
+    return max(0.0, cold - warm) if row.caches else 0.0
 
 
 def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
@@ -181,4 +180,4 @@ def stderr_of_difference(share: float, examples: int) -> float:
     """Standard error of the difference of two shares counted on held-out examples: of two models,
     since those of one dataset also differ by order and augmentation.
     """
-    return math.sqrt(2 * max(1e-6, share * (1 - share)) / examples)
+    return math.sqrt(2) * standard_error(share, examples)

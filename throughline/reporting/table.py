@@ -145,7 +145,9 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         ),
         *(_TEXT_COLUMNS if text else ()),
         TableColumn(heading="stall", unit="%", cell=_stall),
-        TableColumn(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
+        TableColumn(
+            heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_mean, digits=2)
+        ),
         TableColumn(
             heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality
         ),

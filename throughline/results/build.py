@@ -10,6 +10,14 @@ from throughline.results.base import ResultFile, Usage
 from throughline.shared.errors import MissingInput
 
 
+def name_machine(machine: Mapping[str, Any]) -> str:
+    """What of a machine decides how fast it is, in words; not its name, which is another one in
+    each container.
+    """
+    gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
+    return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class InputThroughput:
     """Rates of an input pipeline that only a loop consumes; `input_examples_per_s_range` is from

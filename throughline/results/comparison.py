@@ -14,9 +14,9 @@ from throughline.results.train import HeldOut
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
     """The measurements of one configuration, and the conclusions from them alone. `fit_step_ms_…`
-    are the steps of its own training, `model_layers` what its model does besides the network,
-    `machine` the cores and GPUs that it was measured on, and `disturbed_by` what else was at work
-    meanwhile; empty: nothing that matters.
+    are the steps of its own training, `model_layers` what its model does besides the network, and
+    how its sequences are batched, `machine` the cores and GPUs that it was measured on, and
+    `disturbed_by` what else was at work meanwhile; empty: nothing that matters.
 
     `validation_examples` counts the validation split, `held_out` describes the split of the final
     metric. None: not measured, or there is no such thing.
@@ -40,7 +40,7 @@ class MeasuredRow:
     stall_pct: float
     stall_pct_low: float
     stall_pct_high: float
-    wait_ms_p50: float | None
+    wait_ms_mean: float | None
     predicted_gain: float | None
     first_batch_s: float
     epoch_gap_s: float | None
@@ -63,6 +63,7 @@ class MeasuredRow:
     cause: str
     fix: str
     mlflow_run_id: str | None
+    unsent: str | None = None  # the tag of its run, where that was kept for later
     sequence_batches: SequenceBatches | None = None
 
 

@@ -5,7 +5,7 @@ few metrics by which people compare configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from throughline.results.base import ResultFile
@@ -25,7 +25,7 @@ COMPARED = (
     "throughput/input_examples_per_s",
     "throughput/model_examples_per_s",
     "input/stall_pct",
-    "input/wait_ms_p50",
+    "input/wait_ms_mean",
     "input/first_batch_s",
     "step/ms_p50",
     "cpu/utilization_pct",
@@ -39,22 +39,19 @@ COMPARED = (
 class IteratorTime:
     """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
 
-    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those
-    of the functions it calls (of the calls themselves where it calls none). `parallelism` is how
-    many threads were busy on average, `critical_pct` its share of all waits, `ops` the work of
-    kernels by op of the plan.
+    `self_ms` counts only work; `call_ms_p50/p95` are those of the functions it calls (of the calls
+    themselves where it calls none). `parallelism` is how many threads were busy on average,
+    `critical_pct` its share of all waits.
     """
 
     path: str
     step: str
     calls: int
-    total_ms: float
     self_ms: float
     call_ms_p50: float
     call_ms_p95: float
     parallelism: float
     critical_pct: float
-    ops: Mapping[str, float] = field(default_factory=dict)
     tuned: int | None = None
 
     @property
@@ -89,7 +86,7 @@ class Breakdown(ResultFile):
     FOLDER: ClassVar[str] = "profile"
 
     steps: int
-    traced_step_ms_p50: float | None
+    traced_step_ms_mean: float | None
     wait_ms_p50: float | None
     wait_ms_p95: float | None
     wait_ms_mean: float | None
@@ -142,7 +139,6 @@ class Diagnosis(ResultFile):
     utilization_pct: float
     stall_pct: float
     wait_pct: float | None
-    lower_ceiling: str
     attainable_examples_per_s: float
     cause: str
     fix: str
@@ -209,8 +205,8 @@ class ProfileResult(ResultFile):
     as many that are as slow; `exchange_ms` is what a step of the training took beyond a step of
     that one alone. `train_step_ms` is a step in the steady state, `epochs_stall_pct_low` the lower
     end of the stall by the training's own epochs, `stall_measurement_s` how long the measurement
-    took. Meanwhile other processes, most of all `busiest_other`, took `others_cpu_pct` of the
-    cores, and `idle_cpu_pct` were idle.
+    took, and `machine` which cores and GPUs there were. Meanwhile other processes, most of all
+    `busiest_other`, took `others_cpu_pct` of the cores, and `idle_cpu_pct` were idle.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -227,6 +223,7 @@ class ProfileResult(ResultFile):
     relative_rate: float
     utilization_pct: float
     wait_pct: float | None
+    wait_ms_mean: float | None
     wait_ms_p50: float | None
     wait_ms_p95: float | None
     model_step_ms: float
@@ -240,6 +237,7 @@ class ProfileResult(ResultFile):
     gpu_busy_ms: float | None
     gpu_copy_ms: float | None
     autotuned: Mapping[str, int]
+    machine: str
     others_cpu_pct: float
     idle_cpu_pct: float
     busiest_other: str
@@ -254,6 +252,14 @@ class ProfileResult(ResultFile):
         """
         missed_pct = self.others_cpu_pct - self.idle_cpu_pct
         return self.busiest_other if missed_pct >= DISTURBED_FROM_PCT else ""
+
+
+# What `--fail-if` can ask for.
+METRICS = tuple(
+    each.name
+    for each in fields(ProfileResult)
+    if not str(each.type).startswith(("Mapping", "tuple"))
+)
 
 
 def join_profiles(each: Sequence[ProfileResult], trained: TrainResult) -> ProfileResult:
@@ -281,6 +287,7 @@ def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:
         "input/stall_pct": profiled.stall_pct,
         "input/stall_pct_low": profiled.stall_pct_low,
         "input/stall_pct_high": profiled.stall_pct_high,
+        "input/wait_ms_mean": profiled.wait_ms_mean,
         "input/wait_ms_p50": profiled.wait_ms_p50,
         "input/wait_ms_p95": profiled.wait_ms_p95,
         "gpu/busy_ms_per_step": profiled.gpu_busy_ms,

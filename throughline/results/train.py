@@ -85,12 +85,15 @@ class TrainResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(ResultFile):
-    """The MLflow run of a training; None where the server was away."""
+    """The MLflow run of a training; None where the server was away: then it is found by the tag
+    `unsent`, once it has been sent.
+    """
 
     FILE: ClassVar[str] = "run.json"
     STAGE: ClassVar[str] = "train@{name}"
 
     mlflow_run_id: str | None
+    unsent: str | None = None
 
 
 def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float | None]:
@@ -109,11 +112,6 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
         "step/ms_p95": step and step.ms_p95,
         "step/ms_p99": step and step.ms_p99,
         **{f"test/{name}": value for name, value in trained.test.items()},
-        **{
-            f"val/{name.removeprefix('val_')}": value
-            for name, value in trained.last_epoch.items()
-            if name == "val_perplexity"
-        },
         "cpu/seconds_per_1k_examples": trained.cpu_seconds_per_1k_examples,
         "cpu/utilization_pct": usage.cpu_utilization_pct,
         "memory/rss_mb_max": usage.rss_mb_max,
@@ -123,6 +121,23 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
         "gpu/memory_mb_max": usage.gpu_memory_mb_max,
         "gpu/power_w_mean": usage.gpu_power_w_mean,
     }
+
+
+def validation_metrics(trained: TrainResult) -> dict[str, float]:
+    """What the model that is kept achieves on the validation split, under its MLflow name: early
+    stopping may have gone back to an epoch that is not the last.
+    """
+    return {
+        f"val/{name.removeprefix('val_')}": value
+        for name, value in trained.last_epoch.items()
+        if name.startswith("val_")
+    }
+
+
+def standard_error(share: float, examples: int) -> float:
+    """Standard error of a share counted on `examples`; never 0, since one more could differ."""
+    variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
+    return math.sqrt(variance / examples)
 
 
 def describe_weakness(result: TrainResult) -> str | None:

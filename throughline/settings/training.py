@@ -193,7 +193,7 @@ class MeasureSettings(Settings):
     )
     rounds: int = Field(
         default=9,
-        ge=1,
+        ge=3,
         le=50,
         description=(
             "profile: at most this number of rounds of the model alone, training from full"

@@ -12,9 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from throughline.measurement.baseline import standard_error
 from throughline.results.comparison import MeasuredRow
-from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant
+from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant, standard_error
 
 SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
 

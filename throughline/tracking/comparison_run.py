@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from throughline.tracking.experiments import (
     get_experiment_id,
     make_run_key,
 )
-from throughline.tracking.recorder import Recorder, find_run, read_lineage
+from throughline.tracking.recorder import Recorder, find_run, find_sent, read_lineage
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
@@ -113,8 +114,9 @@ def close_comparison(
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
     (Markdown) is shown on the run's first page.
     """
-    rows = comparison.configurations
+    rows = list(comparison.configurations)
     with Recorder(run_key, run_id=run_id) as parent:
+        parent.call(lambda: _find_sent_runs(rows, run_key))
         parent.log_metrics(
             {f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows}
         )
@@ -221,6 +223,14 @@ def _find_experiment(run_id: str) -> Any:
 def _save_view(parent: str, metric: str) -> None:
     info = mlflow.get_run(parent).info
     save_view(info.experiment_id, parent, str(info.run_name), metric=metric)
+
+
+def _find_sent_runs(rows: list[Row], run_key: RunKey) -> None:
+    """Fill in the runs that were kept for later, and have been sent since."""
+    rows[:] = [
+        replace(row, mlflow_run_id=find_sent(run_key, row.unsent)) if row.unsent else row
+        for row in rows
+    ]
 
 
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:

@@ -9,7 +9,6 @@ one is in the other is estimated from the sketches alone (docs/decisions/020).
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import json
@@ -33,7 +32,6 @@ from throughline.tracking.store import store_home
 
 EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "mlflow.throughline.sketch"  # a tag of this prefix takes no room in the UI
-_FORMER_SKETCH_TAG = "data.sketch"
 TASK_TAG = "data.task"
 SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
 # Of the earlier dataset's examples that must be in the later one, or the other way round.
@@ -127,14 +125,10 @@ def get_experiment_id(run_key: RunKey) -> str:
         return _named(EXPERIMENT_PREFIX + run_key.dataset)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
     for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
-        former = experiment.tags.get(_FORMER_SKETCH_TAG)
-        known = json.loads(experiment.tags.get(SKETCH_TAG, former or "[]"))
+        known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
         same_task = experiment.tags.get(TASK_TAG, "") in ("", run_key.task)
         if known and same_task and same_data(known, run_key.sketch):
             client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
-            if former:
-                with contextlib.suppress(MlflowException):  # of an old server that cannot
-                    client.delete_experiment_tag(experiment.experiment_id, _FORMER_SKETCH_TAG)
             client.set_experiment_tag(experiment.experiment_id, TASK_TAG, run_key.task)
             return experiment.experiment_id
     about = (

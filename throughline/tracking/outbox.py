@@ -19,13 +19,16 @@ CALLS_WITH_FILES = ("artifact", "model")  # calls whose first value is a path
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """One run's calls in their order. `tags` tie it to the code and the flow of that time."""
+    """One run's calls in their order. `tags` tie it to the code and the flow of that time;
+    `follows` is the tag of the run that they belong to, where that was kept, too.
+    """
 
     run_key: RunKey
     run_id: str | None
     status: str
     tags: Mapping[str, str]
     calls: Sequence[Sequence[Any]]
+    follows: str | None = None
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
@@ -46,8 +49,7 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Everything that is kept, the oldest first, each with its file."""
     for file in sorted(folder.glob("*.json")):
         values = read_json(file)
-        # Files of earlier versions name it `identity`.
-        run_key = RunKey(**values.pop("run_key" if "run_key" in values else "identity"))
+        run_key = RunKey(**values.pop("run_key"))
         yield file, PendingRun(run_key=run_key, **values)
 
 

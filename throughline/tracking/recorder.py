@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 import mlflow
 import numpy as np
@@ -29,6 +30,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from throughline.results.train import RunRecord
+from throughline.shared.errors import MissingInput
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
@@ -50,6 +52,7 @@ MOST_NAMED = 3  # of what a store does not take
 # What a run changes itself; the parameters are in the run.
 OWN_CHANGES = (":(exclude)params.yaml", ":(exclude)dvc.lock")
 UNSENT = Path(".throughline") / "unsent"
+UNSENT_TAG = "throughline.unsent"
 
 
 def import_client() -> None:
@@ -62,15 +65,25 @@ def import_client() -> None:
 
 class Recorder:
     """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it
-    continues an earlier run.
+    continues an earlier run, with `follows` one that was kept for later, by its tag. At its end the
+    run has the status `ends_as`, unless an error ends it.
 
     After the first failure to reach the store everything is kept in a file of .throughline/unsent/
-    instead, for `sync`.
+    instead, for `sync`; `unsent` is the tag of a run that the store does not have yet.
     """
 
-    def __init__(self, run_key: RunKey, *, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        run_key: RunKey,
+        *,
+        run_id: str | None = None,
+        follows: str | None = None,
+        ends_as: str = "FINISHED",
+    ) -> None:
         self.run_id = run_id
         self.sent = True
+        self.unsent: str | None = None
+        self._follows, self._ends_as = follows, ends_as
         self._run_key = run_key
         self._unsent: list[list[Any]] = []
         self._problems: set[str] = set()
@@ -86,7 +99,7 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:
         status = (
-            "FINISHED"
+            self._ends_as
             if kind is None
             else "KILLED"
             if kind in (KeyboardInterrupt, SystemExit)
@@ -94,17 +107,23 @@ class Recorder:
         )
         self._guarded(lambda: mlflow.end_run(status))
         self._forget(status)
-        if not self.sent:
-            enqueue(
-                store_home() / UNSENT,
-                PendingRun(
-                    run_key=self._run_key,
-                    run_id=self.run_id,
-                    status=status,
-                    tags=read_lineage(),
-                    calls=self._unsent,
-                ),
-            )
+        if self.sent:
+            return
+        tags = read_lineage()
+        if self.run_id is None and self._follows is None:
+            self.unsent = uuid4().hex
+            tags[UNSENT_TAG] = self.unsent
+        enqueue(
+            store_home() / UNSENT,
+            PendingRun(
+                run_key=self._run_key,
+                run_id=self.run_id,
+                follows=self._follows,
+                status=status,
+                tags=tags,
+                calls=self._unsent,
+            ),
+        )
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
@@ -168,6 +187,10 @@ class Recorder:
             "data.digest": self._run_key.data_digest,
             **read_lineage(),
         }
+        if self.run_id is None and self._follows:
+            self.run_id = find_sent(self._run_key, self._follows)
+            if self.run_id is None:
+                raise MissingInput("the run that this belongs to has not been sent yet")
         if find_run(self.run_id) is not None:
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
@@ -233,6 +256,16 @@ def find_run(run_id: str | None) -> Run | None:
     return None if run.info.lifecycle_stage == "deleted" else run
 
 
+def find_sent(run_key: RunKey, unsent: str) -> str | None:
+    """The id of a run that was kept for later, once it has been sent."""
+    found = mlflow.search_runs(
+        experiment_ids=[get_experiment_id(run_key)],
+        filter_string=f"tags.`{UNSENT_TAG}` = '{unsent}'",
+        output_format="list",
+    )
+    return found[0].info.run_id if found else None
+
+
 def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     if not Path(path).exists():
         echo(f"{path} is gone and was left out")
@@ -293,16 +326,18 @@ def sync() -> tuple[int, int]:
     still to be.
     """
     sent = 0
-    waiting = list(list_pending(store_home() / UNSENT))
+    # What belongs to another run comes after that.
+    waiting = sorted(list_pending(store_home() / UNSENT), key=lambda each: bool(each[1].follows))
     for file, unsent in waiting:
-        recorder = Recorder(unsent.run_key, run_id=unsent.run_id)
+        recorder = Recorder(
+            unsent.run_key, run_id=unsent.run_id, follows=unsent.follows, ends_as=unsent.status
+        )
         with recorder:
             recorder.set_tags(unsent.tags)
             recorder.replay(unsent.calls)
         remove(file)
         if not recorder.sent or recorder.run_id is None:
             break  # it has enqueued everything again, in a file of its own
-        mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
         sent += 1
     return sent, len(waiting) - sent
 

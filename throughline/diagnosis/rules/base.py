@@ -31,13 +31,14 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values merged into the configuration, values of other sections by their dotted keys, and how
-    much cheaper it makes an op.
+    """Values merged into the configuration, values of other sections by their dotted keys, or how
+    they follow from the facts, and how much cheaper it makes an op, and a step of the model.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
+    model_factor: Callable[[Facts], float] | None = None
     # Ms per step, where it is known without the model.
     saved_ms: Callable[[Facts], float] | None = None
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from throughline.diagnosis.facts import Facts
-from throughline.diagnosis.rules.base import Change, rule
+from throughline.diagnosis.rules.base import Change, Effort, rule
 
 
-def _saved_ms(facts: Facts) -> float:
-    """Time of the model's step that goes into padding which buckets would not have."""
+def _work_left(facts: Facts) -> float:
+    """How much of the model's step is left in buckets, where less of it goes into padding."""
     now, then = facts.padding_pct or 0.0, facts.padding_pct_in_buckets or 0.0
-    return facts.model_step_ms * max(0.0, now - then) / 100
+    return min(1.0, (100 - now) / (100 - then))
 
 
 @rule(
     params_key="batch.pad_to",
     cause="each batch is as long as its longest sequence, so steps differ, too",
-    change=Change(config={"batch": {"pad_to": "auto"}}, saved_ms=_saved_ms),
+    change=Change(config={"batch": {"pad_to": "auto"}}, model_factor=_work_left),
+    effort=Effort.RESULTS,
 )
 def _padding(facts: Facts) -> str | None:
     now, then = facts.padding_pct, facts.padding_pct_in_buckets
@@ -24,6 +25,6 @@ def _padding(facts: Facts) -> str | None:
     return (
         f"{now:.0f} % of what the model computes on is padding, {then:.0f} % in buckets of doubling"
         " length"
-        if facts.is_worthwhile(_saved_ms(facts))
+        if facts.is_worthwhile((1 - _work_left(facts)) * facts.model_step_ms)
         else None
     )

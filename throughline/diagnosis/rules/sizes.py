@@ -58,10 +58,15 @@ def _buffer_memory(facts: Facts) -> str | None:
     )
 
 
+def _count_readers(facts: Facts) -> int:
+    """as many as `interleave.cycle_length`"""
+    return facts.config.interleave.cycle_length if facts.config.interleave else 1
+
+
 @rule(
     params_key="shard.min_shards",
     cause="there are fewer files than readers",
-    change=Change(other={"shard.min_shards": 16}),
+    change=Change(other={"shard.min_shards": _count_readers}),
 )
 def _few_shards(facts: Facts) -> str | None:
     turns = facts.config.interleave

@@ -6,6 +6,8 @@ from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.diagnosis.rules.base import Change, rule
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 
+STEPS_PER_EXECUTION = 8  # the Python of so many steps runs once
+
 
 @rule(
     params_key="train.epochs",
@@ -25,12 +27,14 @@ def _cold_start(facts: Facts) -> str | None:
 @rule(
     params_key="train.steps_per_execution",
     cause="the GPU waits for Python and for kernels to be launched",
-    change=Change(other={"train.steps_per_execution": 8}),
+    change=Change(other={"train.steps_per_execution": STEPS_PER_EXECUTION}),
 )
 def _gpu_idle(facts: Facts) -> str | None:
     # NVML's is of the whole training, with what lies between epochs and what compiles kernels; the
     # trace's is of single steps.
     trained, traced = facts.gpu_utilization_pct, facts.gpu_busy_pct
+    if facts.steps_per_execution >= STEPS_PER_EXECUTION:
+        return None
     if trained is None or traced is None or facts.wait_or_stall_pct >= WORTH_PCT:
         return None
     if max(trained, traced) >= GOOD_UTILIZATION_PCT:

@@ -33,6 +33,7 @@ def _epoch_gap(facts: Facts) -> str | None:
     params_key="deterministic",
     cause="a parallel map that keeps the order waits for its slowest call",
     change=Change(config={"deterministic": False}),
+    effort=Effort.RESULTS,
 )
 def _variable_cost(facts: Facts) -> str | None:
     if not facts.config.deterministic or facts.map_parallelism.is_sequential:

@@ -24,11 +24,28 @@ from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import gen_experimental_dataset_ops
 
 from .advice import DRAWN_ONCE, ORDER, SAME
+from .graphs import (
+    Graph,
+    Node,
+    add_constant,
+    as_dataset,
+    called_functions,
+    change_op,
+    count_bytes,
+    end_at,
+    insert,
+    is_dataset,
+    kind_of,
+    last_node,
+    plain_kind_of,
+    serialize,
+    spec_of,
+    title_of,
+    without_version,
+)
 
 AUTOTUNE = "tf.data.AUTOTUNE"
 CACHED_STEPS = 16
@@ -49,19 +66,12 @@ HARMLESS = (
 _DRAWING = re.compile(
     "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
 )
-_TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-_VERSION = re.compile(r"(V\d+)?$")
-
-# Messages of node_def.proto and graph.proto, whose classes have no types.
-Node = Any
-Graph = Any
 
 
 @dataclass(frozen=True)
 class InputChange:
     """A change in words, and the dataset with it; `keeps`: what a cache would hold, "" where there
-    is none. `meaning` is what it does to the training, `says` that in words, and `share` the part
-    of a second epoch's elements that a first one had [%], where a cache would make it 100.
+    is none. `meaning` is what it does to the training, and `says` that in words.
     """
 
     text: str
@@ -93,12 +103,12 @@ def propose_changes(
     draft = _Draft(graph, dataset.element_spec, steps)
     changes = []
     if not draft.prefetches_last():
-        changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(_bytes(graph))))
+        changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(serialize(graph))))
     for node in draft.chain:
         if draft.generates(node) or draft.is_cached(node):
             continue
         for text, adds, edit in _edits(node, reads_files=draft.reads_files(node)):
-            edited = tf.compat.v1.GraphDef.FromString(_bytes(graph))
+            edited = tf.compat.v1.GraphDef.FromString(serialize(graph))
             edit(edited, next(other for other in edited.node if other.name == node.name))
             meaning, says = draft.meaning(node)
             changes.append(
@@ -122,25 +132,25 @@ class _Draft:
         self._nodes = {node.name: node for node in graph.node}
         self._functions = {item.signature.name: item for item in graph.library.function}
         #: transformations, the consumer's first
-        self.chain = list(self._upstream(self._nodes[_result(graph)]))
+        self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
-        caches = [other for other in self.chain if _kind(other) == "Cache" and other is not node]
+        caches = [other for other in self.chain if kind_of(other) == "Cache" and other is not node]
         return any(node is other for cache in caches for other in self._upstream(cache))
 
     def prefetches_last(self) -> bool:
         """Whether batches are made ahead of the step: nothing that works comes after a prefetch."""
-        passing = (_kind(node) for node in self.chain)
+        passing = (kind_of(node) for node in self.chain)
         return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
 
     def change(self, text: str, graph: Graph, **facts: Any) -> InputChange:
         """A rewritten graph, with a prefetch at its end where there was none."""
         if not self.prefetches_last():
-            _insert(graph, _result(graph), "PrefetchDataset", [_constant(graph, -1)])
+            insert(graph, last_node(graph), "PrefetchDataset", [add_constant(graph, -1)])
             facts["ahead"] = f".prefetch({AUTOTUNE})"
             text += f"{'; ' if text else ''}end with {facts['ahead']}"
-        return InputChange(text=text, dataset=_as_dataset(graph, self._spec), **facts)
+        return InputChange(text=text, dataset=as_dataset(graph, self._spec), **facts)
 
     def meaning(self, node: Node) -> tuple[str, str]:
         """What parallel calls of a node do to the training, and that in words."""
@@ -154,8 +164,8 @@ class _Draft:
 
     def reads_files(self, node: Node) -> bool:
         """Whether it is a TFRecordDataset over several files, which tf.data makes a flat_map."""
-        return _kind(node) == "FlatMap" and "TFRecordDataset" in {
-            _VERSION.sub("", op) for op in self._ops(node)
+        return kind_of(node) == "FlatMap" and "TFRecordDataset" in {
+            without_version(op) for op in self._ops(node)
         }
 
     def runs_python(self, node: Node) -> bool:
@@ -166,13 +176,13 @@ class _Draft:
         """A transformation as its user calls it."""
         if self.generates(node):
             return "from_generator"
-        return "TFRecordDataset" if self.reads_files(node) else _title(node)
+        return "TFRecordDataset" if self.reads_files(node) else title_of(node)
 
     def position(self, node: Node) -> dict[str, Any]:
         """The kind of a transformation, which one of that kind it is, and its title."""
-        alike = [other for other in self.chain if _plain_kind(other) == _plain_kind(node)]
+        alike = [other for other in self.chain if plain_kind_of(other) == plain_kind_of(node)]
         return {
-            "kind": _plain_kind(node),
+            "kind": plain_kind_of(node),
             "number": next(number for number, other in enumerate(alike) if other is node),
             "title": self.title(node),
         }
@@ -181,11 +191,11 @@ class _Draft:
         """Of the elements of a node in a second pass, those that a first one had [%], with the
         shuffles before it left out: less than all where something draws.
         """
-        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         by_name = {each.name: each for each in graph.node}
         source = self._without_shuffles(graph, by_name, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
-        elements = _as_dataset(_ending_at(graph, source), _spec_of(node)).take(count)
+        elements = as_dataset(end_at(graph, source), spec_of(node)).take(count)
         first = _digest_some(elements, most_s=PROVEN_S)
         second = Counter(map(_digest, elements.take(sum(first.values()))))
         return 100 * sum((first & second).values()) / max(1, sum(second.values()))
@@ -210,15 +220,15 @@ class _Draft:
         """
         for node in self.chain:
             above = list(self._upstream(node))
-            kinds = [_kind(other) for other in above]
+            kinds = [kind_of(other) for other in above]
             if any(kind in NOT_KEPT for kind in kinds) or any(map(self._draws, above)):
                 continue
-            if _kind(node) in ("Prefetch", *IDLE) or self._composes(above):
+            if kind_of(node) in ("Prefetch", *IDLE) or self._composes(above):
                 continue
             uncached = kinds[: kinds.index("Cache")] if "Cache" in kinds else kinds
             if not any(word in kind for kind in uncached for word in WORKING):
                 return
-            batched = not any("Batch" in _kind(other) for other in self._below(node))
+            batched = not any("Batch" in kind_of(other) for other in self._below(node))
             yield self._cache_after(node, above, batch=1 if batched else batch)
             return
 
@@ -227,17 +237,17 @@ class _Draft:
         leaves some out.
         """
         return any(
-            any(word in _kind(node) for word in COMPOSING)
+            any(word in kind_of(node) for word in COMPOSING)
             and any(map(_reshuffles, self._upstream(node)))
             for node in above
         )
 
     def _cache_after(self, node: Node, above: list[Node], *, batch: int) -> InputChange:
-        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
-        take = _insert(graph, node.name, "TakeDataset", [_constant(graph, CACHED_STEPS * batch)])
-        cache = _insert(graph, take, "CacheDataset", [_constant(graph, "")])
-        _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
-        shuffles = [other for other in above if "Shuffle" in _kind(other)]
+        graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
+        take = insert(graph, node.name, "TakeDataset", [add_constant(graph, CACHED_STEPS * batch)])
+        cache = insert(graph, take, "CacheDataset", [add_constant(graph, "")])
+        insert(graph, cache, "RepeatDataset", [add_constant(graph, -1)])
+        shuffles = [other for other in above if "Shuffle" in kind_of(other)]
         order = f".shuffle({self._buffer(shuffles[0])})" if shuffles else ""
         keeps, kept_bytes = self._size(node, per_step=batch)
         share = self.share_that_comes_again(node, batched=batch == 1)
@@ -272,11 +282,11 @@ class _Draft:
 
     def _upstream(self, node: Node) -> Iterator[Node]:
         """A node and those that it takes its elements from."""
-        if _is_dataset(node):
+        if is_dataset(node):
             yield node
         for name in node.input:
             source = self._nodes[name.lstrip("^").partition(":")[0]]
-            if _is_dataset(source):
+            if is_dataset(source):
                 yield from self._upstream(source)
 
     def _below(self, node: Node) -> Iterator[Node]:
@@ -293,7 +303,7 @@ class _Draft:
 
     def _ops(self, node: Node) -> set[str]:
         """All ops of a node's functions and of those they call."""
-        pending = self._known(_called(node))
+        pending = self._known(called_functions(node))
         seen: set[str] = set()
         found: set[str] = set()
         while pending:
@@ -301,7 +311,7 @@ class _Draft:
             seen.add(name)
             for inner in self._functions[name].node_def:
                 found.add(inner.op)
-                pending |= self._known({inner.op, *_called(inner)}) - seen
+                pending |= self._known({inner.op, *called_functions(inner)}) - seen
         return found
 
     def _known(self, names: set[str]) -> set[str]:
@@ -312,9 +322,9 @@ class _Draft:
         """Of all elements that a node delivers, so many for a step, in words and in bytes; infinite
         where neither their number is known nor that of the steps.
         """
-        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
-        elements = _as_dataset(_ending_at(graph, node.name), _spec_of(node))
-        size = sum(_bytes_of(part) for part in tf.nest.flatten(next(iter(elements))))
+        graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
+        elements = as_dataset(end_at(graph, node.name), spec_of(node))
+        size = sum(count_bytes(part) for part in tf.nest.flatten(next(iter(elements))))
         count = int(elements.cardinality())
         if count < 0 and self._steps:
             count = self._steps * per_step
@@ -323,23 +333,10 @@ class _Draft:
         return f"{count * size / 2**20:,.0f} MiB", float(count * size)
 
 
-def _ending_at(graph: Graph, name: str) -> Graph:
-    next(other for other in graph.node if other.op == "_Retval").input[0] = name
-    return graph
-
-
-def _spec_of(node: Node) -> Any:
-    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
-    return tuple(
-        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
-        for shape, dtype in zip(shapes.shape, dtypes.type)
-    )
-
-
 def _reshuffles(node: Node) -> bool:
     """Whether it is a shuffle in another order each epoch."""
     again = node.attr.get("reshuffle_each_iteration")
-    return "Shuffle" in _kind(node) and (again is None or again.b)
+    return "Shuffle" in kind_of(node) and (again is None or again.b)
 
 
 def _may_draw(op: str) -> bool:
@@ -383,111 +380,25 @@ def _edits(
     elif reads_files:
         reads = f"num_parallel_reads={AUTOTUNE}"
         yield reads, reads, _parallel_interleave
-    elif _kind(node) == "Interleave":
+    elif kind_of(node) == "Interleave":
         yield f"interleave(…, {calls})", calls, _parallel_interleave
 
 
 def _parallel_map(graph: Graph, node: Node) -> None:
-    _become(node, "ParallelMapDatasetV2")
-    node.input.append(_constant(graph, -1))
+    change_op(node, "ParallelMapDatasetV2")
+    node.input.append(add_constant(graph, -1))
 
 
 def _parallel_batch(graph: Graph, node: Node) -> None:
     source, size, drop = node.input
-    _become(node, "ParallelBatchDataset")
-    node.input[:] = [source, size, _constant(graph, -1), drop]
+    change_op(node, "ParallelBatchDataset")
+    node.input[:] = [source, size, add_constant(graph, -1), drop]
 
 
 def _parallel_interleave(graph: Graph, node: Node) -> None:
     flat = node.op == "FlatMapDataset"
     inputs = list(node.input) if flat else list(node.input)[:-2]
-    sizes = [_constant(graph, -1), _constant(graph, 1)] if flat else list(node.input)[-2:]
-    automatic = [_constant(graph, -1) for _ in range(3)]
-    _become(node, "ParallelInterleaveDatasetV4")
+    sizes = [add_constant(graph, -1), add_constant(graph, 1)] if flat else list(node.input)[-2:]
+    automatic = [add_constant(graph, -1) for _ in range(3)]
+    change_op(node, "ParallelInterleaveDatasetV4")
     node.input[:] = [*inputs, *sizes, *automatic]
-
-
-def _become(node: Node, op: str) -> None:
-    """Make a node another op, without attributes that this one has not."""
-    node.op = op
-    definition: Any = op_def_registry.get(op)
-    known = {attribute.name for attribute in definition.attr}
-    for name in [name for name in node.attr if name not in known]:
-        del node.attr[name]
-    node.attr["deterministic"].s = b"true"
-
-
-def _insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
-    """Put a transformation between a node and those that read it; returns its name."""
-    source = next(node for node in graph.node if node.name == after)
-    if source.op == "_Retval":
-        raise ValueError(after)
-    name = f"changed/{len(graph.node)}"
-    for node in graph.node:
-        for number, other in enumerate(node.input):
-            if other == after:
-                node.input[number] = name
-    added = graph.node.add(name=name, op=op, input=[after, *inputs])
-    for key in ("output_types", "output_shapes"):
-        if key in source.attr:
-            added.attr[key].CopyFrom(source.attr[key])
-        else:
-            added.attr[key].CopyFrom(source.attr["T" + key])
-    return name
-
-
-def _constant(graph: Graph, value: int | str) -> str:
-    name = f"changed/{len(graph.node)}"
-    proto = tf.make_tensor_proto(value, tf.string if isinstance(value, str) else tf.int64)
-    added = graph.node.add(name=name, op="Const")
-    added.attr["value"].tensor.CopyFrom(proto)
-    added.attr["dtype"].type = proto.dtype
-    return name
-
-
-def _as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
-    variant = gen_experimental_dataset_ops.dataset_from_graph(_bytes(graph))
-    return dataset_ops.from_variant(variant, spec)
-
-
-def _bytes(graph: Graph) -> bytes:
-    return graph.SerializeToString()
-
-
-def _bytes_of(part: tf.Tensor) -> int:
-    if part.dtype == tf.string:
-        return int(tf.reduce_sum(tf.strings.length(part)))
-    return int(tf.size(part)) * part.dtype.size
-
-
-def _called(node: Node) -> set[str]:
-    """Names of the functions that a node is given."""
-    return {value.func.name for value in node.attr.values() if value.HasField("func")}
-
-
-def _result(graph: Graph) -> str:
-    """Name of the last transformation."""
-    return next(node for node in graph.node if node.op == "_Retval").input[0]
-
-
-def _is_dataset(node: Node) -> bool:
-    return "Dataset" in node.op and node.op != "DatasetFromGraph"
-
-
-def _kind(node: Node) -> str:
-    """Map, Batch, Prefetch, …: an op's name without "Dataset" and version."""
-    return _VERSION.sub("", node.op).replace("Dataset", "").removesuffix("V")
-
-
-def _title(node: Node) -> str:
-    """A transformation with the function that it was given."""
-    name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
-    called = _plain_kind(node)
-    return f"{called}({name[1]})" if name and name[1] != "lambda" else called
-
-
-def _plain_kind(node: Node) -> str:
-    """map, batch, … whether in parallel or not."""
-    kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
-    called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(_kind(node), _kind(node))).lower()
-    return called.replace("t_f_record", "TFRecordDataset")

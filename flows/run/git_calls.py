@@ -1,0 +1,76 @@
+"""How git is called: in a folder's own repository, without hooks, and without a name where the user
+has given it none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from flows.run.processes import run_supervised
+from throughline.shared.errors import WorkspaceProblem
+
+CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
+# Commits what is on no branch.
+NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
+
+
+def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command of git prints in a folder, whose repository is its own.
+
+    Raises:
+      WorkspaceProblem: it failed; says why.
+    """
+    # Up to `folder` and no further: within a damaged worktree git would find the project's
+    # repository.
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
+    command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
+    variables = {**inherited, **ceiling, **(environment or {})}
+    # These take time, and a killed run must not leave them at work.
+    if arguments[0] in CHANGE_WORKTREES:
+        done = run_supervised(command, folder, variables)
+    else:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
+        )
+    if done.returncode != 0:
+        raise WorkspaceProblem(
+            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}`"
+            f" failed in {folder}: {done.stderr.strip()}"
+        )
+    return done.stdout.removesuffix("\n")
+
+
+def find_committer(project: Path) -> dict[str, str]:
+    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to
+    commit without.
+    """
+    with contextlib.suppress(WorkspaceProblem):
+        if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
+            return {}
+    return sign_as_nobody()
+
+
+def sign_as_nobody() -> dict[str, str]:
+    """The author and committer of what is on no branch."""
+    return {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
+
+
+def without_hooks() -> dict[str, str]:
+    """What keeps DVC's own calls of git from running hooks."""
+    return {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": os.devnull,
+    }

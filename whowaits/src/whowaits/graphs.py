@@ -1,0 +1,131 @@
+"""A dataset as the graph that it serializes to, one node per transformation: read, edited, and made
+a dataset again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import gen_experimental_dataset_ops
+
+_VERSION = re.compile(r"(V\d+)?$")
+_TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
+
+# Messages of node_def.proto and graph.proto, whose classes have no types.
+Node = Any
+Graph = Any
+
+
+def change_op(node: Node, op: str) -> None:
+    """Make a node another op, without attributes that this one has not."""
+    node.op = op
+    definition: Any = op_def_registry.get(op)
+    known = {attribute.name for attribute in definition.attr}
+    for name in [name for name in node.attr if name not in known]:
+        del node.attr[name]
+    node.attr["deterministic"].s = b"true"
+
+
+def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
+    """Put a transformation between a node and those that read it; returns its name."""
+    source = next(node for node in graph.node if node.name == after)
+    if source.op == "_Retval":
+        raise ValueError(after)
+    name = f"changed/{len(graph.node)}"
+    for node in graph.node:
+        for number, other in enumerate(node.input):
+            if other == after:
+                node.input[number] = name
+    added = graph.node.add(name=name, op=op, input=[after, *inputs])
+    for key in ("output_types", "output_shapes"):
+        if key in source.attr:
+            added.attr[key].CopyFrom(source.attr[key])
+        else:
+            added.attr[key].CopyFrom(source.attr["T" + key])
+    return name
+
+
+def add_constant(graph: Graph, value: int | str) -> str:
+    """Add a constant; returns its name."""
+    name = f"changed/{len(graph.node)}"
+    proto = tf.make_tensor_proto(value, tf.string if isinstance(value, str) else tf.int64)
+    added = graph.node.add(name=name, op="Const")
+    added.attr["value"].tensor.CopyFrom(proto)
+    added.attr["dtype"].type = proto.dtype
+    return name
+
+
+def as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
+    """A dataset of a graph, whose elements are as `spec` says."""
+    variant = gen_experimental_dataset_ops.dataset_from_graph(serialize(graph))
+    return dataset_ops.from_variant(variant, spec)
+
+
+def serialize(graph: Graph) -> bytes:
+    """A graph as bytes."""
+    return graph.SerializeToString()
+
+
+def count_bytes(part: tf.Tensor) -> int:
+    """The size of a tensor."""
+    if part.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(part)))
+    return int(tf.size(part)) * part.dtype.size
+
+
+def called_functions(node: Node) -> set[str]:
+    """Names of the functions that a node is given."""
+    return {value.func.name for value in node.attr.values() if value.HasField("func")}
+
+
+def last_node(graph: Graph) -> str:
+    """Name of the last transformation."""
+    return next(node for node in graph.node if node.op == "_Retval").input[0]
+
+
+def is_dataset(node: Node) -> bool:
+    """Whether a node is a transformation."""
+    return "Dataset" in node.op and node.op != "DatasetFromGraph"
+
+
+def kind_of(node: Node) -> str:
+    """Map, Batch, Prefetch, …: an op's name without "Dataset" and version."""
+    return without_version(node.op).replace("Dataset", "").removesuffix("V")
+
+
+def without_version(op: str) -> str:
+    """The name of an op, whatever its version: MapDataset of MapDatasetV2."""
+    return _VERSION.sub("", op)
+
+
+def end_at(graph: Graph, name: str) -> Graph:
+    """A graph whose result is that of another node."""
+    next(other for other in graph.node if other.op == "_Retval").input[0] = name
+    return graph
+
+
+def spec_of(node: Node) -> Any:
+    """The element that a node delivers."""
+    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
+    return tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+        for shape, dtype in zip(shapes.shape, dtypes.type)
+    )
+
+
+def title_of(node: Node) -> str:
+    """A transformation with the function that it was given."""
+    name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
+    called = plain_kind_of(node)
+    return f"{called}({name[1]})" if name and name[1] != "lambda" else called
+
+
+def plain_kind_of(node: Node) -> str:
+    """map, batch, … whether in parallel or not."""
+    kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
+    called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
+    return called.replace("t_f_record", "TFRecordDataset")
