@@ -128,9 +128,29 @@ def test_less_than_two_percent_are_no_reason_to_change_anything():
     assert chosen(one, own=("naive",)).outcome == "found"
 
 
-def test_a_few_rounds_are_no_lead():
+def test_a_few_rounds_are_no_lead_but_leave_the_search_undecided():
     one = race({"naive": [1000.0] * 4, "cached": [2000.0] * 4}, epochs=30)
-    assert chosen(one, own=("naive",)).outcome == "kept"
+    choice = chosen(one, own=("naive",))
+    assert (choice.outcome, choice.name) == ("undecided", "naive")
+    assert compose_sentence(choice, one, FREE) == (
+        "tuned: undecided: the time was up before `cached` had raced for 5 rounds; so far `naive`"
+        " is the fastest. The same command goes on there; or give a longer --time"
+    )
+    slower = race({"naive": [1000.0] * 4, "cached": [900.0] * 4}, epochs=30)
+    assert chosen(slower, own=("naive",)).outcome == "kept"
+
+
+def test_what_the_time_did_not_suffice_for_leaves_the_search_undecided():
+    def ended(one):
+        rivals = [name for name in one.names if name != CEILING]
+        unraced = ["arrays", "cache_disk", "cache_memory"]
+        return choose(one, rivals, ("naive",), needs=NEEDS, configs=CONFIGS, unraced=unraced)
+
+    choice = ended(race(steady(naive=1000.0)))
+    assert choice.outcome == "undecided"
+    assert choice.reason.startswith("the time was up before `arrays` and 2 more had raced")
+    assert ended(race(steady(naive=1000.0, stored=9000.0))).outcome == "found"
+    assert ended(race(steady(naive=98_000.0))).outcome == "compute-bound", "more is no use"
 
 
 @pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (0.8, 1), (1.0, 2), (4.6, 6)])

@@ -57,8 +57,13 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
         monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
     params = check({**SMALL, **LONG_EPOCHS})
     question = question_about(prepared, params, time="3min", disk="1kB")  # fewer families
+    early = Search(question, Journal(tmp_path))
+    early._racing_until = 0.0
+    first = early.run()
+    assert first.outcome == "undecided", "the time was up before the first family"
     search = Search(question, Journal(tmp_path))
     choice = search.run()
+    assert search.race.rounds[: len(early.race.rounds)] == early.race.rounds, "it goes on there"
     names = search.race.names
     assert {CEILING, "naive", "heuristic", "autotune"} <= set(names)
     assert len(names) > 4, "and forms of families"

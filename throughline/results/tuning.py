@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from throughline.results.base import ResultFile
 
 # found: `chosen` is new · kept: one's own fastest stays · compute-bound: no input could gain 5 % ·
-# undecided: others were at work.
+# undecided: others were at work, or the time was up.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 

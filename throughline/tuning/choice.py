@@ -49,9 +49,10 @@ def choose(
     *,
     needs: Mapping[str, Need],
     configs: Mapping[str, PipelineConfig],
+    unraced: Sequence[str] = (),
 ) -> Choice:
     """Choose among `rivals`, which all have raced, and of which some are one's `own`; where none
-    of these is left, any other is better.
+    of these is left, any other is better. `unraced` is what the time did not suffice for.
     """
     compared = own or [max(rivals, key=race.seconds)]
     baseline, incumbent = find_baseline(compared), race.fastest(compared)
@@ -66,16 +67,8 @@ def choose(
         tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
         least = min(needs[each].ram_bytes for each in tied)
         name = min(tied, key=lambda each: _modesty(needs[each], configs[each], least))
-    disturbed = race.disturbed_by()
-    outcome: Outcome = (
-        "undecided"
-        if disturbed
-        else "compute-bound"
-        if is_compute_bound(race, incumbent) and not new
-        else "found"
-        if new
-        else "kept"
-    )
+    short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, incumbent))]
+    outcome, reason = _conclude(race, incumbent, new=new, unmeasured=[*short, *unraced])
     return Choice(
         outcome=outcome,
         name=name,
@@ -84,8 +77,25 @@ def choose(
         to_baseline=race.ratio(name, baseline),
         to_incumbent=race.ratio(name, incumbent),
         pays_from=find_break_even(race, name, baseline),
-        reason=disturbed or ("" if own else NONE_OF_OWN),
+        reason=reason if own or outcome != "found" else NONE_OF_OWN,
     )
+
+
+def _conclude(
+    race: Race, incumbent: str, *, new: bool, unmeasured: Sequence[str]
+) -> tuple[Outcome, str]:
+    """What a search has come to, and why where that says so; `new`: another one is ahead."""
+    if disturbed := race.disturbed_by():
+        return "undecided", disturbed
+    if new:
+        return "found", ""
+    if is_compute_bound(race, incumbent):
+        return "compute-bound", ""
+    if unmeasured:
+        more = f" and {len(unmeasured) - 1} more" if len(unmeasured) > 1 else ""
+        late = f"the time was up before `{unmeasured[0]}`{more} had raced for {LEAST_ROUNDS} rounds"
+        return "undecided", late
+    return "kept", ""
 
 
 def pick_survivors(
@@ -144,7 +154,16 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
 
 
 def _is_ahead(lead: Ratio) -> bool:
-    return lead.faster and lead.rounds >= LEAST_ROUNDS and lead.median <= 1 / LEAST_GAIN
+    return _leads(lead) and lead.rounds >= LEAST_ROUNDS
+
+
+def _may_lead(lead: Ratio) -> bool:
+    """Whether it would be ahead if it had raced for longer."""
+    return _leads(lead) and lead.rounds < LEAST_ROUNDS
+
+
+def _leads(lead: Ratio) -> bool:
+    return lead.faster and lead.median <= 1 / LEAST_GAIN
 
 
 def _is_tied(gap: Ratio) -> bool:
@@ -162,9 +181,13 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     """The last line of a search."""
     incumbent = f"`{choice.incumbent}`"
     if choice.outcome == "undecided":
+        advice = (
+            "Run it again while nothing else runs"
+            if race.disturbed_by()
+            else "The same command goes on there; or give a longer --time"
+        )
         return (
-            f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. Run it"
-            " again while nothing else runs"
+            f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. {advice}"
         )
     if choice.outcome == "compute-bound":
         return (

@@ -179,9 +179,7 @@ class Search:
         if self._is_compute_bound():
             return
         self._predict(pool)
-        families = {
-            family: forms for family, forms in self._families.items() if family not in (OWN, RULES)
-        }
+        families = self._searched_families
         first = {family: self._pick(forms, 1)[0] for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
         # Where the likeliest form of a family has been ended, the leanest may have room.
@@ -225,7 +223,7 @@ class Search:
         if not searched:
             return []
         leader = self._candidates[self.race.fastest(searched)]
-        forms = find_neighbors(leader, self._families[leader.family])
+        forms = find_neighbors(leader, self._searched_families[leader.family])
         return [form.name for form in forms if form.name not in self.race.names]
 
     def _is_compute_bound(self) -> bool:
@@ -244,10 +242,11 @@ class Search:
         return self._candidates[name]
 
     @property
-    def _families(self) -> dict[str, list[Candidate]]:
+    def _searched_families(self) -> dict[str, list[Candidate]]:
         grouped: dict[str, list[Candidate]] = {}
-        for each in self._candidates.values():
-            grouped.setdefault(each.family, []).append(each)
+        for name, each in self._candidates.items():
+            if self._is_searched(name):
+                grouped.setdefault(each.family, []).append(each)
         return grouped
 
     @property
@@ -335,7 +334,23 @@ class Search:
             own,
             needs=self.measured_needs,
             configs={name: each.config for name, each in self._candidates.items()},
+            unraced=self._list_unraced(),
         )
+
+    def _list_unraced(self) -> list[str]:
+        """What the time did not suffice for: of what is given each, and families of which no form
+        has raced.
+        """
+        tried = {*self.race.names, *self.journal.pages.dropped}
+        given = [
+            name for name in self._candidates if not self._is_searched(name) and name not in tried
+        ]
+        families = [
+            family
+            for family, forms in self._searched_families.items()
+            if tried.isdisjoint(form.name for form in forms)
+        ]
+        return [*given, *families]
 
     @property
     def measured_needs(self) -> dict[str, Need]:
