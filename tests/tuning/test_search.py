@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from project import SMALL
+from races import rounds
 from trainings import params_of
 
 from throughline.config.params import check
@@ -87,6 +88,36 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
     again._racing_until = 0.0
     assert again.run().name == choice.name
     assert again.race.rounds == before, "nothing is raced twice"
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(prepared, tmp_path):
+    params = check({**SMALL, **LONG_EPOCHS, "pipelines": {"naive": {"read": "shards"}}})
+    search, leads = Search(question_about(prepared, params), Journal(tmp_path)), {}
+    for family in ("stream", "indexed_shards"):
+        leads[search._searched_families[family][0].name] = 130.0
+    rates = {CEILING: 900.0, "naive": 100.0, "heuristic": 90.0, "autotune": 90.0, **leads}
+    for one in rounds({name: [rate] * 5 for name, rate in rates.items()}):
+        search.journal.add(replace(one, heat="own"))
+    search._racing_until = 0.0
+    first = search._choose(search.rivals).name
+    (second,) = {*leads} - {first}
+    for name in leads:
+        search.journal.note_fits(f"{name} against naive", (90.0, 100.0))
+        search.journal.note_fits(f"{name} against naive", (90.0, 100.0))
+    choice = search.run()
+    assert (choice.name, choice.outcome) == ("naive", "undecided"), "other families have not raced"
+    assert choice.reason.count("by fit in fresh processes it takes 1.11 times as long") == 2
+    again = Search(search.question, Journal(tmp_path))
+    again._racing_until = 0.0
+    again.journal.pages.fits[f"{second} against naive"] = [(120.0, 100.0)] * 2
+    choice = again.run()
+    assert (choice.name, choice.outcome) == (second, "found")
+    assert again.journal.pages.proven.keys() == {second}
+    dropped = {row.name: row.dropped for row in summarize(again, choice, searched_s=1.0).candidates}
+    assert "by fit" in dropped[first]
 
 
 @pytest.mark.slow

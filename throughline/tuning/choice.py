@@ -114,21 +114,6 @@ def find_baseline(own: Sequence[str]) -> str:
     return BASELINE if BASELINE in own else own[0]
 
 
-def keep_incumbent(choice: Choice, race: Race, reason: str) -> Choice:
-    """The choice where the lead over the incumbent was not confirmed, and why."""
-    incumbent = choice.incumbent
-    return Choice(
-        outcome="kept",
-        name=incumbent,
-        baseline=choice.baseline,
-        incumbent=incumbent,
-        to_baseline=race.ratio(incumbent, choice.baseline),
-        to_incumbent=race.ratio(incumbent, incumbent),
-        pays_from=find_break_even(race, incumbent, choice.baseline),
-        reason=f"`{choice.name}` led, but {reason}",
-    )
-
-
 def is_compute_bound(race: Race, name: str) -> bool:
     """Whether even an input that costs nothing would make a training certainly less than 5 %
     faster.

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable
 
 from throughline.shared.progress import echo
-from throughline.tuning.choice import LEAST_GAIN, SURE, Choice, keep_incumbent
+from throughline.tuning.choice import LEAST_GAIN, SURE, Choice
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry
 from throughline.tuning.journal import Journal
@@ -20,12 +20,12 @@ PROOF_S = 24 * 3600.0  # reads every example twice
 
 def confirm(
     choice: Choice, race: Race, journal: Journal, entry_of: Callable[[str], Entry]
-) -> Choice:
-    """Train by `fit` where the lead is small; the incumbent stays unless the choice takes less time
-    in each pair of runs, whose order alternates.
+) -> str | None:
+    """Train by `fit` where the lead is small; returns why it is none, unless the choice takes less
+    time than the incumbent in each pair of runs, whose order alternates.
     """
-    if choice.outcome != "found" or 1 / choice.to_incumbent.median >= SURE:
-        return choice
+    if 1 / choice.to_incumbent.median >= SURE:
+        return None
     one, other = names = choice.name, choice.incumbent
     pair = f"{one} against {other}"
     echo(f"confirming by fit in fresh processes: {pair}")
@@ -35,15 +35,14 @@ def confirm(
             rates = {name: _fit(entry_of(name), race.rate(name), journal) for name in order}
             journal.note_fits(pair, (rates[one], rates[other]))
     except ContestantLost as lost:
-        return keep_incumbent(choice, race, f"fit in a fresh process failed: {lost}")
+        return f"fit in a fresh process failed: {lost}"
     ratios = [
         race.total_s(one, rates[0]) / race.total_s(other, rates[1])
         for rates in journal.pages.fits[pair][:FIT_RUNS]
     ]
     if max(ratios) < 1 and statistics.median(ratios) <= 1 / LEAST_GAIN:
-        return choice
-    times = f"{statistics.median(ratios):.2f} times as long"
-    return keep_incumbent(choice, race, f"by fit in fresh processes it takes {times}")
+        return None
+    return f"by fit in fresh processes it takes {statistics.median(ratios):.2f} times as long"
 
 
 def _fit(entry: Entry, rate: float, journal: Journal) -> float:

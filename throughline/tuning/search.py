@@ -48,6 +48,7 @@ from throughline.tuning.space import (
 ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
+MOST_CONFIRMED = 2  # of those that lead, one after another where `fit` does not confirm the lead
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
 FEWEST_STEPS = 20  # of an epoch
 
@@ -92,17 +93,20 @@ class Search:
         """
         with self.open_pool() as pool:
             self._race_heats(pool)
-        if not self.rivals:
-            reasons = "; ".join(
-                f"{name}: {why}" for name, why in self.journal.pages.dropped.items()
-            )
-            raise Untunable(f"no contestant could be raced: {reasons}")
-        while True:
-            choice = self._choose()
-            if self._own:
-                choice = confirm(choice, self.race, self.journal, self._entry)
-            if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
+        unconfirmed: list[str] = []
+        while self.rivals:
+            choice = self._choose(self.rivals if len(unconfirmed) < MOST_CONFIRMED else self._own)
+            if choice.outcome != "found":
+                reasons = filter(None, [choice.reason, *unconfirmed])
+                return replace(choice, reason="; ".join(reasons))
+            why = confirm(choice, self.race, self.journal, self._entry) if self._own else None
+            if why:
+                unconfirmed.append(f"`{choice.name}` led, but {why}")
+                self.journal.drop(choice.name, why)
+            elif prove(self._entry(choice.name), self.journal):
                 return choice
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
+        raise Untunable(f"no contestant could be raced: {reasons}")
 
     @property
     def race(self) -> Race:
@@ -322,15 +326,15 @@ class Search:
             echo_problem(f"no prices, forms are tried in their own order: {lost}")
         self.journal.note_prices(predicted)
 
-    def _choose(self) -> Choice:
-        """The choice among those that have raced. What it is compared with is of one's own, as far
-        as it went on to the last round.
+    def _choose(self, rivals: Sequence[str]) -> Choice:
+        """The choice among these, which have raced. What it is compared with is of one's own, as
+        far as it went on to the last round.
         """
         last = self.race.rounds[-1].rates
         own = [name for name in self._own if name in last] or self._own
         return choose(
             self.race,
-            self.rivals,
+            rivals,
             own,
             needs=self.measured_needs,
             configs={name: each.config for name, each in self._candidates.items()},
