@@ -173,6 +173,19 @@ def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does
     assert "×" not in compose_sentence(alone, one, FREE)
 
 
+def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
+    apart = {"cached": [900.0] * 5 + [None] * 5, "optimized": [None] * 5 + [1000.0] * 5}
+    one = race({**apart, "stored": [None] * 5 + [4000.0] * 5}, epochs=10)
+    choice = chosen(one, own=())
+    assert (choice.name, choice.baseline) == ("stored", "optimized"), "cached was slower, but left"
+    assert "4.0× optimized (4.0 to 4.0)" in compose_sentence(choice, one, FREE)
+    alone = chosen(race({**apart, "stored": [None] * 10 + [4000.0] * 5}, epochs=10), own=())
+    assert (alone.name, alone.baseline) == ("stored", "stored")
+    unmet = race({"naive": [100.0] * 5 + [None] * 5, **apart, "stored": [None] * 5 + [4000.0] * 5})
+    said = compose_sentence(chosen(unmet), unmet, FREE)
+    assert said == "tuned: 2.5 s for 10 epochs, 4.0× `optimized`"
+
+
 @pytest.mark.parametrize("mib", [340, 351.9, 352.1, 400])
 def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
     one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)

@@ -54,8 +54,7 @@ def choose(
     """Choose among `rivals`, which all have raced, and of which some are one's `own`; where none
     of these is left, any other is better. `unraced` is what the time did not suffice for.
     """
-    compared = own or [max(rivals, key=race.seconds)]
-    baseline, incumbent = find_baseline(compared), race.fastest(compared)
+    incumbent = race.fastest(own or rivals)
     ahead = [
         name
         for name in rivals
@@ -67,6 +66,11 @@ def choose(
         tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
         least = min(needs[each].ram_bytes for each in tied)
         name = min(tied, key=lambda each: _modesty(needs[each], configs[each], least))
+    if own:
+        baseline = find_baseline(own)
+    else:  # the slowest that it has met; where it has met none, itself
+        met = [each for each in rivals if race.ratio(each, name).rounds]
+        baseline = incumbent = max(met, key=race.seconds)
     short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, incumbent))]
     outcome, reason = _conclude(race, incumbent, new=new, unmeasured=[*short, *unraced])
     return Choice(
@@ -183,7 +187,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
         return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
     epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
     parts = [f"{format_seconds(race.seconds(choice.name))} for {epochs}"]
-    if choice.name != choice.baseline:
+    if choice.name != choice.baseline and choice.to_baseline.rounds:
         parts.append(
             f"{_times(choice.to_baseline)} {choice.baseline}"
             f" ({1 / choice.to_baseline.high:.1f} to {_upper(choice.to_baseline)})"
