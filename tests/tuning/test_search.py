@@ -139,6 +139,12 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
+    for each in search.survey.space.candidates:
+        search.journal.enter(each.name, Entrance(cost=Cost(), ram_bytes=2.0**60))
+        search.journal.drop(each.name, "takes too much")
+    search._racing_until = 0.0
+    with pytest.raises(InvalidBudget, match=r"The least that one needs is 1073741824\.0 GiB"):
+        search.run()
 
 
 @pytest.mark.integration

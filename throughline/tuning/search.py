@@ -90,6 +90,7 @@ class Search:
 
         Raises:
           Untunable: no contestant could be opened.
+          InvalidBudget: each takes more memory than is allowed; says what is needed at least.
         """
         with self.open_pool() as pool:
             self._race_heats(pool)
@@ -105,6 +106,9 @@ class Search:
                 self.journal.drop(choice.name, why)
             elif prove(self._entry(choice.name), self.journal):
                 return choice
+        opened = self._candidates.keys() & self.journal.pages.entrances.keys()
+        if opened:  # where each of them has taken too much, say what is needed at least
+            find_excess({name: self.measured_needs[name] for name in opened}, self.question.limits)
         reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
         raise Untunable(f"no contestant could be raced: {reasons}")
 
