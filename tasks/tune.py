@@ -88,10 +88,12 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
 
 
 def read_answer(folder: Path) -> TuningResult | None:
-    """The answer of an earlier search; None where there is none that was decided."""
+    """The answer of an earlier search; None where there is none that was decided, or where it has
+    lost contestants that may race now.
+    """
     with suppress(UserError):  # none yet, or one of another form
         answer = TuningResult.read(folder)
-        return None if answer.outcome == "undecided" else answer
+        return None if answer.outcome == "undecided" or answer.lost else answer
     return None
 
 

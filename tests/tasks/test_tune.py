@@ -16,7 +16,7 @@ import pytest
 from made_up import made_up
 from project import ROOT, SMALL, write_params
 
-from tasks.tune import apply, tune
+from tasks.tune import apply, read_answer, tune
 from throughline.config.params import check, load_params
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
@@ -30,6 +30,7 @@ ANSWER = replace(
     outcome="found",
     sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
     config={"read": "shards", "prefetch": 7},
+    lost=[],
 )
 
 
@@ -83,13 +84,16 @@ def test_data_that_is_not_prepared_is_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
+def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch, tmp_path):
     monkeypatch.chdir(project)
     params, budgets, layout = check(SMALL), read_budgets(), Layout()
     key = digest_question(as_written(params, SMALL), layout, budgets, own_files=[])
     answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
+    for other in (replace(answer, outcome="undecided"), replace(answer, lost=["arrays"])):
+        other.write(tmp_path / "other")
+        assert read_answer(tmp_path / "other") is None, "the same question is raced again"
     before = (project / "params.yaml").read_bytes()
     done = command(project, "--apply", "--out", "copy")
     assert done.stdout.splitlines()[-1] == answer.sentence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from project import SMALL
 from races import race
@@ -54,11 +56,30 @@ def test_a_large_lead_needs_no_confirmation(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.integration
+def test_only_one_with_other_examples_is_out_for_good(layout, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("manifest", "shards"):
+        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    shutil.copytree(layout.root / "data" / "snapshot", tmp_path / "data" / "snapshot")
+    column = tmp_path / "data" / "snapshot" / "train" / "image.bin"
+    content = bytearray(column.read_bytes())
+    content[0] ^= 1
+    column.write_bytes(content)
+    params, journal = check(SMALL), Journal(tmp_path)
+    entry = Entry(params=params, root=tmp_path, name="naive", config=params.pipelines["naive"])
+    assert not prove(entry, journal)
+    assert "the train split has other examples" in Journal(tmp_path).pages.dropped["naive"]
+    assert not journal.pages.lost
+
+
+@pytest.mark.slow
+@pytest.mark.integration
 def test_what_is_proven_is_not_proven_again(tmp_path):
     params, journal = check(SMALL), Journal(tmp_path)
     entry = Entry(params=params, root=tmp_path, name="naive", config=params.pipelines["naive"])
     assert not prove(entry, journal), "there is no data"
     assert journal.pages.dropped["naive"].startswith("not proven: MissingInput")
-    assert Journal(tmp_path).pages.dropped == journal.pages.dropped, "for good"
+    assert journal.pages.lost == ["naive"]
+    assert not Journal(tmp_path).pages.dropped, "it is tried again"
     journal.note_proof("naive", "digest")
     assert prove(entry, journal)

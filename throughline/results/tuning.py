@@ -39,8 +39,8 @@ class TunedCandidate:
 @dataclass(frozen=True, kw_only=True)
 class TuningResult(ResultFile):
     """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
-    others it is compared. `ceiling_examples_per_s` is the model alone; `mlflow_run_id` is None
-    where MLflow could not be reached.
+    others it is compared. `ceiling_examples_per_s` is the model alone; `lost` are those that were
+    dropped for what may pass; `mlflow_run_id` is None where MLflow could not be reached.
     """
 
     FILE: ClassVar[str] = "tune.json"
@@ -59,4 +59,5 @@ class TuningResult(ResultFile):
     rounds: int
     searched_s: float
     candidates: Sequence[TunedCandidate]
+    lost: Sequence[str] = ()
     mlflow_run_id: str | None = None

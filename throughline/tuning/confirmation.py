@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.progress import echo
 from throughline.tuning.choice import LEAST_GAIN, SURE, Choice
 from throughline.tuning.contestant import ContestantLost, do_once
@@ -35,7 +36,8 @@ def confirm(
             rates = {name: _fit(entry_of(name), race.rate(name), journal) for name in order}
             journal.note_fits(pair, (rates[one], rates[other]))
     except ContestantLost as lost:
-        return f"fit in a fresh process failed: {lost}"
+        journal.drop(one, why := f"fit in a fresh process failed: {lost}", passing=lost.passing)
+        return why
     ratios = [
         race.total_s(one, rates[0]) / race.total_s(other, rates[1])
         for rates in journal.pages.fits[pair][:FIT_RUNS]
@@ -52,14 +54,19 @@ def _fit(entry: Entry, rate: float, journal: Journal) -> float:
 
 
 def prove(entry: Entry, journal: Journal) -> bool:
-    """Whether the examples are the snapshot's; a candidate whose are not is dropped."""
+    """Whether the examples are the snapshot's. A candidate whose are not is out for good; one whose
+    proof is cut short, perhaps for want of memory, is tried again by the next search.
+    """
     if entry.name in journal.pages.proven:
         return True
     echo(f"proving that {entry.name} delivers the snapshot's examples")
     try:
         digest = do_once("prove", entry, log=journal.folder / "prove.log", timeout_s=PROOF_S)
     except ContestantLost as lost:
-        journal.refute(entry.name, f"not proven: {lost}")
+        if lost.failure and lost.failure.kind == UnequalConfigurations.__name__:
+            journal.refute(entry.name, f"not proven: {lost}")
+        else:
+            journal.drop(entry.name, f"not proven: {lost}", passing=lost.passing)
         return False
     journal.note_proof(entry.name, digest)
     return True

@@ -28,7 +28,20 @@ OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
 
 
 class ContestantLost(Exception):
-    """A contestant that was killed, failed or does not answer; says which of it."""
+    """A contestant that was killed, failed or does not answer; says which of it. `failure` is what
+    it said itself.
+    """
+
+    def __init__(self, reason: str, failure: Failure | None = None) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+    @property
+    def passing(self) -> bool:
+        """Whether another try may go better: not after an error that is none of a user's, of a
+        disk's or for want of memory.
+        """
+        return not (self.failure and self.failure.traceback)
 
 
 class Contestant:
@@ -115,7 +128,7 @@ class Contestant:
         except (EOFError, OSError):
             raise ContestantLost(self._describe_end()) from None
         if isinstance(answer, Failure):
-            raise ContestantLost(answer.first_line)
+            raise ContestantLost(answer.first_line, answer)
         return answer
 
     def _describe_end(self) -> str:

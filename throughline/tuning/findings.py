@@ -38,6 +38,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         rounds=len(race.rounds),
         searched_s=searched_s,
         candidates=rows,
+        lost=list(search.journal.pages.lost),
     )
 
 

@@ -31,11 +31,13 @@ class Entrance:
 class Pages:
     """The journal as a value: entrances, why contestants were dropped, and predicted rates by name;
     rounds in their order; pairs of rates by `fit` in fresh processes, by who has met whom; whose
-    examples are proven, and whose are not, and why.
+    examples are proven, and whose are not, and why. `lost` are those of the dropped ones that may
+    race the next time.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
     predicted: dict[str, float] | None = None
     rounds: list[Round] = field(default_factory=list)
     fits: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Journal:
         with suppress(OSError, ValueError, TypeError):  # none, or one of another form
             self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
             # Who was lost, or took too much of what there was then, is tried again.
-            self.pages.dropped = dict(self.pages.refuted)
+            self.pages.dropped, self.pages.lost = dict(self.pages.refuted), []
 
     def save(self) -> None:
         """Write all pages, atomically."""
@@ -64,9 +66,10 @@ class Journal:
         self.pages.entrances[name] = entrance
         self.save()
 
-    def drop(self, name: str, reason: str) -> None:
-        """A candidate is out, and why; the first reason stays."""
+    def drop(self, name: str, reason: str, *, passing: bool = False) -> None:
+        """A candidate is out, and why, which may be `passing`; the first reason stays."""
         if self.pages.dropped.setdefault(name, reason) is reason:
+            self.pages.lost += [name] * passing
             self.save()
 
     def add(self, one: Round) -> None:

@@ -117,7 +117,7 @@ class Pool:
                 try:
                     turn = self._open[name][0].ask("turn")
                 except ContestantLost as lost:
-                    self._drop(name, str(lost))
+                    self._lose(name, lost)
                     continue
                 rates[name], self._core_ms[name] = turn.examples_per_s, turn.core_ms
         for name in rates:
@@ -130,7 +130,7 @@ class Pool:
         try:
             opened: Opened = contestant.wait_until_open()
         except ContestantLost as lost:
-            self._drop(name, str(lost))
+            self._lose(name, lost)
             return None
         contestant.stop()
         return opened
@@ -141,7 +141,7 @@ class Pool:
         try:
             fill_s = contestant.ask("fill", timeout_s=OPENING_S) if opened.has_cache else 0.0
         except ContestantLost as lost:
-            self._drop(name, str(lost))
+            self._lose(name, lost)
             return
         need = self._needs[name]
         kept = need.ram_bytes - self._needs[CEILING].ram_bytes
@@ -162,10 +162,11 @@ class Pool:
             self._journal.enter(name, replace(entrance, ram_bytes=most))
         training = most + self._besides_steps_bytes
         if training > self._ram_bytes and name != CEILING:
-            self._drop(name, exceeds(training, self._ram_bytes))
+            self._journal.drop(name, exceeds(training, self._ram_bytes))
+            self.end(name)
 
-    def _drop(self, name: str, reason: str) -> None:
-        self._journal.drop(name, reason)
+    def _lose(self, name: str, lost: ContestantLost) -> None:
+        self._journal.drop(name, str(lost), passing=lost.passing)
         self.end(name)
 
     def _bytes(self, name: str) -> float:
