@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -96,6 +97,13 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
 def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(prepared, tmp_path):
     params = check({**SMALL, **LONG_EPOCHS, "pipelines": {"naive": {"read": "shards"}}})
     search, leads = Search(question_about(prepared, params), Journal(tmp_path)), {}
+    bound = copy(search)
+    bound.journal = Journal(tmp_path / "bound")
+    rates = {CEILING: 100.0, "naive": 98.0, "heuristic": 98.0, "autotune": 98.0}
+    for one in rounds({name: [rate] * 3 for name, rate in rates.items()}):
+        bound.journal.add(replace(one, heat="own"))
+    assert bound.run().outcome == "compute-bound"
+    assert len(bound.race.rounds) == 3, "as soon as that is certain, nothing else is raced"
     for family in ("stream", "indexed_shards"):
         leads[search._searched_families[family][0].name] = 130.0
     rates = {CEILING: 900.0, "naive": 100.0, "heuristic": 90.0, "autotune": 90.0, **leads}
@@ -123,10 +131,13 @@ def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(prepared, tmp_pa
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):
+def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)  # opened at a time
     params = check({**SMALL, **LONG_EPOCHS})
     search = Search(question_about(prepared, params), Journal(tmp_path))
     with search.open_pool() as pool:
+        pool.open(["naive", "optimized"], until=0.0)
+        assert pool.names == ["naive"], "the time is up when the first is open"
         pool.open(["naive", "optimized"])
         victim = pool._open["naive"][0]
         os.kill(victim.process, signal.SIGKILL)

@@ -4,6 +4,8 @@ ended when they are out.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,9 +84,10 @@ class Pool:
         if group:
             yield group
 
-    def open(self, names: Sequence[str]) -> None:
-        """Open those of the names that are not, as many at a time as there are cores; all are
-        stopped afterwards. One that fails is dropped.
+    def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
+        """Open those of the names that are not, as many at a time as there are cores, the first of
+        them and then more `until` a moment of the monotonic clock; all are stopped afterwards. One
+        that fails is dropped.
         """
         waiting = [
             name
@@ -93,6 +96,8 @@ class Pool:
         ]
         cores = usable_cores()
         for start in range(0, len(waiting), cores):
+            if start and time.monotonic() > until:
+                return
             batch = waiting[start : start + cores]
             for name in batch:
                 job, argument = self._jobs(name)

@@ -176,16 +176,15 @@ class Search:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
         standing = [CEILING, *given[:1]]
         groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
-        for number, group in enumerate(groups):
-            if number:  # memory has no room for all at once
-                standing = self._keep(pool, standing, most=MOST_FAMILIES)
-            standing += group
-            self._heat(pool, OWN_HEAT, standing)
-        if CEILING not in self.race.names:
-            why = self.journal.pages.dropped.get(CEILING, "it has not raced")
-            raise Untunable(f"the model alone could not be trained: {why}")
-        if self._is_compute_bound():
-            return
+        for group in groups:  # more than one where memory has no room for all at once
+            self._heat(pool, OWN_HEAT, [*standing, *group])
+            if CEILING not in self.race.names:
+                why = self.journal.pages.dropped.get(CEILING, "it has not raced")
+                raise Untunable(f"the model alone could not be trained: {why}")
+            if self._is_compute_bound():
+                echo("input is a negligible part of a step: nothing else is raced")
+                return
+            standing = self._keep(pool, [*standing, *group], most=MOST_FAMILIES)
         self._predict(pool)
         families = self._searched_families
         first = {family: self._pick(forms, 1)[0] for family, forms in families.items()}
@@ -239,11 +238,7 @@ class Search:
         own = self._own
         if not own or self.race.disturbed_by():
             return False
-        fastest = self.race.fastest(own)
-        bound = is_compute_bound(self.race, fastest)
-        if bound:
-            echo(f"input is a negligible part of a step with {fastest}: nothing else is raced")
-        return bound
+        return is_compute_bound(self.race, self.race.fastest(own))
 
     def candidate(self, name: str) -> Candidate:
         """The candidate of this name."""
@@ -284,22 +279,27 @@ class Search:
 
     def _heat(self, pool: Pool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS) -> None:
         """Race these names for so many rounds, less those that the journal has; fewer when the
-        time is up, or when a final is decided.
+        time is up, or when the heat is decided.
         """
         names = [name for name in names if name not in self.journal.pages.dropped]
         done = self.journal.rounds_of(heat, names)
         if done >= rounds or (time.monotonic() > self._racing_until and heat != OWN_HEAT):
             return
-        echo(f"heat {heat}: {', '.join(names)}")
-        pool.open(names)
         for number in range(done, rounds):
             enough = number >= (ROUNDS if heat == FINAL else MIN_ROUNDS)
             if enough and (time.monotonic() > self._racing_until or self._is_decided(heat, names)):
                 return
+            if number == done:
+                echo(f"heat {heat}: {', '.join(names)}")
+                pool.open(names, until=self._racing_until)
             self.journal.add(pool.race(names, heat, number=number))
 
     def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
-        """Whether one of a final certainly beats all others."""
+        """Whether one of a final certainly beats all others, or the first heat has shown that there
+        is nothing to search for.
+        """
+        if heat == OWN_HEAT:
+            return self._is_compute_bound()
         rivals = [name for name in names if name in self.rivals]
         return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
 
