@@ -17,10 +17,16 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
-from throughline.tuning.contest import sample_shards
+from throughline.tuning.contest import Training
 from throughline.tuning.footprint import measure_besides_steps
 from throughline.tuning.jobs import Entry
-from throughline.tuning.survey import SnapshotBytes, estimate_costs, prove_equal, survey
+from throughline.tuning.survey import (
+    SnapshotBytes,
+    estimate_costs,
+    prove_equal,
+    sample_shards,
+    survey,
+)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +170,23 @@ def test_prices_predict_a_rate_for_every_form_that_has_one(root, params):
     assert all(0 < rate <= 1.01 * ceiling for rate in predicted.values())
 
 
+@pytest.mark.slow
+def test_want_of_memory_for_one_form_leaves_the_others_their_prices(root, params, monkeypatch):
+    cached = {"read": "shards", "cache": {"where": "memory"}}
+    own = check({**SMALL, "pipelines": {"cached": cached, "naive": {"read": "shards"}}})
+    space = survey(own, root, [], find_limits(read_budgets(epochs=1), root)).space
+    chosen = [each for each in space.candidates if each.name in ("cached", "naive")]
+    arrays = [each for each in space.candidates if each.family == "arrays"]
+    step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
+    first = open_inputs(own, Layout(root)).shards.for_split("train")[0]
+    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", first.bytes)
+    available = [1.3 * first.bytes]  # the arrays do not fit, a sample of them does
+    monkeypatch.setattr("throughline.assembly.inputs.available_memory", lambda: available[0])
+    assert estimate_costs(own, root, arrays[:1], step).keys() == {arrays[0].name}
+    available[0] = 1.0
+    assert estimate_costs(own, root, [*chosen, *arrays], step).keys() == {"naive"}
+
+
 @pytest.mark.integration
 def test_examples_are_proven_to_be_the_snapshots(root, params):
     cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
@@ -188,11 +211,16 @@ def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
         prove_equal(stream)
 
 
-def test_a_cache_is_filled_with_the_first_shards_alone(root, params, monkeypatch):
+@pytest.mark.integration
+def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
     whole = data.shards.for_split("train")
     assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
-    monkeypatch.setattr("throughline.tuning.contest.SAMPLE_BYTES", whole[0].bytes)
+    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", whole[0].bytes)
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
+    share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
+    config = PipelineConfig(read="arrays")
+    one = Training(Entry(params=params, root=root, name="arrays", config=config))
+    assert one.opened.cached_share == pytest.approx(share)

@@ -21,26 +21,30 @@ from throughline.assembly.training import open_batches
 from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 from throughline.tuning.footprint import MANY_EPOCHS
 from throughline.tuning.jobs import Entry, Opened, Turn
-from throughline.tuning.survey import count_mixed, estimate_costs, prove_equal, survey
+from throughline.tuning.survey import (
+    count_mixed,
+    estimate_costs,
+    prove_equal,
+    sample_shards,
+    survey,
+)
 
 TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
 SETTLE_STEPS = 4  # that batches which were ready before the turn are used up in
 WARM_UP_STEPS, WARM_UP_S = 10, 5.0
-SAMPLE_BYTES = 64 * 2**20  # of shards, with which a cache is filled
 FIT_EPOCHS = 3  # of which the first does not count
 
 
 class Training:
-    """Trains through a configuration, turn by turn. A cache holds a sample: how long an epoch takes
-    follows from its rate.
+    """Trains through a configuration, turn by turn. What is kept in memory or in a cache is a
+    sample: how long an epoch takes follows from its rate.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -179,7 +183,8 @@ def _open(
     configure_process(params.train)
     data = open_inputs(params, Layout(entry.root))
     models = build_models_for(params, data)
-    given = sample_shards(data) if entry.config.cache else data
+    keeps = entry.config.cache is not None or entry.config.read == "arrays"
+    given = sample_shards(data) if keeps else data
     pipeline = open_input_pipeline(
         params, entry.name, given, split="train", purpose="train", address=address
     )
@@ -197,21 +202,6 @@ def _open(
 
 def _only(entry: Entry) -> Params:
     return replace(entry.params, pipelines={entry.name: entry.config})
-
-
-def sample_shards(data: PreparedData) -> PreparedData:
-    """The same data with the first of the training split's shards alone, as many as a cache is to
-    be filled with: examples are in random order, so any of them stand for all.
-    """
-    kept, size = [], 0
-    for shard in data.shards.for_split("train"):
-        if not kept or size + shard.bytes <= SAMPLE_BYTES:
-            kept.append(shard.name)
-            size += shard.bytes
-    shards = tuple(
-        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
-    )
-    return replace(data, shards=replace(data.shards, shards=shards))
 
 
 def _warm_up(step: StepFunction, advance: Callable[[], int]) -> None:

@@ -316,9 +316,8 @@ class Search:
             ahead=on_gpu,
         )
         echo("measuring what the parts of the pipelines cost")
-        predicted: dict[str, float] = {}
         try:
-            predicted = do_once(
+            predicted: dict[str, float] = do_once(
                 "price",
                 self.question.params,
                 self.question.root,
@@ -328,7 +327,8 @@ class Search:
             )
         except ContestantLost as lost:
             echo_problem(f"no prices, forms are tried in their own order: {lost}")
-        self.journal.note_prices(predicted)
+        else:
+            self.journal.note_prices(predicted)
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """The choice among these, which have raced. What it is compared with is of one's own, as

@@ -36,7 +36,7 @@ from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
-from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
 from throughline.training.gpus import count_training_gpus
@@ -45,6 +45,8 @@ from throughline.tuning.footprint import measure_besides_steps
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
+
+SAMPLE_BYTES = 64 * 2**20  # of shards, that a contestant keeps
 
 
 def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> Survey:
@@ -127,6 +129,21 @@ def count_mixed(plan: Plan, examples: int) -> int:
     )
 
 
+def sample_shards(data: PreparedData) -> PreparedData:
+    """The same data with the first of the training split's shards alone, as many as a contestant is
+    to keep: examples are in random order, so any of them stand for all.
+    """
+    kept, size = [], 0
+    for shard in data.shards.for_split("train"):
+        if not kept or size + shard.bytes <= SAMPLE_BYTES:
+            kept.append(shard.name)
+            size += shard.bytes
+    shards = tuple(
+        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
+    )
+    return replace(data, shards=replace(data.shards, shards=shards))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SnapshotBytes:
     """Bytes of a snapshot that stores no values, labels and keys alone, of one that stores all, and
@@ -171,11 +188,7 @@ def _read_snapshot_seconds(root: Path) -> float:
 def estimate_costs(
     params: Params, root: Path, candidates: Sequence[Candidate], model_step: ModelStepCost
 ) -> dict[str, float]:
-    """What prices predict: examples per second of each candidate that has a price, by its name.
-
-    Raises:
-      ImpossiblePlan: as `open_input_pipeline`.
-    """
+    """What prices predict: examples per second of each candidate that has a price, by its name."""
     data, cores = open_inputs(params, Layout(root)), usable_cores()
     costs: dict[tuple[str, bool], Costs] = {}
     predicted = {}
@@ -185,7 +198,13 @@ def estimate_costs(
         read = (each.config.read, each.config.snapshot.fraction < 1)
         if read not in costs:
             one = replace(params, pipelines={each.name: each.config})
-            pipeline = open_input_pipeline(one, each.name, data, split="train", purpose="train")
+            given = sample_shards(data) if each.config.read == "arrays" else data
+            try:
+                pipeline = open_input_pipeline(
+                    one, each.name, given, split="train", purpose="train"
+                )
+            except ImpossiblePlan:  # for want of memory, which another form may not need
+                continue
             costs[read] = measure_costs(pipeline, each.config)
         load = estimate_load(each.plan, costs[read], cores=cores)
         if load is not None:
