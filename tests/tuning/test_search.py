@@ -146,13 +146,14 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
         assert pool.names == ["optimized"]
     assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
     assert search.journal.pages.lost == ["naive"], "it may race the next time"
-    allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0}
+    allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
     with Pool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
     for each in search.survey.space.candidates:
-        search.journal.enter(each.name, Entrance(cost=Cost(), ram_bytes=2.0**60))
+        entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
+        search.journal.enter(each.name, entrance)
         search.journal.drop(each.name, "takes too much")
     search._racing_until = 0.0
     with pytest.raises(InvalidBudget, match=r"The least that one needs is 1073741824\.0 GiB"):
@@ -192,7 +193,7 @@ def test_the_same_question_has_the_same_key(prepared):
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
     journal = Journal(tmp_path)
-    journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0))
+    journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0, held_bytes=1.0))
     journal.drop("b", "why")
     journal.drop("b", "another reason")
     calm = Round(heat="own", rates={"a": 1.0, "c": 2.0}, others_pct=3.0, busiest="x")
@@ -218,12 +219,22 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
 def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
     needs = {
         name: Need(ram_bytes=size, disk_bytes=0.0, prepare_s=0.0)
-        for name, size in {"small": 1.0, "other": 2.0, "huge": 1e18}.items()
+        for name, size in {"small": 1.0, "other": 2.0, "huge": 1e18, CEILING: 1.0}.items()
     }
+    journal = Journal(tmp_path)
     allowed = {"ram_bytes": 1e18, "besides_steps_bytes": 0.0}
-    with Pool(lambda name: (name, None), needs, Journal(tmp_path), **allowed) as pool:
-        groups = list(pool.groups(["small", "huge", "other"], together_with=[]))
-    assert groups == [["small"], ["huge"], ["other"]]
+
+    def groups(sampled_share):
+        pool = Pool(
+            lambda name: (name, None), needs, journal, **allowed, sampled_share=sampled_share
+        )
+        with pool:
+            return list(pool.groups(["small", "huge", "other"], together_with=[]))
+
+    assert groups(1.0) == [["small"], ["huge"], ["other"]]
+    assert groups(1e-18) == [["small", "huge", "other"]], "a contestant holds a sample"
+    journal.enter("huge", Entrance(cost=Cost(), ram_bytes=1e18, held_bytes=3.0))
+    assert groups(1.0) == [["small", "huge", "other"]], "and what it holds was seen"
 
 
 def test_the_disk_that_the_snapshot_takes_is_there_for_it(prepared):

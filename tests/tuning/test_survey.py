@@ -220,7 +220,9 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
-    share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
     config = PipelineConfig(read="arrays")
     one = Training(Entry(params=params, root=root, name="arrays", config=config))
-    assert one.opened.cached_share == pytest.approx(share)
+    assert one._pipeline.data.shards == sampled.shards
+    surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+    share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
+    assert surveyed.sampled_share == pytest.approx(share)

@@ -54,7 +54,7 @@ class Training:
         self._pipeline = pipeline
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
         self._left = 0
-        self.opened = Opened(has_cache=bool(pipeline.plan.caches), cached_share=self._sample.of_all)
+        self.opened = Opened(has_cache=bool(pipeline.plan.caches))
         if not self.opened.has_cache:
             _warm_up(self._step, self._advance)
 
@@ -71,7 +71,7 @@ class Training:
             done += self._advance()
         self._step.settle()
         timed = max(0.5, 1 - before / pipeline.examples)
-        return (time.perf_counter() - started_at) / timed / self._sample.of_training
+        return (time.perf_counter() - started_at) / timed / self._sample.share
 
     def turn(self) -> Turn:
         """Train for a moment, from the state in which the last turn has left all buffers."""
@@ -166,12 +166,11 @@ class _Report:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """The share of the examples that there are for an entry, of training and of all splits, and
-    the steps of their epoch.
+    """The share of the training split's examples that there are for an entry, and the steps of
+    their epoch.
     """
 
-    of_training: float
-    of_all: float
+    share: float
     steps: int
 
 
@@ -195,9 +194,7 @@ def _open(
     steps = pipeline.steps_per_epoch
     if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
         steps = min(steps, math.ceil(share * replace(pipeline, data=data).steps_per_epoch))
-    total = sum(map(data.shards.examples, data.shards.splits))
-    of_all = given.shards.examples("train") / total
-    return pipeline, step, _Sample(of_training=share, of_all=of_all, steps=steps)
+    return pipeline, step, _Sample(share=share, steps=steps)
 
 
 def _only(entry: Entry) -> Params:

@@ -39,11 +39,10 @@ class Entry:
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """What a contestant says when it is ready: whether it has a cache, which is to be filled before
-    it races, and the share of the examples of all splits that this will hold here.
+    it races.
     """
 
     has_cache: bool = False
-    cached_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +56,13 @@ class Turn:
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     """The candidates, what each needs by its name, what a training holds besides what a contestant
-    does [bytes], and how long an epoch is.
+    does [bytes], of what it keeps the share that a contestant does, and how long an epoch is.
     """
 
     space: Space
     needs: Mapping[str, Need]
     besides_steps_bytes: int
+    sampled_share: float
     examples: int
     steps_per_epoch: int
 

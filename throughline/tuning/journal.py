@@ -19,12 +19,13 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """What is known of a contestant that has opened: what its training costs besides, and the
-    memory that it has taken at most, with its cache full.
+    """What is known of a contestant that has opened: what its training costs besides, the memory
+    that this takes, with its cache full, and what the contestant itself has held at most.
     """
 
     cost: Cost
     ram_bytes: float
+    held_bytes: float
 
 
 @dataclass(kw_only=True)

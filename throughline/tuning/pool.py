@@ -29,8 +29,8 @@ class Pool:
     """Open contestants by their names, as a context manager; what happens to them is journaled.
 
     `jobs` gives the job of a name with its arguments, `needs` what its training is expected to
-    need, of memory `besides_steps_bytes` more than the contestant holds; one whose training takes
-    more than `ram_bytes` is ended.
+    need: of memory `besides_steps_bytes` more than the contestant holds, and all of what is kept
+    where that holds a `sampled_share`. One whose training takes more than `ram_bytes` is ended.
     """
 
     def __init__(
@@ -41,9 +41,11 @@ class Pool:
         *,
         ram_bytes: float,
         besides_steps_bytes: float,
+        sampled_share: float,
     ) -> None:
         self._jobs, self._needs, self._journal = jobs, needs, journal
         self._ram_bytes, self._besides_steps_bytes = ram_bytes, besides_steps_bytes
+        self._sampled_share = sampled_share
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
         self._core_ms: dict[str, float] = {}
@@ -148,12 +150,14 @@ class Pool:
         except ContestantLost as lost:
             self._lose(name, lost)
             return
-        need = self._needs[name]
-        kept = need.ram_bytes - self._needs[CEILING].ram_bytes
-        full = contestant.memory_bytes() + (1 - opened.cached_share) * max(0.0, kept)
+        held = contestant.memory_bytes()
         self._journal.enter(
             name,
-            Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=fill_s), ram_bytes=full),
+            Entrance(
+                cost=Cost(prepare_s=self._needs[name].prepare_s, fill_s=fill_s),
+                ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
+                held_bytes=held,
+            ),
         )
         self._watch(name)
 
@@ -162,12 +166,11 @@ class Pool:
         is allowed.
         """
         entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
-        most = max(entrance.ram_bytes, held)
-        if most > entrance.ram_bytes:
-            self._journal.enter(name, replace(entrance, ram_bytes=most))
-        training = most + self._besides_steps_bytes
-        if training > self._ram_bytes and name != CEILING:
-            self._journal.drop(name, exceeds(training, self._ram_bytes))
+        if (more := held - entrance.held_bytes) > 0:
+            entrance = replace(entrance, ram_bytes=entrance.ram_bytes + more, held_bytes=held)
+            self._journal.enter(name, entrance)
+        if entrance.ram_bytes > self._ram_bytes and name != CEILING:
+            self._journal.drop(name, exceeds(entrance.ram_bytes, self._ram_bytes))
             self.end(name)
 
     def _lose(self, name: str, lost: ContestantLost) -> None:
@@ -175,12 +178,15 @@ class Pool:
         self.end(name)
 
     def _bytes(self, name: str) -> float:
-        entrance = self._journal.pages.entrances.get(name)
-        return (
-            entrance.ram_bytes
-            if entrance
-            else self._needs[name].ram_bytes - self._besides_steps_bytes
-        )
+        """What a contestant holds, as far as that is known."""
+        if entrance := self._journal.pages.entrances.get(name):
+            return entrance.held_bytes
+        return self._needs[name].ram_bytes - self._besides_steps_bytes - self._lacking(name)
+
+    def _lacking(self, name: str) -> float:
+        """Bytes of what its training keeps in memory, that a contestant does not."""
+        kept = self._needs[name].ram_bytes - self._needs[CEILING].ram_bytes
+        return (1 - self._sampled_share) * kept
 
 
 def _file_name(name: str) -> Path:

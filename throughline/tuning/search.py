@@ -80,10 +80,9 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
-        for name in journal.pages.entrances:  # by what it has taken before
-            training = self._training_bytes(name)
-            if training > question.limits.ram_bytes and name != CEILING:
-                journal.drop(name, exceeds(training, question.limits.ram_bytes))
+        for name, entrance in journal.pages.entrances.items():  # by what it has taken before
+            if entrance.ram_bytes > question.limits.ram_bytes and name != CEILING:
+                journal.drop(name, exceeds(entrance.ram_bytes, question.limits.ram_bytes))
 
     def run(self) -> Choice:
         """Race, choose, confirm and prove; returns the choice.
@@ -147,6 +146,7 @@ class Search:
             self.journal,
             ram_bytes=self.question.limits.ram_bytes,
             besides_steps_bytes=self.survey.besides_steps_bytes,
+            sampled_share=self.survey.sampled_share,
         )
 
     def _survey(self) -> Survey:
@@ -365,14 +365,9 @@ class Search:
         """What each contestant needs, by what it has been seen to take."""
         entrances = self.journal.pages.entrances
         return {
-            name: replace(need, ram_bytes=self._training_bytes(name)) if name in entrances else need
+            name: replace(need, ram_bytes=entrances[name].ram_bytes) if name in entrances else need
             for name, need in self.needs.items()
         }
-
-    def _training_bytes(self, name: str) -> float:
-        """Memory of a contestant's training, by what this has taken."""
-        entrance = self.journal.pages.entrances[name]
-        return entrance.ram_bytes + self.survey.besides_steps_bytes
 
     def _entry(self, name: str) -> Entry:
         question = self.question

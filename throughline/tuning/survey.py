@@ -84,6 +84,8 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         space=space,
         needs=needs,
         besides_steps_bytes=besides_steps_bytes,
+        sampled_share=sample_shards(data).shards.examples("train")
+        / sum(map(data.shards.examples, data.shards.splits)),
         examples=pipelines.train.examples,
         steps_per_epoch=pipelines.train.steps_per_epoch,
     )
