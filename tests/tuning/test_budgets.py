@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_what_does_not_fit_is_said_with_need_and_allowance():
     }
     with pytest.raises(InvalidBudget, match=r"least that one needs is 1\.0 GiB of memory"):
         find_excess({"large": large}, limits)
+
+
+def test_what_a_training_would_refuse_to_keep_does_not_fit():
+    limits = find_limits(read_budgets(epochs=1), Path())
+    assert limits.kept_bytes == 0.8 * limits.ram_bytes
+    cached = Need(ram_bytes=0, disk_bytes=0, prepare_s=0, kept_bytes=0.9 * limits.ram_bytes)
+    leaner = replace(cached, kept_bytes=0.7 * limits.ram_bytes)
+    excess = find_excess({"cached": cached, "leaner": leaner}, limits)
+    assert excess.keys() == {"cached"}
+    assert "of memory to keep a split in" in excess["cached"]
 
 
 def test_allowances_are_one_each_or_joined():

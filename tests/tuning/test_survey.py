@@ -76,6 +76,11 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
     assert families["cache_disk"].disk_bytes == stored, "held-out splits are cached, too"
     assert families["cache_disk"].ram_bytes == pytest.approx(plain + buffered)
     assert families["arrays"].ram_bytes > plain
+    assert families["arrays"].kept_bytes == sum(
+        shard.bytes for shard in data.shards.for_split("train")
+    )
+    assert families["cache_memory"].kept_bytes == data.snapshot.bytes("train")
+    assert families["cache_disk"].kept_bytes == families["stream"].kept_bytes == 0.0
 
 
 @pytest.mark.integration

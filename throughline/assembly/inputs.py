@@ -34,11 +34,10 @@ from throughline.shared.errors import (
     ServiceFailed,
 )
 from throughline.shared.layout import Layout
-from throughline.shared.limits import available_memory
+from throughline.shared.limits import KEPT_SHARE, available_memory
 from throughline.training.gpus import count_training_gpus
 
 Purpose = Literal["train", "evaluate", "compare"]
-MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
 # What a dispatcher without a journal says, to a consumer or to a worker.
 FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found")
 SAMPLED_RECORDS = 16  # whose size stands for that of all
@@ -306,7 +305,7 @@ def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWo
     """Refuse to keep more in memory than there is for this worker."""
     kept = estimate_kept_bytes(plan, data, split, where="memory")
     available = worker.share(available_memory())
-    if kept > MEMORY_SHARE * available:
+    if kept > KEPT_SHARE * available:
         raise ImpossiblePlan(
             f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"
             f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+KEPT_SHARE = 0.8  # of the memory that is available, that a training may keep a split in
+
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupVersion:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from throughline.settings.base import Settings, json_word_or_count, word_or_count
 from throughline.shared.errors import InvalidBudget
 from throughline.shared.layout import Layout
-from throughline.shared.limits import available_memory
+from throughline.shared.limits import KEPT_SHARE, available_memory
 
 AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
 SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
@@ -130,9 +130,12 @@ def _describe(problem: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, none of them more than the machine has left."""
+    """Budgets as numbers, none of them more than the machine has left; `kept_bytes` is the memory
+    in which a training would keep a split.
+    """
 
     ram_bytes: float
+    kept_bytes: float
     disk_bytes: float
     prepare_s: float
 
@@ -145,10 +148,11 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
     def capped(text: str, left: float) -> float:
         return left if text == AVAILABLE else min(parse_size(text), left)
 
-    snapshot = Layout(folder).snapshot.rglob("*")
+    memory, snapshot = available_memory(), Layout(folder).snapshot.rglob("*")
     taken = sum(file.stat().st_size for file in snapshot if file.is_file())
     return Limits(
-        ram_bytes=capped(budgets.ram, available_memory()),
+        ram_bytes=capped(budgets.ram, memory),
+        kept_bytes=KEPT_SHARE * memory,
         disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free + taken),
         prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
     )

@@ -77,6 +77,7 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
             ram_bytes=least_bytes + kept.of(each, "memory"),
             disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, snapshot),
             prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
+            kept_bytes=kept.of_largest_split(each),
         )
         for each in space.candidates
     }
@@ -96,30 +97,33 @@ class _KeptBytes:
 
     def __init__(self, data: PreparedData) -> None:
         self._data = data
-        self._known: dict[tuple[object, ...], float] = {}
+        self._known: dict[tuple[object, ...], dict[str, float]] = {}
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
         """Bytes that a candidate keeps, in memory or on disk."""
-        key = (where, candidate.config.read, candidate.config.cache, candidate.config.shuffle)
+        kept = sum(self._by_split(candidate, where).values())
+        return kept + self._buffered(candidate) if where == "memory" else kept
+
+    def of_largest_split(self, candidate: Candidate) -> float:
+        """Bytes of memory in which a candidate keeps the largest of the splits that it keeps."""
+        return max(self._by_split(candidate, "memory").values())
+
+    def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
+        key = (where, candidate.config.read, candidate.config.cache)
         if key not in self._known:
-            self._known[key] = sum(
-                estimate_kept_bytes(candidate.plan, self._data, split, where=where)
+            self._known[key] = {
+                split: estimate_kept_bytes(candidate.plan, self._data, split, where=where)
                 for split in self._data.shards.splits
-            )
-            if where == "memory":
-                self._known[key] += self._buffered(candidate.plan)
+            }
         return self._known[key]
 
-    def _buffered(self, plan: Plan) -> float:
+    def _buffered(self, candidate: Candidate) -> float:
         """Bytes of what has passed a cache and is shuffled: this epoch's buffer and the next one's.
         Buffers of a stream need no estimate, since a contestant has them as large as a training.
         """
         examples = self._data.shards.examples("train")
-        cached = sum(
-            estimate_kept_bytes(plan, self._data, "train", where=each)
-            for each in ("memory", "disk")
-        )
-        return 2 * count_mixed(plan, examples) / examples * cached
+        cached = sum(self._by_split(candidate, each)["train"] for each in ("memory", "disk"))
+        return 2 * count_mixed(candidate.plan, examples) / examples * cached
 
 
 def count_mixed(plan: Plan, examples: int) -> int:
