@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from made_up import made_up
 
-from throughline.measurement.other_processes import OtherProcesses
+from throughline.measurement.other_processes import OtherProcesses, share_of_cores
 from throughline.results.profiling import ProfileResult
 
 SPIN = "while True: pass"
@@ -47,6 +47,23 @@ def test_what_this_process_and_its_children_do_is_their_own():
     child.wait()
     assert busy > 0 and str(child.pid) not in others.busiest
     assert str(os.getpid()) not in others.busiest
+
+
+@pytest.mark.parametrize(
+    ("others_s", "own_s", "usable", "shares"),
+    [
+        (20.0, 40.0, 1.0, (25.0, 25.0)),
+        (60.0, 20.0, 1.0, (75.0, 0.0)),
+        (60.0, 20.0, 0.25, (0.0, 0.0)),
+        (60.0, 5.0, 0.25, (0.0, 75.0)),
+        (70.0, 10.0, 0.25, (50.0, 0.0)),
+        (40.0, 10.0, 0.25, (0.0, 50.0)),
+    ],
+)
+def test_a_quota_leaves_others_the_cores_that_it_keeps_from_us(others_s, own_s, usable, shares):
+    """Eight cores in ten seconds, of which a quota leaves two."""
+    busy_s = others_s + own_s
+    assert share_of_cores(busy_s, 80.0 - busy_s, own_s, usable=usable) == shares
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 idle, and which of them takes most.
 
 A measurement cannot keep others away, but it can know of them: what they take is all that the
-system counts on our cores less what is our own.
+system counts on our cores less what is our own and what a quota of CPU time leaves them anyway.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Collection
 from types import TracebackType
 
 import psutil
+
+from throughline.shared.limits import usable_cores
 
 OTHER_PROGRAMS = "other programs"  # who, where no single process took half of it
 IDLE = ("idle", "iowait")
@@ -33,7 +35,7 @@ class OtherProcesses:
         self.busiest = OTHER_PROGRAMS
 
     def __enter__(self) -> OtherProcesses:
-        self._idle_s, self._busy_s = _cores_s()
+        self._idle_s, self._busy_s, _ = _cores_s()
         self._by_process = _cpu_s_by_process()
         return self
 
@@ -43,24 +45,40 @@ class OtherProcesses:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        idle_s, busy_s = _cores_s()
+        idle_s, busy_s, cores = _cores_s()
         idle_s, busy_s = idle_s - self._idle_s, busy_s - self._busy_s
         now = _cpu_s_by_process()
         # One that has started meanwhile counts from its beginning.
         took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
         own = self._own | {each for one in self._own for each in _list_children(one)}
-        others_s = max(0.0, busy_s - sum(took[pid] for pid in own))
-        all_s = idle_s + busy_s
-        if all_s > 0:
-            self.cpu_pct, self.idle_pct = 100 * others_s / all_s, 100 * idle_s / all_s
+        own_s = sum(took[pid] for pid in own)
+        if idle_s + busy_s > 0:
+            self.cpu_pct, self.idle_pct = share_of_cores(
+                busy_s, idle_s, own_s, usable=min(1.0, usable_cores() / cores)
+            )
+        others_s = max(0.0, busy_s - own_s)
         named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]
         if named and named[0][1] >= others_s / 2 > 0:
             self.busiest = _describe(named[0][0])
 
 
-def _cores_s() -> tuple[float, float]:
-    """Idle and busy time of the cores that this process may use [s], since the machine started.
-    Busy is also what a host took for other machines.
+def share_of_cores(
+    busy_s: float, idle_s: float, own_s: float, *, usable: float
+) -> tuple[float, float]:
+    """What others took of the cores that this process may use, and what nobody took [%]. All cores
+    were so long busy and idle, and busy with our `own` work; a quota makes a share of their time
+    `usable` for us: others take something from it only where they take more than the rest.
+    """
+    all_s = busy_s + idle_s
+    ours_s = usable * all_s
+    others_s = max(0.0, busy_s - own_s - (all_s - ours_s))
+    idle_s = max(0.0, min(idle_s, ours_s - own_s - others_s))
+    return 100 * others_s / ours_s, 100 * idle_s / ours_s
+
+
+def _cores_s() -> tuple[float, float, int]:
+    """Idle and busy time of the cores that this process may run on [s], since the machine started,
+    and how many they are. Busy is also what a host took for other machines.
     """
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0)
@@ -71,7 +89,7 @@ def _cores_s() -> tuple[float, float]:
     busy = sum(
         getattr(core, name) for core in cores for name in fields if name not in IDLE + IN_OTHERS
     )
-    return idle, busy
+    return idle, busy, len(cores)
 
 
 def _cpu_s_by_process() -> Counter[int]:
