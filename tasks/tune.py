@@ -58,10 +58,11 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     own, asked = [*find_own_code(document, layout.root), *named], as_written(params, document)
     key = digest_question(asked, layout, budgets, own_files=own)
     folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
-    if answer := read_answer(folder):
+    stored = params.snapshot.stored_fraction
+    if answer := read_answer(folder, stored):
         return answer
     with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
-        if answer := read_answer(folder):  # of a search that this one has waited for
+        if answer := read_answer(folder, stored):  # of a search that this one has waited for
             return answer
         folder.mkdir(parents=True, exist_ok=True)
         keep_sockets_in(folder)
@@ -87,13 +88,14 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     return result
 
 
-def read_answer(folder: Path) -> TuningResult | None:
-    """The answer of an earlier search; None where there is none that was decided, or where it has
-    lost contestants that may race now.
+def read_answer(folder: Path, stored: float) -> TuningResult | None:
+    """The answer of an earlier search; None where there is none that was decided, or where it
+    lacked what may race now: contestants that it has lost, more of the snapshot than was `stored`.
     """
     with suppress(UserError):  # none yet, or one of another form
         answer = TuningResult.read(folder)
-        return None if answer.outcome == "undecided" or answer.lost else answer
+        if answer.outcome != "undecided" and not answer.lost and answer.stored >= stored:
+            return answer
     return None
 
 

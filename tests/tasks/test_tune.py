@@ -30,6 +30,7 @@ ANSWER = replace(
     outcome="found",
     sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
     config={"read": "shards", "prefetch": 7},
+    stored=1.0,
     lost=[],
 )
 
@@ -91,9 +92,10 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
     answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
-    for other in (replace(answer, outcome="undecided"), replace(answer, lost=["arrays"])):
-        other.write(tmp_path / "other")
-        assert read_answer(tmp_path / "other") is None, "the same question is raced again"
+    assert read_answer(project / FOLDER / key, 0.3) == answer
+    for lacking in ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}):
+        replace(answer, **lacking).write(tmp_path / "other")
+        assert read_answer(tmp_path / "other", 1.0) is None, "the same question is raced again"
     before = (project / "params.yaml").read_bytes()
     done = command(project, "--apply", "--out", "copy")
     assert done.stdout.splitlines()[-1] == answer.sentence

@@ -39,8 +39,9 @@ class TunedCandidate:
 @dataclass(frozen=True, kw_only=True)
 class TuningResult(ResultFile):
     """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
-    others it is compared. `ceiling_examples_per_s` is the model alone; `lost` are those that were
-    dropped for what may pass; `mlflow_run_id` is None where MLflow could not be reached.
+    others it is compared. `ceiling_examples_per_s` is the model alone; of the snapshot's rows the
+    fraction `stored` was there; `lost` are those that were dropped for what may pass;
+    `mlflow_run_id` is None where MLflow could not be reached.
     """
 
     FILE: ClassVar[str] = "tune.json"
@@ -58,6 +59,7 @@ class TuningResult(ResultFile):
     ceiling_examples_per_s: float
     rounds: int
     searched_s: float
+    stored: float
     candidates: Sequence[TunedCandidate]
     lost: Sequence[str] = ()
     mlflow_run_id: str | None = None

@@ -37,6 +37,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         ceiling_examples_per_s=race.rate(CEILING),
         rounds=len(race.rounds),
         searched_s=searched_s,
+        stored=search.question.params.snapshot.stored_fraction,
         candidates=rows,
         lost=list(search.journal.pages.lost),
     )
