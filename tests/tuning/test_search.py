@@ -170,7 +170,7 @@ def test_what_cannot_be_searched_is_refused(prepared, tmp_path):
         Search(question_about(prepared, params, ram="1MiB"), Journal(tmp_path))
 
 
-def test_the_same_question_has_the_same_key(prepared):
+def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     params, budgets = params_of(), read_budgets(epochs=3)
 
     def key(params=params, budgets=budgets):
@@ -187,6 +187,9 @@ def test_the_same_question_has_the_same_key(prepared):
     file.write_text("b")
     keys.add(digest_question(params, prepared, budgets, own_files=[file.name]))
     assert len(keys) == 2, "a file is its contents"
+    before = key()
+    monkeypatch.setattr("throughline.tuning.key.read_cpu_name", lambda: "another CPU")
+    assert key() != before, "the same name, on another machine"
     alone = without_tuned(replace(params, pipelines={"tuned": params.pipelines["snapshot"]}))
     assert list(alone.pipelines) == ["naive"]
 

@@ -156,7 +156,7 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
     """Describe the machine and the versions, so that numbers are only compared with their like."""
     handles, _ = visible_gpus()
     return {
-        "cpu": _cpu_name(),
+        "cpu": read_cpu_name(),
         "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
@@ -224,7 +224,8 @@ def _bytes_read(process: psutil.Process) -> int:
     return process.io_counters().read_bytes
 
 
-def _cpu_name() -> str:
+def read_cpu_name() -> str:
+    """The model of this machine's cores."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -16,6 +16,7 @@ import psutil
 from throughline.config.params import Params
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.gpus import cuda_uuids
+from throughline.measurement.hardware import read_cpu_name
 from throughline.settings import PipelineConfig
 from throughline.shared.code_identity import code_digest
 from throughline.shared.files import digest_file, digest_json
@@ -60,8 +61,8 @@ def digest_question(
     program = code_digest(
         "tasks.tune", "throughline.tuning.contest", roots=ROOTS, without=SUPPORTING
     )
-    memory = psutil.virtual_memory().total
-    machine = [platform.node(), usable_cores(), memory, *sorted(cuda_uuids() or ())]
+    cpus, memory = (read_cpu_name(), usable_cores()), psutil.virtual_memory().total
+    machine = [platform.node(), *cpus, memory, *sorted(cuda_uuids() or ())]
     own = {file: digest_file(layout.root / file) for file in own_files}
     libraries = installed_versions(LIBRARIES["train"])
     about = [index.digest, values, budgets.model_dump(), machine, program, libraries, own]
