@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,7 +18,9 @@ from project import ROOT, SMALL
 from stack import wait_for
 
 from throughline.config.params import check
+from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
+from throughline.shared.limits import own_memory
 from throughline.tuning.contestant import Contestant, ContestantLost, do_once
 from throughline.tuning.jobs import Entry
 
@@ -60,6 +64,13 @@ def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_
         assert process.cpu_times() == before
         assert one.memory_bytes() > 50 * 2**20
     assert not process.is_running(), "one that is stopped ends, too"
+
+
+def test_the_workers_of_its_service_count_as_memory_of_a_contestant(layout, tmp_path):
+    entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
+    with Contestant("train", (entry,), log=tmp_path / "log") as one:
+        one.wait_until_open()
+        assert one.memory_bytes() > own_memory(Path(f"/proc/{one.process}")) + 50 * 2**20
 
 
 def test_a_killed_contestant_is_said_to_be(layout, tmp_path):

@@ -50,7 +50,7 @@ class OtherProcesses:
         now = _cpu_s_by_process()
         # One that has started meanwhile counts from its beginning.
         took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
-        own = self._own | {each for one in self._own for each in _list_children(one)}
+        own = self._own | {each for one in self._own for each in list_children(one)}
         own_s = sum(took[pid] for pid in own)
         if idle_s + busy_s > 0:
             self.cpu_pct, self.idle_pct = share_of_cores(
@@ -110,7 +110,7 @@ def _times(process: psutil.Process) -> tuple[float, ...]:
         return ()
 
 
-def _list_children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """What a process has started, and these; none where it has ended."""
     try:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from throughline.measurement.other_processes import list_children
 from throughline.shared.errors import Failure
 from throughline.shared.limits import own_memory
 from throughline.tuning.jobs import work
@@ -113,8 +114,11 @@ class Contestant:
         self._signal(signal.SIGSTOP)
 
     def memory_bytes(self) -> int:
-        """Memory that it holds and that cannot be dropped: not the pages of mapped files."""
-        return own_memory(Path(f"/proc/{self.process}"))
+        """Memory that it holds, and the workers of a tf.data service that it has started, and that
+        cannot be dropped: not the pages of mapped files.
+        """
+        processes = [self.process, *list_children(self.process)]
+        return sum(own_memory(Path(f"/proc/{each}")) for each in processes)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
