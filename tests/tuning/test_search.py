@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from copy import copy
 from dataclasses import replace
 
@@ -151,6 +153,17 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
+    cached, cores = search._searched_families["cache_memory"][0].name, os.sched_getaffinity(0)
+    spin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!;"  # nobody's child
+    others = subprocess.check_output(["sh", "-c", spin * len(cores)], text=True).split()
+    try:
+        with search.open_pool() as pool:
+            pool.open([cached])
+    finally:
+        for other in others:
+            os.kill(int(other), signal.SIGKILL)
+    (filled,) = search.journal.pages.rounds
+    assert filled.disturbed, "others were at work while its cache was filled, twice"
     for each in search.survey.space.candidates:
         entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
         search.journal.enter(each.name, entrance)

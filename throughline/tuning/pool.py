@@ -22,6 +22,7 @@ from throughline.tuning.needs import Need, exceeds
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
+FILL = "fill"  # the heat in which caches are filled
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 
@@ -102,10 +103,7 @@ class Pool:
                 return
             batch = waiting[start : start + cores]
             for name in batch:
-                job, argument = self._jobs(name)
-                stack, log = ExitStack(), self._journal.folder / f"{_file_name(name)}.log"
-                contestant = stack.enter_context(Contestant(job, (argument,), log=log))
-                self._open[name] = contestant, stack
+                self._start(name)
             opened = {name: each for name in batch if (each := self._wait_for(name))}
             for name, each in opened.items():  # caches are filled one after another
                 self._admit(name, each)
@@ -131,6 +129,12 @@ class Pool:
             self._watch(name)
         return Round(heat=heat, rates=rates, others_pct=others.cpu_pct, busiest=others.busiest)
 
+    def _start(self, name: str) -> None:
+        job, argument = self._jobs(name)
+        stack, log = ExitStack(), self._journal.folder / f"{_file_name(name)}.log"
+        contestant = stack.enter_context(Contestant(job, (argument,), log=log))
+        self._open[name] = contestant, stack
+
     def _wait_for(self, name: str) -> Opened | None:
         """Wait until a contestant is open, and let it stand still; None for one that is lost."""
         contestant, _ = self._open[name]
@@ -144,13 +148,10 @@ class Pool:
 
     def _admit(self, name: str, opened: Opened) -> None:
         """Let a contestant fill its cache; note what its training costs besides its epochs."""
-        contestant, _ = self._open[name]
-        try:
-            fill_s = contestant.ask("fill", timeout_s=OPENING_S) if opened.has_cache else 0.0
-        except ContestantLost as lost:
-            self._lose(name, lost)
+        fill_s = self._fill(name) if opened.has_cache else 0.0
+        if fill_s is None:
             return
-        held = contestant.memory_bytes()
+        held = self._open[name][0].memory_bytes()
         self._journal.enter(
             name,
             Entrance(
@@ -160,6 +161,29 @@ class Pool:
             ),
         )
         self._watch(name)
+
+    def _fill(self, name: str) -> float | None:
+        """What a first epoch takes, in which a cache is filled [s]: measured once more, by another
+        process, where others were at work, and if they still are that is a disturbed round. None
+        where the contestant is lost.
+        """
+        for again in (False, True):
+            if again:
+                self.end(name)
+                self._start(name)
+                if self._wait_for(name) is None:
+                    return None
+            with OtherProcesses() as others:
+                try:
+                    fill_s = self._open[name][0].ask("fill", timeout_s=OPENING_S)
+                except ContestantLost as lost:
+                    self._lose(name, lost)
+                    return None
+            filled = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
+            if not filled.disturbed:
+                return fill_s
+        self._journal.add(filled)
+        return fill_s
 
     def _watch(self, name: str) -> None:
         """Note the most memory that a contestant's training takes; drop it where that is more than
