@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.orchestration import cli
@@ -20,7 +20,7 @@ from flows.run.resolution import resolve
 from throughline.config.params_insert import write_yaml
 from throughline.reporting.tuning_table import print_table
 from throughline.results.tuning import TuningResult
-from throughline.shared.errors import Untunable
+from throughline.shared.errors import StageFailed, Untunable
 from throughline.shared.scratch import Scratch
 from throughline.tuning.budgets import Budgets, read_budgets, split_allowances
 
@@ -67,15 +67,27 @@ def tuning(
 
 
 def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
-    """Run the search in the run's workspace, as a task of its own, and show what it found."""
+    """Run the search in the run's workspace, as a task of its own, and show what it found, also
+    where that cannot be applied.
+    """
     out = Scratch(run.workspace.root)
     arguments = [f"--out={out.folder}", *list_options(budgets)]
     arguments += ["--apply"] if apply else []
-    run_search(arguments, run.stage_env)
+    try:
+        run_search(arguments, run.stage_env)
+    except StageFailed:
+        if TuningResult.path(out.folder).exists():
+            get_run_logger().info(show_result(out.folder).sentence)
+        raise
     if run.progress:
         run.progress.advance(TUNE)
-    result = TuningResult.read(out.folder)
-    show_search(result, out.folder)
+    return show_result(out.folder)
+
+
+def show_result(folder: Path) -> TuningResult:
+    """Show the result that a search has written there, and return it."""
+    result = TuningResult.read(folder)
+    show_search(result, folder)
     return result
 
 

@@ -119,7 +119,12 @@ def apply(result: TuningResult, path: Path, before: str) -> None:
       Untunable: it has changed meanwhile, or cannot be added; says what to add by hand.
     """
     if result.outcome != "found":
-        echo(f"{path.name} stays as it is: there is nothing better to add")
+        why = (
+            "that another one is better is not decided"
+            if result.outcome == "undecided"
+            else "there is nothing better to add"
+        )
+        echo(f"{path.name} stays as it is: {why}")
         return
     if path.read_text() != before:
         raise Untunable(
@@ -173,9 +178,11 @@ def main() -> None:
 
             result.write(options.out)
             plot_search(result, options.out)
-        if options.apply:
-            apply(result, PARAMS_FILE, before)
-        echo(result.sentence)
+        try:
+            if options.apply:
+                apply(result, PARAMS_FILE, before)
+        finally:  # what cannot be added was found all the same
+            echo(result.sentence)
 
 
 if __name__ == "__main__":

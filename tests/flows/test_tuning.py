@@ -5,12 +5,20 @@ paragraph what it cannot do.
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
-from project import run
+from made_up import made_up
+from project import SMALL, run
 
 from flows.tuning import list_options, tuning
+from throughline.config.params import load_params
+from throughline.results.tuning import TuningResult
+from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, read_budgets
+from throughline.tuning.key import FOLDER, as_written, digest_question
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -48,3 +56,38 @@ def test_a_search_with_changes_leaves_params_yaml_and_one_with_short_epochs_is_r
     assert re.search(r"^ ?naive +", output, re.MULTILINE), "a line of the table"
     assert output.splitlines()[-1].startswith("tuned: ")
     assert (folder / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
+    folder, _ = first
+    path = folder / "params.yaml"
+    answer = replace(
+        made_up(TuningResult),
+        outcome="found",
+        sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
+        config={"read": "shards", "prefetch": 7},
+        stored=1.0,
+        lost=[],
+        mlflow_run_id=None,
+    )
+    asked = as_written(load_params(path), SMALL)
+    key = digest_question(asked, Layout(folder), read_budgets(), own_files=[])
+    answer.write(folder / FOLDER / key)
+    output = run(folder, "python", "-m", "flows.tuning", "--apply")
+    assert output.splitlines()[-1] == answer.sentence
+    assert load_params(path).pipelines["tuned"].prefetch == 7
+    assert "train@tuned" in run(folder, "dvc", "status")
+    shown = {"tuning": "table", "tuning-report": "markdown", "tuning-picture": "image"}
+    assert shown.items() <= dict(list_artifacts(folder)).items()
+    path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
+    refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2)
+    assert answer.sentence in refused
+    assert "pipelines.tuned is there and says something else" in " ".join(refused.split())
+    assert list_artifacts(folder).count(("tuning", "table")) == 2
+
+
+def list_artifacts(folder):
+    """Keys and kinds of what the runs of a project have shown in Prefect."""
+    with closing(sqlite3.connect(folder.parent / "home" / "prefect" / "prefect.db")) as database:
+        return database.execute("SELECT key, type FROM artifact").fetchall()

@@ -104,6 +104,11 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
     assert after.startswith(before[: before.index(b"model:")])
     assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
     assert command(project, "--apply").returncode == 0, "what is there is as it was found"
+    edited = (project / "params.yaml").read_text().replace("prefetch: 7", "prefetch: 8")
+    (project / "params.yaml").write_text(edited)
+    refused = command(project, "--apply")
+    assert refused.returncode == 2 and "is there and says something else" in refused.stderr
+    assert refused.stdout.splitlines()[-1] == answer.sentence
 
 
 @pytest.mark.slow
@@ -146,5 +151,7 @@ def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsy
     with pytest.raises(Untunable, match="was changed during the search"):
         apply(ANSWER, path, "pipelines: {}\n")
     apply(replace(ANSWER, outcome="kept"), path, path.read_text())
-    assert "stays as it is" in capsys.readouterr().out
+    assert "stays as it is: there is nothing better" in capsys.readouterr().out
+    apply(replace(ANSWER, outcome="undecided"), path, path.read_text())
+    assert "is not decided" in capsys.readouterr().out
     assert path.read_text() == "pipelines:\n  naive: {read: shards}\n"
