@@ -4,6 +4,7 @@ flows.tuning --ram 8GiB --epochs 30`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,12 @@ from throughline.reporting.tuning_table import print_table
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import StageFailed, Untunable
 from throughline.shared.scratch import Scratch
-from throughline.tuning.budgets import Budgets, read_budgets, split_allowances
+from throughline.tuning.budgets import (
+    Budgets,
+    read_budgets,
+    refuse_several_hosts,
+    split_allowances,
+)
 
 BUDGETS = Budgets()
 TUNE, TUNED = "tune", "tuned"
@@ -50,8 +56,10 @@ def tuning(
       apply: add what is found to params.yaml, as `pipelines.tuned`; not of a run with changes
 
     Raises:
-      Untunable: it is to be applied, and the run has changes; nothing is searched.
+      Untunable: TF_CONFIG names several workers, or it is to be applied, and the run has changes;
+        nothing is prepared or searched.
     """
+    refuse_several_hosts(os.environ)
     if apply and resolve(Path.cwd(), changes).changed:
         raise Untunable(
             "--apply (apply: true) adds to params.yaml what was searched with params.yaml as it is,"

@@ -23,7 +23,6 @@ from throughline.config.named_files import find_named_files
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
-from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable, UserError
@@ -31,7 +30,13 @@ from throughline.shared.layout import STORE_HOME, Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
-from throughline.tuning.budgets import Budgets, find_limits, read_budgets, split_allowances
+from throughline.tuning.budgets import (
+    Budgets,
+    find_limits,
+    read_budgets,
+    refuse_several_hosts,
+    split_allowances,
+)
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
@@ -46,11 +51,7 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     Raises:
       Untunable, InvalidBudget: there is nothing that could be searched.
     """
-    if training_worker_from_tf_config(os.environ).count > 1:
-        raise Untunable(
-            "TF_CONFIG names several workers, and a search is about one process on one machine;"
-            " unset it"
-        )
+    refuse_several_hosts(os.environ)
     single = {"processes": 1, "batch_multiple": "auto"}
     params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
     document = read_yaml(layout.root / PARAMS_FILE)

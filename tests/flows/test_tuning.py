@@ -4,6 +4,7 @@ paragraph what it cannot do.
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -16,6 +17,7 @@ from project import SMALL, run
 from flows.tuning import list_options, tuning
 from throughline.config.params import load_params
 from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, read_budgets
 from throughline.tuning.key import FOLDER, as_written, digest_question
@@ -36,6 +38,13 @@ def test_the_form_has_a_field_for_each_budget():
     assert budgets.keys() == Budgets.model_fields.keys()
     assert budgets["time"]["default"] == "5min"
     assert all(field["description"] for field in budgets.values())
+
+
+def test_several_hosts_are_refused_before_anything_is_prepared(monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(Untunable, match="TF_CONFIG names several workers"):
+        tuning.fn()
 
 
 @pytest.mark.slow

@@ -42,39 +42,31 @@ def project(layout, tmp_path):
     return tmp_path
 
 
-def command(project, *options, **variables):
+def command(project, *options):
     return subprocess.run(
         [sys.executable, "-m", "tasks.tune", *options],
         cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--ram", "8", "--epochs", "0"), "InvalidBudget: --ram: a size needs a number and a unit"),
-        (("--disk=-1GiB",), "InvalidBudget: --disk: a size needs"),
-        (("--epochs", "0"), "InvalidBudget: --epochs: expected auto or a whole number from 1"),
-        (("--time", "30s"), "InvalidBudget: --time: a search takes at least 1min"),
-    ],
-)
-def test_wrong_options_are_one_paragraph(project, options, said):
-    done = command(project, *options)
+def test_wrong_options_are_one_paragraph(project):
+    done = command(project, "--ram", "8", "--epochs", "0")
     assert done.returncode == 2
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith("InvalidBudget: --ram: a size needs a number and a unit")
+    assert "--epochs: expected auto or a whole number from 1" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (project / FOLDER).exists()
 
 
-def test_several_hosts_are_refused(project):
+def test_several_hosts_are_refused(monkeypatch):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
-    done = command(project, TF_CONFIG=json.dumps(cluster))
-    assert done.returncode == 2
-    assert "TF_CONFIG names several workers" in done.stderr
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(Untunable, match="TF_CONFIG names several workers"):
+        tune(check(SMALL), Layout(), read_budgets())
 
 
 def test_data_that_is_not_prepared_is_said(tmp_path):

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import psutil
 from pydantic import AfterValidator, Field, ValidationError
 
+from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.settings.base import Settings, json_word_or_count, word_or_count
-from throughline.shared.errors import InvalidBudget
+from throughline.shared.errors import InvalidBudget, Untunable
 from throughline.shared.layout import Layout
 from throughline.shared.limits import KEPT_SHARE, available_memory
 
@@ -156,6 +157,19 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
         disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free + taken),
         prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
     )
+
+
+def refuse_several_hosts(environment: Mapping[str, str]) -> None:
+    """Refuse to search for several processes that train together.
+
+    Raises:
+      Untunable: TF_CONFIG names them.
+    """
+    if training_worker_from_tf_config(environment).count > 1:
+        raise Untunable(
+            "TF_CONFIG names several workers, and a search is about one process on one machine;"
+            " unset it"
+        )
 
 
 def split_allowances(texts: Sequence[str] | None) -> list[str]:
