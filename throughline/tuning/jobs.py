@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -72,9 +73,9 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
     of a method and its arguments. A failure is the last answer.
     """
     _live_for_the_search()
-    _print_to(log)
     raise_malloc_thresholds()
     try:
+        _print_to(log)
         from throughline.tuning.contest import JOBS
 
         opened = JOBS[job](*arguments)
@@ -86,8 +87,9 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
         return
     except Exception as error:  # noqa: BLE001 - whatever it is, the race goes on without this one
         failure = describe_failure(error)
-        sys.stderr.write(f"{failure.traceback or failure}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # of a full disk, which may be the failure
+            sys.stderr.write(f"{failure.traceback or failure}\n")
+            sys.stderr.flush()
         pipe.send(failure)
 
 
