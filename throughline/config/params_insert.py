@@ -5,6 +5,7 @@ way things are written included.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     if changed is None or parse_yaml(changed, path.name) != expected:
         raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as it is. {by_hand}")
     with atomic_file(path.resolve()) as temporary, temporary.open("w", newline="") as file:
+        shutil.copymode(path, temporary)
         file.write(changed)
     return True
 
