@@ -20,7 +20,7 @@ from flows.run.parameters import UNCHANGED, Changes, RunName
 from flows.run.resolution import resolve
 from throughline.config.params_insert import write_yaml
 from throughline.reporting.tuning_table import print_table
-from throughline.results.tuning import TuningResult
+from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import StageFailed, Untunable
 from throughline.shared.scratch import Scratch
 from throughline.tuning.budgets import (
@@ -31,7 +31,7 @@ from throughline.tuning.budgets import (
 )
 
 BUDGETS = Budgets()
-TUNE, TUNED = "tune", "tuned"
+TUNE = "tune"
 
 
 @flow(

@@ -24,7 +24,7 @@ from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.reporting.tuning_table import print_table, to_markdown
-from throughline.results.tuning import TuningResult
+from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
 from throughline.shared.layout import STORE_HOME, Layout
 from throughline.shared.machine_lock import hold_machine
@@ -42,7 +42,6 @@ from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
 from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned
 from throughline.tuning.search import Question, Search
-from throughline.tuning.space import TUNED
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:

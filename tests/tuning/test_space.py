@@ -17,6 +17,7 @@ from throughline.tuning.space import (
     Conditions,
     find_leanest,
     find_neighbors,
+    group_families,
     lay_out_space,
     pick_forms,
     read_stored,
@@ -36,8 +37,12 @@ def space(own=NAIVE, **conditions):
     return lay_out_space(own, SPEC, Conditions(**conditions))
 
 
+def families(own=NAIVE, **conditions):
+    return group_families(space(own, **conditions).candidates)
+
+
 def test_families_are_what_can_be_kept_where():
-    assert list(space().families) == [
+    assert list(families()) == [
         OWN,
         RULES,
         "snapshot",
@@ -75,7 +80,7 @@ def test_forms_differ_in_their_plans_and_in_nothing_that_decides_examples():
 def test_a_form_with_the_plan_of_ones_own_is_not_raced_twice():
     stored = {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}
     own = {"mine": PipelineConfig(**stored, map={"parallel": "cores"}, postprocess_on="device")}
-    names = [each.name for each in space(own).families["snapshot"]]
+    names = [each.name for each in families(own)["snapshot"]]
     assert "snapshot cores device" not in names
     assert len(names) == 5
 
@@ -89,23 +94,23 @@ def test_a_form_with_the_plan_of_ones_own_is_not_raced_twice():
     ],
 )
 def test_some_families_need_a_condition(condition, family):
-    assert family in space(**{condition: True}).families
-    assert family not in space().families
+    assert family in families(**{condition: True})
+    assert family not in families()
 
 
 def test_a_part_of_the_snapshot_is_raced_where_the_whole_does_not_fit():
-    part = space(fitting=0.37).families["snapshot_part"]
+    part = families(fitting=0.37)["snapshot_part"]
     assert {each.config.snapshot.fraction for each in part} == {0.37}
     assert [each.config.read for each in part] == ["snapshot"] * 6
     assert all(each.name.startswith("snapshot_part 37% ") for each in part), "another is another"
     for fitting in (0.0, 1.0):
-        assert "snapshot_part" not in space(fitting=fitting).families
+        assert "snapshot_part" not in families(fitting=fitting)
 
 
 def test_more_than_is_stored_is_refused():
     laid_out = space(stored=0.5, fitting=0.5)
-    assert "snapshot_part" in laid_out.families
-    assert "snapshot" not in laid_out.families
+    assert "snapshot_part" in group_families(laid_out.candidates)
+    assert "snapshot" not in group_families(laid_out.candidates)
     (reason,) = [each.reason for each in laid_out.refusals if each.name == "snapshot"]
     assert reason.startswith("50% of the snapshot's rows are stored")
 
@@ -148,7 +153,7 @@ def calls(form):
 
 
 def test_the_best_price_is_tried_first_and_then_what_differs_most():
-    forms = space().families["stream"]
+    forms = families()["stream"]
     priced = {forms[2].name: 90.0, forms[0].name: 80.0}
     picked = pick_forms(forms, priced, 4)
     assert pick_forms(forms, priced, 1) == picked[:1] == [forms[2]]
@@ -164,7 +169,7 @@ def test_the_best_price_is_tried_first_and_then_what_differs_most():
 
 
 def test_neighbors_differ_in_one_respect():
-    forms = space().families["stream"]
+    forms = families()["stream"]
     neighbors = find_neighbors(forms[0], forms)
     assert len(neighbors) == 4, "vectorized or not, two other kinds of parallel calls, the place"
     for each in neighbors:
@@ -173,6 +178,6 @@ def test_neighbors_differ_in_one_respect():
 
 
 def test_the_leanest_forms_call_one_at_a_time_and_hand_on_what_is_small():
-    lean = find_leanest(space().families["stream"])
+    lean = find_leanest(families()["stream"])
     assert [calls(form)[1:] for form in lean] == [("none", "device")] * 2
     assert {form.config.vectorize for form in lean} == {True, False}

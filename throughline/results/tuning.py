@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from throughline.results.base import ResultFile
 
+TUNED = "tuned"  # the configuration that a search adds to params.yaml; no part of its own question
 # found: `chosen` is new · kept: one's own fastest stays · compute-bound: no input could gain 5 % ·
 # undecided: others were at work, or the time was up.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
@@ -25,14 +26,14 @@ class TunedCandidate:
     name: str
     family: str
     config: Mapping[str, Any]
-    predicted_examples_per_s: float | None
-    examples_per_s: float | None
-    seconds: float | None
-    seconds_low: float | None
-    seconds_high: float | None
-    ram_mib: float | None
-    disk_mib: float
-    prepare_s: float
+    predicted_examples_per_s: float | None = None
+    examples_per_s: float | None = None
+    seconds: float | None = None
+    seconds_low: float | None = None
+    seconds_high: float | None = None
+    ram_mib: float | None = None
+    disk_mib: float = 0.0
+    prepare_s: float = 0.0
     dropped: str
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from throughline.reporting.ranking import BASELINE
-from throughline.results.tuning import Outcome
+from throughline.results.tuning import TUNED, Outcome
 from throughline.settings import PipelineConfig
 from throughline.tuning.needs import Need, format_bytes, format_seconds
 from throughline.tuning.race import Race, Ratio
-from throughline.tuning.space import CEILING, TUNED
+from throughline.tuning.space import CEILING
 
 TIE = 1.05  # times as long as the fastest, up to which less memory counts more
 NEGLIGIBLE = 0.05  # of a step, below which input is not what to change

@@ -23,7 +23,10 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
     race = search.race
     chosen = search.candidate(choice.name)
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
-    rows += [_refused(refusal.name, refusal.reason) for refusal in search.survey.space.refusals]
+    rows += [
+        TunedCandidate(name=each.name, family="refused", config={}, dropped=each.reason)
+        for each in search.survey.space.refusals
+    ]
     rows.sort(key=lambda row: (bool(row.dropped), row.seconds or math.inf))
     return TuningResult(
         outcome=choice.outcome,
@@ -82,20 +85,3 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
         return f"{race.seconds(name) / race.seconds(choice.name):.1f}× as long"
     span = f"{ratio.median:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"
     return span if ratio.slower or ratio.faster else f"{span}: noise"
-
-
-def _refused(name: str, reason: str) -> TunedCandidate:
-    return TunedCandidate(
-        name=name,
-        family="refused",
-        config={},
-        predicted_examples_per_s=None,
-        examples_per_s=None,
-        seconds=None,
-        seconds_low=None,
-        seconds_high=None,
-        ram_mib=None,
-        disk_mib=0.0,
-        prepare_s=0.0,
-        dropped=reason,
-    )

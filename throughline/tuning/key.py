@@ -17,6 +17,7 @@ from throughline.config.params import Params
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.gpus import cuda_uuids
 from throughline.measurement.hardware import read_cpu_name
+from throughline.results.tuning import TUNED
 from throughline.settings import PipelineConfig
 from throughline.shared.code_identity import code_digest
 from throughline.shared.files import digest_file, digest_json
@@ -25,7 +26,6 @@ from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import ROOTS, SUPPORTING
 from throughline.tuning.budgets import AUTO, Budgets
-from throughline.tuning.space import TUNED
 
 FOLDER = Path(".throughline") / "tuning"
 

@@ -41,6 +41,7 @@ from throughline.tuning.space import (
     Candidate,
     find_leanest,
     find_neighbors,
+    group_families,
     pick_forms,
     read_stored,
 )
@@ -246,11 +247,9 @@ class Search:
 
     @property
     def _searched_families(self) -> dict[str, list[Candidate]]:
-        grouped: dict[str, list[Candidate]] = {}
-        for name, each in self._candidates.items():
-            if self._is_searched(name):
-                grouped.setdefault(each.family, []).append(each)
-        return grouped
+        return group_families(
+            each for name, each in self._candidates.items() if self._is_searched(name)
+        )
 
     @property
     def _own(self) -> list[str]:

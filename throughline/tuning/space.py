@@ -8,7 +8,7 @@ and the reason is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -18,7 +18,6 @@ from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
-TUNED = "tuned"  # the configuration that a search adds to params.yaml; no part of its own question
 CEILING = "model alone"
 OWN, RULES = "own", "rules of thumb"  # families of what is given, not searched
 # What people set without measuring: all cores everywhere, or everything left to tf.data.
@@ -65,14 +64,6 @@ class Space:
 
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
-
-    @property
-    def families(self) -> dict[str, list[Candidate]]:
-        """The candidates by their families, in their order."""
-        grouped: dict[str, list[Candidate]] = {}
-        for candidate in self.candidates:
-            grouped.setdefault(candidate.family, []).append(candidate)
-        return grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +127,14 @@ def lay_out_space(
             if isinstance(form, Candidate) and all(form.plan != other.plan for other in candidates):
                 candidates.append(form)
     return Space(candidates=tuple(candidates), refusals=tuple(refusals))
+
+
+def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
+    """Candidates by their families, in their order."""
+    grouped: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        grouped.setdefault(candidate.family, []).append(candidate)
+    return grouped
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
