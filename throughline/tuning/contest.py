@@ -25,7 +25,7 @@ from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
-from throughline.tuning.footprint import MANY_EPOCHS
+from throughline.tuning.footprint import MANY_EPOCHS, warm_up
 from throughline.tuning.jobs import Entry, Opened, Turn
 from throughline.tuning.survey import (
     count_mixed,
@@ -38,7 +38,7 @@ from throughline.tuning.survey import (
 TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
 SETTLE_STEPS = 4  # that batches which were ready before the turn are used up in
-WARM_UP_STEPS, WARM_UP_S = 10, 5.0
+WARM_UP_S = 5.0  # after the first call, at most
 FIT_EPOCHS = 3  # of which the first does not count
 
 
@@ -56,7 +56,7 @@ class Training:
         self._left = 0
         self.opened = Opened(has_cache=bool(pipeline.plan.caches))
         if not self.opened.has_cache:
-            _warm_up(self._step, self._advance)
+            warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def fill(self) -> float:
         """Train through the first epoch, in which a cache is filled; returns what that takes of all
@@ -98,7 +98,7 @@ class Ceiling:
             repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
         )
         self.opened = Opened()
-        _warm_up(self._step, self._advance)
+        warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def turn(self) -> Turn:
         """Train for a moment."""
@@ -199,14 +199,6 @@ def _open(
 
 def _only(entry: Entry) -> Params:
     return replace(entry.params, pipelines={entry.name: entry.config})
-
-
-def _warm_up(step: StepFunction, advance: Callable[[], int]) -> None:
-    """The steps in which the graph is traced and AUTOTUNE begins."""
-    started_at, steps = time.perf_counter(), 0
-    while steps < WARM_UP_STEPS and time.perf_counter() - started_at < WARM_UP_S:
-        steps += advance()
-        step.settle()
 
 
 def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step: float) -> Turn:

@@ -4,9 +4,10 @@ writes checkpoints, saves the model, and logs it to MLflow.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,8 @@ from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 
-STEPS, FEWEST_STEPS, EPOCHS, VALIDATION_STEPS = 10, 2, 2, 2
+WARM_UP_STEPS, FEWEST_STEPS = 10, 2  # in which graphs are traced and AUTOTUNE begins
+EPOCHS, VALIDATION_STEPS = 2, 2
 MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
 EPOCH_S = 2.0  # of slow steps an epoch here has fewer
 # What epochs, test split and recording add: 67 MiB in 30 epochs of an MLP.
@@ -43,7 +45,13 @@ def measure_besides_steps(
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
     batches = iter(open_batches(pipelines.train, Position(), epochs=MANY_EPOCHS))
-    steps = _warm_up(step, batches)
+
+    def advance() -> int:
+        step.begin(MANY_EPOCHS)
+        step(batches)
+        return step.steps
+
+    steps = min(WARM_UP_STEPS, warm_up(step, advance, seconds=EPOCH_S))
     stepping, validation, scratch = own_memory(), pipelines.validation, Scratch(root)
     with watched() as samples, TemporaryDirectory(dir=scratch.folder) as folder:
         import_client()
@@ -71,20 +79,16 @@ def measure_besides_steps(
     return max(samples) - stepping + copied + GROWTH_BYTES
 
 
-def _warm_up(step: StepFunction, batches: Iterator[object]) -> int:
-    """Run the steps in which graphs are built; returns how many an epoch here has."""
-    done, began, count = 0, 0.0, STEPS
-    while done < count:
-        step.begin(MANY_EPOCHS)
-        step(batches)
+def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:
+    """Run the steps in which the graph is traced and AUTOTUNE begins, fewer where those after the
+    first call take longer than `seconds`; returns how many.
+    """
+    done, limit = 0, math.inf
+    while done < WARM_UP_STEPS and (done < FEWEST_STEPS or time.perf_counter() < limit):
+        done += advance()
         step.settle()
-        if done == 0:
-            began = time.perf_counter()
-        else:
-            each_s = (time.perf_counter() - began) / done
-            count = max(FEWEST_STEPS, min(STEPS, int(EPOCH_S / each_s)))
-        done += step.steps
-    return count
+        limit = min(limit, time.perf_counter() + seconds)
+    return done
 
 
 @contextmanager
