@@ -29,6 +29,7 @@ from throughline.tuning.budgets import (
     refuse_several_hosts,
     split_allowances,
 )
+from throughline.tuning.preparation import refuse_large_snapshot
 
 BUDGETS = Budgets()
 TUNE = "tune"
@@ -58,6 +59,7 @@ def tuning(
     Raises:
       Untunable: TF_CONFIG names several workers, or it is to be applied, and the run has changes;
         nothing is prepared or searched.
+      InvalidBudget: the snapshot would take more disk than is allowed.
     """
     refuse_several_hosts(os.environ)
     if apply and resolve(Path.cwd(), changes).changed:
@@ -68,7 +70,11 @@ def tuning(
         )
     with start_run(changes, name) as run:
         run = run.with_progress_bar(len(PREPARATION) + 1)
-        run.chain(PREPARATION)
+        *earlier, snapshot = PREPARATION
+        sharded = run.chain(earlier)
+        if sharded.ran or snapshot in run.stage_env.stale:
+            refuse_large_snapshot(run.params, run.workspace.root, budgets)
+        run.chain([snapshot], after=[sharded])
         result = search(run, budgets, apply=apply)
         run.cleanup()
     return result

@@ -69,6 +69,7 @@ FLOWS_MAY_IMPORT = (
     "flows",
     "tasks.identities",
     "throughline.tuning.budgets",
+    "throughline.tuning.preparation",
     *(
         f"throughline.{package}"
         for package in ("config", "reporting", "results", "shared", "tracking")

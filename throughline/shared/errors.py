@@ -176,8 +176,8 @@ class StageFailed(UserError):
 
 
 class InvalidBudget(UserError):
-    """A budget of `tasks.tune` is no size, time or number, or nothing fits into the budgets; what
-    is needed at least is named.
+    """A budget of `tasks.tune` is no size, time or number, or nothing fits into the budgets, or not
+    the snapshot that is to be prepared; what is needed at least is named.
     """
 
 

@@ -1,0 +1,54 @@
+"""Whether the snapshot that preparation is to write fits into the budget of disk, as far as that is
+known before it is written. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from throughline.config.params import Params
+from throughline.data.columns.index import Column
+from throughline.data.shards.index import read_shard_index
+from throughline.plan.shapes import stored_shape
+from throughline.shared.errors import InvalidBudget
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import AVAILABLE, Budgets, parse_size
+from throughline.tuning.needs import format_bytes
+
+KEY_BYTES = 8
+
+
+def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
+    """Refuse to write more of a snapshot than `--disk` allows, where its rows are images of one
+    size.
+
+    Raises:
+      InvalidBudget: it would take more; says how much, and which fraction of it fits.
+    """
+    if budgets.disk == AVAILABLE or params.storage.url:  # a full disk is said by the stage itself
+        return
+    shards = read_shard_index(Layout(root).shards, sizes=False)
+    value, target = shards.schema.input, shards.schema.target
+    image = Column(
+        name=value.name, dtype=value.dtype, shape=stored_shape(params.preprocess, shards.schema)
+    )
+    if value.encoding.modality != "images" or image.ragged:
+        return
+    rows, allowed = sum(map(shards.examples, shards.splits)), parse_size(budgets.disk)
+    others = KEY_BYTES + (np.dtype(target.dtype).itemsize if target else 0)
+    needed = rows * (others + params.snapshot.stored_fraction * image.stride)
+    if needed <= allowed:
+        return
+    fitting = math.floor(100 * (allowed / rows - others) / image.stride) / 100
+    remedy = (
+        f"`snapshot: {{fraction: {fitting}}}` in params.yaml stores as many rows as fit; or raise"
+        if fitting > 0
+        else "raise"
+    )
+    raise InvalidBudget(
+        f"the snapshot would take {format_bytes(needed)} of disk, {format_bytes(allowed)} are"
+        f" allowed; {remedy} --disk"
+    )
