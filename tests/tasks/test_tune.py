@@ -15,6 +15,7 @@ import psutil
 import pytest
 from made_up import made_up
 from project import ROOT, SMALL, write_params
+from stack import wait_for
 
 from tasks.tune import apply, read_answer, tune
 from throughline.config.params import check, load_params
@@ -106,7 +107,7 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(project, layout):
+def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, layout):
     write_params(project, {**SMALL, "batch_size": 4})
     (project / "data").unlink()
     (project / "data").mkdir()
@@ -121,13 +122,33 @@ def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(proj
     assert below
     second = start(project)
     assert f"waits: process {first.pid} of user" in second.stdout.readline()
-    for process in (second, first):
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[0]
-        assert process.returncode == 130
-        assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
-    assert not psutil.wait_procs(below, timeout=20)[1]
+    interrupt(second)
+    wait_for(lambda: list_rounds(project), 120)
+    below += psutil.Process(first.pid).children(recursive=True)
+    first.kill()
+    first.wait()
+    first.stdout.close()
+    assert not psutil.wait_procs(below, timeout=20)[1], "nothing stays, stopped ones neither"
+    raced = list_rounds(project)
+    assert raced
+    again = start(project)
+    wait_for(lambda: len(list_rounds(project)) > len(raced), 120)
+    interrupt(again)
+    assert list_rounds(project)[: len(raced)] == raced, "it has gone on there"
     assert not list(project.glob(".throughline/scratch/*"))
+
+
+def list_rounds(project):
+    """The rounds that the journal of a project's one search has."""
+    journals = project.glob(f"{FOLDER}/*/journal.json")
+    return [one for path in journals for one in json.loads(path.read_bytes())["rounds"]]
+
+
+def interrupt(process):
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
 
 
 def start(project):
