@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 
@@ -230,6 +231,18 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert Journal(tmp_path).pages.rounds == [calm, calm]
     (tmp_path / "journal.json").write_text("{")
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
+
+
+def test_a_disk_that_fills_meanwhile_leaves_the_journal_as_it_was(small_disk):
+    journal = Journal(small_disk)
+    journal.note_prices({"a": 5.0})
+    with (small_disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):
+        while True:
+            rest.write(bytes(1 << 12))
+    with pytest.raises(OSError, match="No space left"):
+        journal.drop("b", "why" * 10_000)
+    assert Journal(small_disk).pages.predicted == {"a": 5.0}
+    assert [path.name for path in small_disk.iterdir() if path.name != "rest"] == ["journal.json"]
 
 
 def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
