@@ -1,6 +1,11 @@
-"""An exported model of text answers strings as the trained one answers their tokens."""
+"""An exported model answers files and strings as the trained one answers their pixels and
+tokens.
+"""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -14,6 +19,7 @@ from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.kernels.tokenizers import tokenize
@@ -25,8 +31,11 @@ from throughline.models.inference import (
 )
 from throughline.models.model_files import check_savable
 from throughline.models.serving import CLASSES, export_model, make_serve_fn
+from throughline.plan.augmentations import ResizedCenterCrop
+from throughline.plan.ops import DecodeImage, Op, Resize
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import DataSettings, WindowSettings
+from throughline.shared.errors import UnsavableModel
 
 pytestmark = pytest.mark.integration
 
@@ -114,6 +123,59 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     tokens = tokenize(op, tf.constant(["The foxes", "quick"])).to_tensor()
     expected = tf.nn.softmax(model(tokens))
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
+
+
+def photo_model(*ops: Op) -> TrainedModel:
+    """A model that answers with the pixels that reach it."""
+    pixels = keras.Input((8, 8, 3), dtype="uint8")
+    spec = InferenceSpec(
+        task="regression",
+        schema=labeled(image_feature()),
+        data=DataSettings(source="image_folder", path="unused"),
+        window=WindowSettings(),
+        ops=(),
+    )
+    answer = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(pixels))
+    ops = (DecodeImage(channels=3), *ops)
+    return TrainedModel(model=keras.Model(pixels, answer), spec=spec, ops=ops)
+
+
+@pytest.mark.slow  # starts TensorFlow again
+def test_what_opencv_crops_is_exported_without_it(tmp_path):
+    trained = photo_model(ResizedCenterCrop(height=8, width=8, shorter=9))
+    files = []
+    for number, size in enumerate([(20, 31, 3), (8, 8, 3), (6, 40, 3)]):
+        image = np.random.default_rng(number).integers(0, 256, size, np.uint8)
+        files.append(tf.io.encode_png(image).numpy())
+    export_model(trained, tmp_path / "served")
+    program = (
+        "import sys, numpy, tensorflow\n"
+        f"answer = tensorflow.saved_model.load({str(tmp_path / 'served')!r}).serve("
+        f"tensorflow.constant({files!r}))\n"
+        f"numpy.save({str(tmp_path / 'answer.npy')!r}, answer['values'])\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    expected = make_serve_fn(trained)(tf.constant(files))["values"]
+    np.testing.assert_allclose(np.load(tmp_path / "answer.npy"), expected, atol=2)
+
+
+class Inverted(Op):
+    """An op of one's own that calls Python."""
+
+    name = "inverted"
+
+    def compute(self, element, draw):
+        """What is dark becomes light."""
+        image = element["image"]
+        called = tf.numpy_function(lambda pixels: 255 - pixels, [image], tf.uint8)
+        return {**element, "image": tf.ensure_shape(called, image.shape)}
+
+
+def test_what_calls_python_is_not_exported(tmp_path):
+    trained = photo_model(Inverted(), Resize(height=8, width=8))
+    with pytest.raises(UnsavableModel, match=r"exported: \S*inverted calls Python"):
+        export_model(trained, tmp_path / "served")
+    assert not (tmp_path / "served").exists()
 
 
 def test_a_model_that_ends_with_a_softmax_is_served_as_it_is():

@@ -1,5 +1,5 @@
-"""Ops within the train step, where the snapshot lives on the accelerator: the recipes of ops that
-the host leaves to OpenCV, as products of matrices.
+"""Ops within the train step, where the snapshot lives on the accelerator, and in an exported model,
+which has no Python: the recipes of ops that the host leaves to OpenCV, as products of matrices.
 
 Resizing and blurring are linear along each axis, so an image is multiplied by one matrix for its
 rows and one for its columns, each image of a batch by its own. The same boxes, filters and borders
@@ -55,6 +55,14 @@ def _(op: Blur, element: Element, draw: RandomStream) -> Element:
     tall, wide = (int(side) for side in images.shape[1:3])
     rows, columns = (_gaussian(sigma, op.sigma[1], sources) for sources in (tall, wide))
     return {**element, "image": resample(images, rows, columns)}
+
+
+def compute_in_tensorflow(op: Op, element: Element, draw: RandomStream) -> Element:
+    """Run one op on an example or a batch without a call into Python, which no SavedModel holds."""
+    if not op.opencv or element["image"].shape.rank > len("HWC"):
+        return compute_on_device(op, element, draw)
+    batch = {name: value[None] for name, value in element.items()}
+    return {name: value[0] for name, value in compute_on_device(op, batch, draw).items()}
 
 
 def resample(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:

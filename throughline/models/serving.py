@@ -10,33 +10,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from throughline.kernels.elements import apply_ops
-from throughline.kernels.kernels import Element
+from throughline.kernels.kernels import Element, compute
+from throughline.kernels.resampling import compute_in_tensorflow
 from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
 from throughline.plan.ops import DecodeRaw, Op
 from throughline.plan.schema import Feature, Schema, TableColumns
 from throughline.plan.shapes import ops_until_uniform, output_shape
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
+from throughline.shared.errors import UnsavableModel
 from throughline.shared.files import atomic_folder
 
 CLASSES, TARGETS = Path("assets.extra", "classes.txt"), Path("assets.extra", "targets.txt")
 Outputs = dict[str, tf.Tensor]
 
 
-def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
+def make_serve_fn(
+    trained: TrainedModel, *, kernels: Any = compute
+) -> Callable[[tf.Tensor], Outputs]:
     """The function from stored examples to what the model says of them: `probabilities` float32
     (batch, classes), of a language model (batch, vocabulary) of the token after each text; or
     `values` (batch, targets) or (batch, horizon, targets).
 
     Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
-    windows (batch, length, columns) of series, or texts (batch,) string.
+    windows (batch, length, columns) of series, or texts (batch,) string. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     probabilities = gives_probabilities(model)
@@ -48,7 +54,7 @@ def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
         )
 
     def serve(stored: tf.Tensor) -> Outputs:
-        inputs = _preprocess(ops, spec.schema, stored)
+        inputs = _preprocess(ops, spec.schema, stored, kernels)
         return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
 
     return serve
@@ -71,6 +77,9 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     a server with `_` in place of what is no ASCII letter or digit; of a series windows,
     `serve(features: float32 (batch, length, columns))`; of texts `serve(text: string (batch,))`.
     Names of classes, or of targets, lie next to it in the order of its outputs.
+
+    Raises:
+      UnsavableModel: an op or a layer calls Python, which a SavedModel does not hold.
     """
     spec = trained.spec
     archive: Any = keras.export.ExportArchive()  # of TensorFlow, which is Keras' backend here
@@ -81,6 +90,7 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     archive.add_endpoint("serve", serve, input_signature=[signature])
     with atomic_folder(folder) as temporary:
         archive.write_out(str(temporary), verbose=False)
+        _check_without_python(temporary)
         for path, names in ((CLASSES, spec.classes), (TARGETS, spec.targets)):
             if names:
                 (temporary / path).parent.mkdir(exist_ok=True)
@@ -91,9 +101,22 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     return f"features: {columns}"
 
 
+def _check_without_python(folder: Path) -> None:
+    """Refuse a SavedModel that calls a function of this process, which no other one has."""
+    saved = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    functions = [one for graph in saved.meta_graphs for one in graph.graph_def.library.function]
+    calling = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
+    if calling:
+        raise UnsavableModel(
+            f"the model cannot be exported: {calling[0].rpartition('/')[0] or calling[0]} calls"
+            " Python (tf.numpy_function or tf.py_function), which a SavedModel does not hold; write"
+            " it in ops of TensorFlow. `python -m tasks.predict` uses the model as it is"
+        )
+
+
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
     """The function that is exported, what it takes, and what it needs besides the model."""
-    spec, answer = trained.spec, make_serve_fn(trained)
+    spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
     if spec.schema.is_text:
         tokenizer = open_tokenizer(next(op for op in trained.ops if isinstance(op, Tokenize)))
@@ -122,7 +145,7 @@ def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
     return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
 
 
-def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor) -> tf.Tensor:
+def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: Any) -> tf.Tensor:
     """Run the ops of evaluation: those that need single examples on one after the other, all others
     on the batch.
     """
@@ -132,23 +155,27 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor) -> tf.Tens
         len(ops) if uniform is None else uniform,
         max((place for place, op in enumerate(ops, 1) if op.takes == "example"), default=0),
     )
+    apply = partial(_apply, feature=schema.input, kernels=kernels)
     values = stored
     if single:
         values = tf.map_fn(
-            lambda one: _apply(ops[:single], schema.input, one, lead=()),
+            lambda one: apply(ops[:single], one, lead=()),
             stored,
             fn_output_signature=tf.TensorSpec(
                 output_shape(ops[:single], schema), schema.input.dtype
             ),
         )
-    return _apply(ops[single:], schema.input, values, lead=tf.shape(values)[:1])
+    return apply(ops[single:], values, lead=tf.shape(values)[:1])
 
 
-def _apply(ops: Sequence[Op], feature: Feature, value: tf.Tensor, *, lead: Any) -> tf.Tensor:
+def _apply(
+    ops: Sequence[Op], value: tf.Tensor, *, feature: Feature, lead: Any, kernels: Any
+) -> tf.Tensor:
     """Run ops on the input of an example, `lead` (), or of a batch, whose labels are not known."""
     nothing = tf.zeros(lead, tf.int64)
     element: Element = {feature.name: value, "label": nothing, "key": nothing}
-    return apply_ops(ops, element, seed=0, epoch=tf.constant(0, tf.int64))[feature.name]
+    epoch = tf.constant(0, tf.int64)
+    return apply_ops(ops, element, seed=0, epoch=epoch, kernels=kernels)[feature.name]
 
 
 def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: bool) -> Outputs:

@@ -134,8 +134,8 @@ class UnknownModel(UserError):
 
 
 class UnsavableModel(UserError):
-    """A model of your own could not be saved and loaded again after training; found out before the
-    first epoch.
+    """A model of your own could not be saved and loaded again after training, found out before the
+    first epoch; or what it is made of calls Python, which no SavedModel holds.
     """
 
 
