@@ -105,6 +105,7 @@ def test_ops_that_cannot_work_are_named():
 ROWS = array_feature("numbers", (3,), "float32").encoding
 SERIES = array_feature("series", (3,), "float32").encoding
 HALF = {"decode": {"ratio": 2}}
+GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
 
 
 class OneByOne(Op):
@@ -192,6 +193,18 @@ def test_numbers_to_predict_are_no_classes():
         (ROWS, [("postprocess", Rescale()), ("postprocess", Categories())], "rescale changes the"),
         (ROWS, [("postprocess", Categories()), ("postprocess", Rescale())], None),
         (ROWS, [("postprocess", Standardize()), ("postprocess", Categories())], None),
+        (
+            image_feature().encoding,
+            [("postprocess", Rescale()), ("postprocess", Standardize())],
+            "standardize takes mean and deviation of the stored values, which rescale has changed",
+        ),
+        (
+            image_feature().encoding,
+            [("postprocess", Rescale()), ("postprocess", GIVEN)],
+            None,
+        ),
+        (ROWS, [("postprocess", OneHot()), ("postprocess", Standardize())], None),
+        (ROWS, [("postprocess", Standardize()), ("postprocess", Rescale())], None),
         (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
         (
             image_feature().encoding,

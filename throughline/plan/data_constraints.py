@@ -7,9 +7,10 @@ What holds whatever the data is in `constraints.py`, which says what is where.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from throughline.plan.ops import Op
+from throughline.plan.ops import Op, Standardize
 from throughline.plan.schema import Encoding
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
@@ -159,7 +160,19 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
             "postprocess: rescale changes the numbers of the categories; use `standardize`, which"
             " leaves them as they are, or put it after `categories`"
         )
-    return problems
+    return problems + _of_measured_values([op for section, op in ops if section == "postprocess"])
+
+
+def _of_measured_values(postprocess: Sequence[Op]) -> list[str]:
+    """About mean and deviation, which are measured on what is stored, after other ops."""
+    changing = [op for op in postprocess if not op.on_labels]
+    return [
+        f"postprocess: standardize takes mean and deviation of the stored values, which"
+        f" {before.name} has changed by then; put it first, drop {before.name}, or give it `mean`"
+        " and `deviation`"
+        for before, op in pairwise(changing)
+        if isinstance(op, Standardize) and op.mean is None
+    ]
 
 
 def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
