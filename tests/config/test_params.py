@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tasks.identities import resolve_settings
+from throughline.config.model_checks import model_names
 from throughline.config.params import check, load_params
-from throughline.config.params_checks import model_names
+from throughline.config.params_checks import RAW
 from throughline.config.params_file import apply_overrides
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
@@ -247,7 +248,7 @@ def test_all_problems_are_told_together():
             "pipelines.naive.read: files are read from a local folder only",
         ),
         (
-            {"data__path": "data/raw/mine"},
+            {"data__path": f"{RAW}/mine"},
             "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
         ),
         (

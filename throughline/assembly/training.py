@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline
+from throughline.config.model_checks import find_monitor_problem
 from throughline.config.params import Params
-from throughline.config.params_checks import find_monitor_problem
 from throughline.measurement.baseline import describe_held_out, describe_next_tokens
 from throughline.measurement.gpus import used_gpus
 from throughline.measurement.hardware import UsageMonitor

@@ -15,11 +15,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from throughline.config.params_checks import (
-    find_problems,
-    find_source_encoding,
-    list_fitting_models,
-)
+from throughline.config.model_checks import list_fitting_models
+from throughline.config.params_checks import find_problems, find_source_encoding
 from throughline.config.params_file import PARAMS_FILE, apply_overrides, read_yaml
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import Op
@@ -198,16 +195,16 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     ops that make floats of images and tables, where none are given; tokens stay numbers.
     """
     resolved: dict[str, Any] = {}
+    encoding = find_source_encoding(document.data)
     if document.snapshot.fraction == "auto":
         resolved["snapshot"] = document.snapshot.model_copy(
             update={"fraction": find_read_fraction(document.pipelines.values())}
         )
     if document.model.name == "auto" and not document.model.from_file:
-        fitting = list_fitting_models(document.data, document.window)
+        fitting = list_fitting_models(encoding, document.window)
         name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")
         resolved["model"] = document.model.model_copy(update={"name": name})
-    text = find_source_encoding(document.data).modality == "text"
-    if text and "postprocess" not in document.model_fields_set:
+    if encoding.modality == "text" and "postprocess" not in document.model_fields_set:
         resolved["postprocess"] = []
     return document.model_copy(update=resolved)
 

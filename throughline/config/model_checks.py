@@ -1,0 +1,187 @@
+"""What is wrong with the model that params.yaml names, and with what its training watches: models
+that do not exist or do not fit the data, options they do not take. Keras is read, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from throughline.plan.schema import Encoding
+from throughline.settings import ModelSettings, WindowSettings
+from throughline.shared.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from throughline.config.params import Params
+
+TEXT_MODELS = ("text_classifier", "transformer_encoder")
+NEXT_TOKEN_MODELS = ("transformer_decoder",)
+BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
+# Arguments of keras.applications that follow from the data, or have keys of their own.
+FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
+# What `model: {name: auto}` is, and what else there is without writing one, by the data's modality.
+MODELS_FOR = {"images": ("small_cnn", "mlp"), "numbers": ("mlp",), "text": TEXT_MODELS}
+
+
+def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
+    """Built-in models for what is trained, the first of which is `auto`."""
+    if window.tokens is not None:
+        return NEXT_TOKEN_MODELS
+    return MODELS_FOR.get(encoding.modality, ())
+
+
+def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
+    """What is wrong with the model, and with early stopping, for data of this encoding."""
+    return [
+        *_find_file_problems(params.model),
+        *(_find_name_problems(params, encoding) or find_option_problems(params.model)),
+        *_find_monitor_problems(params, encoding),
+    ]
+
+
+def _find_file_problems(model: ModelSettings) -> Iterator[str]:
+    """Files of models and weights that are not there."""
+    for key, name in (("from", model.from_file), ("weights", model.weights)):
+        if name and not Path(name).is_file():
+            yield f"model.{key}: {name} is no file; a path is absolute, or relative to the project"
+    if model.from_file and (model.name != "auto" or model.options or model.weights):
+        yield (
+            "model.from: the file says what the network is; leave out model.name, model.options and"
+            " model.weights"
+        )
+
+
+def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
+    name = params.model.name
+    if params.model.from_file:
+        return []
+    if name == "auto":
+        return [
+            f"model.name: no built-in model takes {encoding.noun}; write your own:"
+            " package.module:function"
+        ]
+    if ":" not in name:
+        known = model_names()
+        if name not in known:
+            return [
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
+                " package.module:function"
+            ]
+        fitting = list_fitting_models(encoding, params.window)
+        if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
+            if params.window.tokens is not None and name in fitting:
+                return []
+            predicts = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
+            return [
+                f"model.name: {name} {predicts} next tokens, and window.tokens is"
+                f" {params.window.tokens or 'absent'}; use auto, or your own"
+            ]
+        takes_images = encoding.modality == "images" and name not in TEXT_MODELS
+        if name not in (*fitting, "emulated") and not takes_images:
+            takes = "text" if name in TEXT_MODELS else "images"
+            return [
+                f"model.name: {name} takes {takes}, the source has {encoding.noun}; use auto,"
+                f" {', '.join(fitting)}, or your own"
+            ]
+        return []
+    module = name.partition(":")[0]
+    try:
+        missing = importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        missing = True
+    return (
+        [
+            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
+            " install it"
+        ]
+        if missing
+        else []
+    )
+
+
+def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
+    """Early stopping that watches none of the metrics, where params.yaml alone says which those
+    are: a builder of one's own, or a file, may bring others.
+    """
+    stopping, model = params.train.early_stopping, params.model
+    if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
+        return
+    kind, table = params.data.label_kind, encoding.name == "numbers"
+    undecided = table and kind == "auto"
+    number = encoding.storage == "blocks" or (table and kind == "number")
+    metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
+    if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
+        yield problem
+
+
+def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
+    """Why early stopping cannot watch this, and what there is; None: it is one of the metrics, of
+    training or of validation.
+    """
+    known = [*(f"val_{name}" for name in metrics), *metrics]
+    if monitor in known:
+        return None
+    close = did_you_mean(monitor, known).partition("known:")[0]
+    return (
+        f"train.early_stopping.monitor: {monitor} is not a metric of this training, which has"
+        f" {', '.join(known)}{close and f'; {close}'}"
+    )
+
+
+def find_option_problems(model: ModelSettings) -> Iterator[str]:
+    """Options that the model's builder does not take, read from its source, which is not run."""
+    taken = _read_arguments(model.name) if model.name != "emulated" else None
+    if taken is None:
+        return
+    for key in (key for key in model.options if key not in taken):
+        hint = did_you_mean(key, taken) if taken else "it takes none"
+        yield f"model.options.{key}: {model.name} does not take it; {hint}"
+
+
+def _read_arguments(name: str) -> list[str] | None:
+    """Options of a builder by name; None where its source does not say."""
+    module, _, function = name.partition(":")
+    if function:
+        sources = [module]
+    elif name in BUILT_IN_MODELS:
+        sources, function = ["throughline.models.builders", "throughline.models.transformers"], name
+    else:
+        sources, function = [], name
+    paths = [_find_source(module) for module in sources] or sorted(_applications().glob("*.py"))
+    for path in filter(None, paths):
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                first = 2 if sources else 0  # a builder's input_shape and outputs
+                taken = [*node.args.args[first:], *node.args.kwonlyargs]
+                options = [one.arg for one in taken if sources or one.arg not in FROM_DATA]
+                return None if node.args.kwarg else options
+    return None
+
+
+def _find_source(module: str) -> Path | None:
+    """The file of a module, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _applications() -> Path:
+    """The folder of keras.applications' sources; Keras is not imported."""
+    keras = _find_source("keras")
+    return keras.parent / "src" / "applications" if keras else Path("absent")
+
+
+def model_names() -> list[str]:
+    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
+    spec = importlib.util.find_spec("keras")
+    if spec is None or not spec.submodule_search_locations:
+        return list(BUILT_IN_MODELS)
+    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
+    return [*BUILT_IN_MODELS, *sorted(names)]
