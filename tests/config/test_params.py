@@ -431,6 +431,18 @@ def test_a_model_of_images_is_refused_for_a_table_before_anything_runs():
         check(changed)
 
 
+def test_a_model_that_scales_its_input_gets_it_unscaled():
+    refused = (
+        "postprocess: EfficientNetB0 scales its input itself, from 0 to 255; leave out rescale"
+    )
+    assert refused in problems(model__name="EfficientNetB0")
+    assert check(document(model__name="EfficientNetB0", postprocess="[]"))
+    within = {"model__name": "MobileNetV3Small"}
+    assert check(document(**within))
+    within["model__options"] = "{include_preprocessing: true}"
+    assert "postprocess: MobileNetV3Small scales its input itself" in problems(**within)
+
+
 @pytest.mark.parametrize(
     ("data", "monitor", "said"),
     [

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from trainings import params_of, run
 
 from throughline.models.builders import Target, build_models
-from throughline.plan.ops import Rescale
+from throughline.plan.op_parsing import parse_op
 from throughline.settings import ModelSettings
 
 PAGE = ROOT / "docs" / "models.md"
@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
 def test_the_page_trains_as_it_stands(folder, layout, recipe):
     overlay = YAML(typ="safe").load(recipe.text)  # libyaml, as DVC reads it
     if overlay.get("model", {}).get("name") == "MobileNetV2":
-        network = build_network(overlay["model"])
+        network = build_network(overlay["model"], overlay["postprocess"])
         frozen = [layer.name for layer in network.layers if layer.weights and not layer.trainable]
         assert "Conv1" in frozen and "block_3_expand" in frozen and len(network.trainable_weights)
         return
@@ -54,11 +54,11 @@ def test_the_page_trains_as_it_stands(folder, layout, recipe):
     assert len(rows) == overlay.get("train", {}).get("epochs", 3) or "early_stopping" in recipe.text
 
 
-def build_network(settings):
+def build_network(settings, postprocess):
     return build_models(
         ModelSettings.model_validate(settings),
         input_shape=(32, 32, 3),
         dtype="uint8",
         target=Target(kind="class", shape=(4,)),
-        postprocess=(Rescale(),),
+        postprocess=[op for spec in postprocess if (op := parse_op(spec, where="op")[0])],
     ).network

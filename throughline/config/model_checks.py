@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from throughline.plan.ops import Rescale, Standardize
 from throughline.plan.schema import Encoding
 from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.errors import did_you_mean
@@ -38,6 +39,7 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
     return [
         *_find_file_problems(params.model),
         *(_find_name_problems(params, encoding) or find_option_problems(params.model)),
+        *_find_scaling_problems(params),
         *_find_monitor_problems(params, encoding),
     ]
 
@@ -51,6 +53,19 @@ def _find_file_problems(model: ModelSettings) -> Iterator[str]:
         yield (
             "model.from: the file says what the network is; leave out model.name, model.options and"
             " model.weights"
+        )
+
+
+def _find_scaling_problems(params: Params) -> Iterator[str]:
+    """Ops that scale the input of a keras.applications model which does that itself."""
+    model = params.model
+    within = model.options.get("include_preprocessing") and ":" not in model.name
+    if within or model.name.startswith("EfficientNetB"):
+        yield from (
+            f"postprocess: {model.name} scales its input itself, from 0 to 255; leave out"
+            f" {op.name}, with nothing else in it: `postprocess: []`"
+            for op in params.postprocess
+            if isinstance(op, Rescale | Standardize)
         )
 
 

@@ -11,6 +11,7 @@ preprocessing code.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,9 @@ def text_classifier(
 
 def _application(name: str) -> Any:
     constructor = getattr(keras.applications, name)
+    # What scales the input is in `postprocess`, as with every other model.
+    scales = "include_preprocessing" in inspect.signature(constructor).parameters
+    usual = {"include_preprocessing": False} if scales else {}
 
     def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
         if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
@@ -205,7 +209,7 @@ def _application(name: str) -> Any:
             input_shape=input_shape,
             classes=outputs,
             classifier_activation=None,
-            **options,
+            **{**usual, **options},
         )
 
     return build

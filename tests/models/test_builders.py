@@ -1,0 +1,32 @@
+"""Models by name are built for what `postprocess` makes of the input."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from throughline.models.builders import Models, Target, build_models
+from throughline.plan.ops import Op, Rescale
+from throughline.settings import ModelSettings
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+
+
+def build(*postprocess: Op, **options) -> Models:
+    return build_models(
+        ModelSettings(name="MobileNetV3Small", options={"alpha": 0.35, **options}),
+        input_shape=(32, 32, 3),
+        dtype="uint8",
+        target=Target(kind="class", shape=(4,)),
+        postprocess=postprocess,
+    )
+
+
+def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():
+    outside = build(Rescale(scale=1 / 127.5, offset=-1))
+    within = build(include_preprocessing=True)
+    scaling = [isinstance(one, keras.layers.Rescaling) for one in outside.network.layers]
+    assert not any(scaling)
+    within.network.set_weights(outside.network.get_weights())
+    expected = np.asarray(outside.full_model(IMAGES))
+    np.testing.assert_allclose(within.full_model(IMAGES), expected, rtol=1e-4, atol=1e-6)
