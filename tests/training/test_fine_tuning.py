@@ -69,6 +69,17 @@ def test_layers_are_frozen_by_name_and_patterns(tmp_path):
         build(**source, freeze=["*"])
 
 
+def test_layers_that_an_earlier_run_has_frozen_are_trained_further(tmp_path):
+    pretrained(tmp_path / "other.keras", outputs=3)
+    first = build(**{"from": str(tmp_path / "other.keras")}, freeze=["all_but_last"])
+    assert len(first.trainable_weights) == 2
+    first.save(tmp_path / "first.keras")
+    source = {"from": str(tmp_path / "first.keras")}
+    assert len(build(**source).trainable_weights) == 4
+    assert len(build(**source, freeze=["logits"]).trainable_weights) == 2
+    assert len(build(outputs=5, **source).trainable_weights) == 4
+
+
 def dense(units, name):
     return keras.layers.Dense(units, name=name)
 

@@ -26,7 +26,8 @@ SHOWN = 4  # weights that are not loaded
 def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) -> keras.Model:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
     of a model of this program, the network within. Where it does not give so many `outputs`, its
-    last layer is replaced. It computes in the precision of this process, whatever the file's.
+    last layer is replaced. It computes in the precision of this process, whatever the file's, and
+    all its layers are trained, whichever were frozen when it was saved.
 
     Raises:
       UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
@@ -47,6 +48,8 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
             " alike with preprocess, such as {resize: {height: …, width: …}}"
         )
     _apply_precision(network)
+    for layer in network._flatten_layers():  # a model that is trainable would tell none of them
+        layer.trainable = True
     return network if network.output_shape[-1] == outputs else _replace_output(network, outputs)
 
 
