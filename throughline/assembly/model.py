@@ -4,6 +4,8 @@ inputs.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from throughline.assembly.inputs import (
@@ -15,14 +17,22 @@ from throughline.assembly.inputs import (
 from throughline.config.params import Params
 from throughline.models import emulation
 from throughline.models.builders import Models, Target, build_models
+from throughline.models.inference import TOKENIZER, find_spec, read_tokenizer
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.text_ops import Tokenize
+from throughline.shared.errors import UnknownModel
 
 
 def build_models_for(params: Params, data: PreparedData) -> Models:
     """Build the model that `params` names for the inputs and labels that are stored; one for text
     learns how many tokens there are.
+
+    Raises:
+      UnknownModel: there is no such model, or it does not fit, as one of other tokens or columns.
     """
     settings, vocabulary = params.model, data.snapshot.vocabulary
+    if settings.from_file:
+        _check_origin(Path(settings.from_file), params, data)
     if vocabulary and settings.name != emulation.EMULATED_MODEL:
         options = {"vocabulary": vocabulary, **settings.options}
         settings = settings.model_copy(update={"options": options})
@@ -32,6 +42,39 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
         dtype=data.shards.schema.input.dtype,
         target=infer_target(params, data),
         postprocess=make_input_spec(params, data, "train").postprocess,
+    )
+
+
+def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
+    """Refuse to train on a model of this program whose inputs were other tokens or columns."""
+    spec = find_spec(path)
+    if spec is None:
+        return
+    columns, learned = data.shards.schema.input.columns, spec.schema.input.columns
+    if learned.names and (columns.names, columns.categories) != (learned.names, learned.categories):
+        raise UnknownModel(
+            f"model.from: {path} was trained on other columns, or on other categories in them:"
+            f" {', '.join(learned.names)}. Make them alike by data.numeric, data.categorical and"
+            " data.ignore, or train without `from`"
+        )
+    tokenizer = read_tokenizer(path, spec)
+    if tokenizer and not _makes_same_tokens(params, data, *tokenizer):
+        op, content = tokenizer
+        file = f", model: FILE}}` and `unzip -p {path} {TOKENIZER} > FILE" if content else "}"
+        raise UnknownModel(
+            f"model.from: {path} was trained with another tokenizer, and its tokens have other"
+            f" numbers. Take that one, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`, or"
+            " train without `from`"
+        )
+
+
+def _makes_same_tokens(params: Params, data: PreparedData, op: Tokenize, content: bytes) -> bool:
+    """Whether texts become the tokens that this op makes of them by a file of this content."""
+    return any(
+        (one.kind, one.lower) == (op.kind, op.lower)
+        and (not one.file or Path(one.model).read_bytes() == content)
+        for one in data.bind_to_data(params.preprocess)
+        if isinstance(one, Tokenize)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +12,7 @@ import keras
 import numpy as np
 
 from throughline.models.device_ops import SINGLE
-from throughline.models.inference import SPEC, read_spec
+from throughline.models.inference import find_spec
 from throughline.models.model_files import explain, load_model
 from throughline.shared.errors import UnknownModel, did_you_mean
 from throughline.shared.progress import echo
@@ -32,12 +31,12 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
     Raises:
       UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
     """
-    own = zipfile.is_zipfile(path) and SPEC in zipfile.ZipFile(path).namelist()
     try:
-        network = load_model(path, read_spec(path).objects if own else {})
+        spec = find_spec(path)
+        network = load_model(path, spec.objects if spec else {})
     except Exception as error:
         raise UnknownModel(f"model.from: {path} cannot be loaded: {explain(error)}") from error
-    if own:
+    if spec:
         network = _find_network(network)
     taken = tuple(getattr(network, "input_shape", ())[1:])
     if len(taken) != len(input_shape) or any(

@@ -117,6 +117,31 @@ def read_spec(path: Path) -> InferenceSpec:
         raise OutdatedModel(f"{path} is no model.keras, or cut off ({error}); {RETRAIN}") from error
 
 
+def find_spec(path: Path) -> InferenceSpec | None:
+    """How the model of a file is used; None where it is no file of this program.
+
+    Raises:
+      OutdatedModel: it is one of another version.
+    """
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as file:
+        own = SPEC in file.namelist()
+    return read_spec(path) if own else None
+
+
+def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | None:
+    """The `tokenize` of a model's file, and the tokenizer itself, empty where tokens are bytes;
+    None where the model takes no text.
+    """
+    arguments = next((one.op["tokenize"] for one in spec.ops if "tokenize" in one.op), None)
+    if arguments is None:
+        return None
+    op = Tokenize.model_validate(arguments)
+    with zipfile.ZipFile(path) as file:
+        return op, file.read(TOKENIZER) if op.file else b""
+
+
 def gives_probabilities(model: keras.Model) -> bool:
     """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
     outputs: Any = getattr(model, "outputs", None)
