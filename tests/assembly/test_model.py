@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 from texts import params_of, prepare_texts
 
+from throughline.assembly.fingerprint import layer_modules
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
@@ -15,7 +17,8 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
-from throughline.models.inference import TOKENIZER, save_trained_model
+from throughline.models.inference import TOKENIZER, open_trained_model, save_trained_model
+from throughline.models.model_files import check_savable
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.settings import ShardSettings
 from throughline.shared.errors import UnknownModel
@@ -29,7 +32,8 @@ def build(params, layout, path=None):
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     if path:
-        spec = make_inference_spec(params, "p", data)
+        needs = check_savable(models.full_model, sorted(layer_modules(params)))
+        spec = make_inference_spec(params, "p", data, needs)
         save_trained_model(models.full_model, path, spec, inference_ops(params, "p", data))
     return models
 
@@ -61,6 +65,16 @@ def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(tmp_path):
     assert f"{take} and `unzip -p {first} {TOKENIZER} > FILE`" in str(refusal.value)
     with pytest.raises(UnknownModel, match="trained with another tokenizer"):
         build(take_snapshot(layout, **further), layout)
+
+
+def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(tmp_path):
+    layout = prepare_texts(tmp_path / "texts")
+    first, second = tmp_path / "first.keras", tmp_path / "second.keras"
+    expected = build(params_of({}), layout, first).full_model
+    build(params_of({}, model={"from": str(first)}), layout, second)
+    tokens = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
+    with open_trained_model(second) as trained:
+        np.testing.assert_array_equal(trained.model(tokens), expected(tokens))
 
 
 def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_alone(tmp_path):

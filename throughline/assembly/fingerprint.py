@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from throughline.config.params import Params
+from throughline.models.inference import find_spec
 from throughline.models.transformers import TransformerEncoder
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import PROGRAM
@@ -59,13 +60,20 @@ def user_modules(params: Params) -> set[str]:
     named += [*train.metrics, *train.callbacks]
     paths = [one if isinstance(one, str) else next(iter(one)) for one in named]
     own = {path.partition(":")[0] for path in paths if ":" in path}
-    ops = {type(op).__module__ for _, op in params.ops}
-    return own | {module for module in ops if module.partition(".")[0] not in PROGRAM}
+    others = {type(op).__module__ for _, op in params.ops} | _file_modules(params)
+    return own | {module for module in others if module.partition(".")[0] not in PROGRAM}
 
 
 def layer_modules(params: Params) -> set[str]:
-    """The modules that may hold layers which Keras does not know by itself: the user's, and that of
-    the built-in transformers.
+    """The modules that may hold layers which Keras does not know by itself: the user's, that of the
+    built-in transformers, and those that the file of a model to train on needs.
     """
     transformer = params.model.name in ("transformer_encoder", "transformer_decoder")
-    return user_modules(params) | ({TransformerEncoder.__module__} if transformer else set())
+    built_in = {TransformerEncoder.__module__} if transformer else set()
+    return user_modules(params) | _file_modules(params) | built_in
+
+
+def _file_modules(params: Params) -> set[str]:
+    """The project's modules that the model needs which is trained on."""
+    spec = find_spec(Path(params.model.from_file)) if params.model.from_file else None
+    return {path.partition(":")[0] for path in (spec.objects.values() if spec else ())}
