@@ -22,6 +22,7 @@ from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
+from throughline.kernels.elements import apply_ops
 from throughline.kernels.tokenizers import tokenize
 from throughline.models.inference import (
     InferenceSpec,
@@ -33,12 +34,14 @@ from throughline.models.model_files import check_savable
 from throughline.models.serving import CLASSES, export_model, make_serve_fn
 from throughline.plan.augmentations import ResizedCenterCrop
 from throughline.plan.ops import DecodeImage, Op, Resize
+from throughline.plan.schema import Shape
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.errors import UnsavableModel
 
 pytestmark = pytest.mark.integration
 
+DECODE = DecodeImage(channels=3)
 TEXTS = ["the quick brown fox", "", "a lazy dog, üñí, jumps over the fox " * 4]
 
 
@@ -125,28 +128,48 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
 
 
-def photo_model(*ops: Op) -> TrainedModel:
-    """A model that answers with the pixels that reach it."""
+def photo_model(*ops: Op, shape: Shape = (None, None, 3)) -> TrainedModel:
+    """A model of photos of this shape that answers with the pixels that reach it."""
     pixels = keras.Input((8, 8, 3), dtype="uint8")
     spec = InferenceSpec(
         task="regression",
-        schema=labeled(image_feature()),
+        schema=labeled(image_feature(shape)),
         data=DataSettings(source="image_folder", path="unused"),
         window=WindowSettings(),
         ops=(),
     )
     answer = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(pixels))
-    ops = (DecodeImage(channels=3), *ops)
     return TrainedModel(model=keras.Model(pixels, answer), spec=spec, ops=ops)
+
+
+def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
+    """PNG files of these heights and widths."""
+    draw = np.random.default_rng(0)
+    images = (draw.integers(0, 256, (*size, 3), np.uint8) for size in sizes)
+    return [tf.io.encode_png(image).numpy() for image in images]
+
+
+@pytest.mark.parametrize("shape", [(None, None, 3), (20, 30, 3)])
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (DecodeImage(channels=3, crop=(8, 8)),),
+        (DecodeImage(channels=3, ratio=2), ResizedCenterCrop(height=8, width=8, shorter=9)),
+    ],
+    ids=["fused", "ratio"],
+)
+def test_images_are_served_however_a_configuration_decodes_them(ops, shape):
+    files = make_photos((20, 30), (20, 30))
+    served = make_serve_fn(photo_model(*ops, shape=shape))(tf.constant(files))["values"]
+    one = {"image": tf.constant(files[1]), "key": tf.zeros((), tf.int64)}
+    image = apply_ops(ops, one, seed=0, epoch=tf.constant(0, tf.int64))["image"]
+    np.testing.assert_array_equal(served[1], tf.reshape(image, (-1,)))
 
 
 @pytest.mark.slow  # starts TensorFlow again
 def test_what_opencv_crops_is_exported_without_it(tmp_path):
-    trained = photo_model(ResizedCenterCrop(height=8, width=8, shorter=9))
-    files = []
-    for number, size in enumerate([(20, 31, 3), (8, 8, 3), (6, 40, 3)]):
-        image = np.random.default_rng(number).integers(0, 256, size, np.uint8)
-        files.append(tf.io.encode_png(image).numpy())
+    crop = ResizedCenterCrop(height=8, width=8, shorter=9)
+    trained, files = photo_model(DECODE, crop), make_photos((20, 31), (8, 8), (6, 40))
     export_model(trained, tmp_path / "served")
     program = (
         "import sys, numpy, tensorflow\n"
@@ -172,7 +195,7 @@ class Inverted(Op):
 
 
 def test_what_calls_python_is_not_exported(tmp_path):
-    trained = photo_model(Inverted(), Resize(height=8, width=8))
+    trained = photo_model(DECODE, Inverted(), Resize(height=8, width=8))
     with pytest.raises(UnsavableModel, match=r"exported: \S*inverted calls Python"):
         export_model(trained, tmp_path / "served")
     assert not (tmp_path / "served").exists()

@@ -191,6 +191,12 @@ class DecodeImage(Op):
     ratio: Literal[1, 2, 4, 8] = 1
     crop: tuple[int, int] | None = None
 
+    def shape(self, before: Shape) -> Shape:
+        """The size of a crop; at a smaller size images differ, since only JPEG is decoded so."""
+        if self.crop:
+            return (*self.crop, self.channels)
+        return before if self.ratio == 1 else None
+
 
 class DecodeRaw(Op):
     """Reinterpret raw values of one fixed shape: `decode` for arrays, tables and series."""

@@ -30,15 +30,18 @@ def resolve_decode(
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
-    """How many of `ops` it takes until all examples have the same shape, so that they can be
-    batched; None: not even all of them.
+    """How many of `ops` it takes until all examples have the same shape for good, so that they can
+    be batched; None: not even all of them.
     """
     shape: Shape = schema.input.batch_shape
-    for count, op in enumerate(ops):
-        if shape is not None:
-            return count
+    needed = None if shape is None else 0
+    for count, op in enumerate(ops, 1):
         shape = op.shape(shape)
-    return None if shape is None else len(ops)
+        if shape is None:
+            needed = None
+        elif needed is None:
+            needed = count
+    return needed
 
 
 def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, ...]:
