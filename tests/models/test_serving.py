@@ -33,7 +33,7 @@ from throughline.models.inference import (
 from throughline.models.model_files import check_savable
 from throughline.models.serving import CLASSES, export_model, make_serve_fn
 from throughline.plan.augmentations import ResizedCenterCrop
-from throughline.plan.ops import DecodeImage, Op, Resize
+from throughline.plan.ops import DecodeImage, Op, Pad, Resize
 from throughline.plan.schema import Shape
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import DataSettings, WindowSettings
@@ -42,6 +42,7 @@ from throughline.shared.errors import UnsavableModel
 pytestmark = pytest.mark.integration
 
 DECODE = DecodeImage(channels=3)
+CROP = ResizedCenterCrop(height=8, width=8, shorter=9)
 TEXTS = ["the quick brown fox", "", "a lazy dog, üñí, jumps over the fox " * 4]
 
 
@@ -142,6 +143,14 @@ def photo_model(*ops: Op, shape: Shape = (None, None, 3)) -> TrainedModel:
     return TrainedModel(model=keras.Model(pixels, answer), spec=spec, ops=ops)
 
 
+@pytest.mark.parametrize("ops", [(CROP,), (Pad(pixels=1), CROP)], ids=["crop", "pad"])
+def test_images_of_other_sizes_than_those_of_the_training_are_served(ops):
+    files = make_photos((20, 30), (21, 30), (9, 50))
+    served = make_serve_fn(photo_model(DECODE, *ops, shape=(20, 30, 3)))(tf.constant(files))
+    expected = make_serve_fn(photo_model(DECODE, *ops))(tf.constant(files))
+    np.testing.assert_array_equal(served["values"], expected["values"])
+
+
 def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
     """PNG files of these heights and widths."""
     draw = np.random.default_rng(0)
@@ -154,7 +163,7 @@ def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
     "ops",
     [
         (DecodeImage(channels=3, crop=(8, 8)),),
-        (DecodeImage(channels=3, ratio=2), ResizedCenterCrop(height=8, width=8, shorter=9)),
+        (DecodeImage(channels=3, ratio=2), CROP),
     ],
     ids=["fused", "ratio"],
 )
@@ -168,8 +177,7 @@ def test_images_are_served_however_a_configuration_decodes_them(ops, shape):
 
 @pytest.mark.slow  # starts TensorFlow again
 def test_what_opencv_crops_is_exported_without_it(tmp_path):
-    crop = ResizedCenterCrop(height=8, width=8, shorter=9)
-    trained, files = photo_model(DECODE, crop), make_photos((20, 31), (8, 8), (6, 40))
+    trained, files = photo_model(DECODE, CROP), make_photos((20, 31), (8, 8), (6, 40))
     export_model(trained, tmp_path / "served")
     program = (
         "import sys, numpy, tensorflow\n"

@@ -25,7 +25,7 @@ from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
 from throughline.plan.ops import DecodeRaw, Op
 from throughline.plan.schema import Feature, Schema, TableColumns
-from throughline.plan.shapes import ops_until_uniform, output_shape
+from throughline.plan.shapes import ops_until_uniform, output_shape, widen_schema
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.errors import UnsavableModel
 from throughline.shared.files import atomic_folder
@@ -150,6 +150,7 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: A
     on the batch.
     """
     ops = [op for op in ops if not isinstance(op, DecodeRaw)]  # these are values already
+    schema = widen_schema(schema, ops)
     uniform = ops_until_uniform(ops, schema)
     single = max(
         len(ops) if uniform is None else uniform,

@@ -5,6 +5,7 @@ Pure; no TensorFlow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from throughline.plan.ops import Decode, DecodeImage, Op, Shape
 from throughline.plan.schema import Schema
@@ -42,6 +43,19 @@ def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
         elif needed is None:
             needed = count
     return needed
+
+
+def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
+    """The schema with the values that `ops` take: files of any size where the ops give them one,
+    whichever those of the training had; else as it is.
+    """
+    value = schema.input
+    if value.encoding.storage != "files":
+        return schema
+    any_size = replace(value, shape=(*(None for _ in value.shape[:-1]), value.channels))
+    others = tuple(one for one in schema.features if one is not value)
+    wide = Schema(features=(any_size, *others))
+    return schema if ops_until_uniform(ops, wide) is None else wide
 
 
 def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, ...]:

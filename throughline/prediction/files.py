@@ -20,8 +20,8 @@ from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
 from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
-from throughline.plan.schema import Schema, find_encoding
-from throughline.plan.shapes import ops_until_uniform
+from throughline.plan.schema import find_encoding
+from throughline.plan.shapes import widen_schema
 from throughline.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
@@ -108,14 +108,10 @@ def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedMode
 def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
     """Why the model cannot take a value of this shape; None where it can."""
     feature = trained.spec.schema.input
-    in_files = feature.encoding.storage == "files"
     if feature.encoding.modality == "images" and shape[-1] > feature.channels:
         return "in color, and the model was trained on gray images; convert it to gray first"
-    variable = replace(feature, shape=(*(None for _ in feature.shape[:-1]), feature.channels))
-    schema = Schema(features=(variable,))
-    needed = feature.shape[:-1]
-    resized = in_files and ops_until_uniform(trained.ops, schema) is not None
-    if None in needed or resized or shape[:-1] == needed:
+    needed = widen_schema(trained.spec.schema, trained.ops).input.shape[:-1]
+    if None in needed or shape[:-1] == needed:
         return None
     sizes = ("×".join(map(str, reversed(size))) for size in (shape[:-1], needed))
     return "{} pixels, and the model takes {}; resize it as the images of the training were".format(
