@@ -198,6 +198,10 @@ def test_all_problems_are_told_together():
             {"pipelines__naive__decode": "{ratio: 2}"},
             "pipelines.naive.decode.ratio: nothing resizes the images",
         ),
+        (
+            {"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
+            "train.optimizer: the rate has a key of its own, train.learning_rate",
+        ),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (
             {"pipelines__naive__map": "{parallel: fast}"},

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from throughline.settings.base import Settings
 
@@ -92,6 +92,17 @@ class TrainSettings(Settings):
             " module:function of your own that takes learning_rate"
         ),
     )
+    @field_validator("optimizer")
+    @classmethod
+    def _leaves_the_rate_to_its_key(cls, optimizer: NamedObject) -> NamedObject:
+        given = {} if isinstance(optimizer, str) else next(iter(optimizer.values()), {})
+        if "learning_rate" in given:
+            raise ValueError(
+                "the rate has a key of its own, train.learning_rate, which the schedule and the"
+                " warm-up follow; leave learning_rate out here"
+            )
+        return optimizer
+
     loss: NamedObject = Field(
         default="auto",
         description=(
