@@ -58,9 +58,9 @@ def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int)
     return " · ".join([*named, *([f"not used: {', '.join(unused)}"] if unused else [])])
 
 
-def find_rare_classes(balance: Mapping[str, Mapping[str, int]]) -> str | None:
+def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: bool) -> str | None:
     """What to say where classes have fewer than two examples, by the examples of each class in each
-    split; None where none has.
+    split; None where none has. Labels `of_table` may be numbers to predict.
     """
     total = sum((Counter(counts) for counts in balance.values()), Counter())
     rare = [name for name, count in total.items() if count == 1]
@@ -70,7 +70,7 @@ def find_rare_classes(balance: Mapping[str, Mapping[str, int]]) -> str | None:
         f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
         f" judged, not both: {', '.join(rare[:RARE_SHOWN])}{' …' if rare[RARE_SHOWN:] else ''}"
     )
-    if 2 * len(rare) > len(total) and all(map(_is_number, total)):
+    if of_table and 2 * len(rare) > len(total) and all(map(_is_number, total)):
         said += ". They are numbers: data.label_kind: number predicts them"
     return said
 
@@ -117,7 +117,7 @@ def find_problems(stats: Mapping[str, Any], classes: Sequence[str]) -> list[str]
     trained = stats["class_balance"].get("train", {})
     if untrained := [name for name in classes if name not in trained]:
         problems += [f"no example in the training split: class {_name_some(untrained)}"]
-    if rare := find_rare_classes(stats["class_balance"]):
+    if rare := find_rare_classes(stats["class_balance"], of_table=bool(stats["columns"])):
         problems += [rare]
     return problems + [
         f"class folder {name} holds no example and is left out" for name in stats["empty_classes"]

@@ -202,6 +202,10 @@ def test_all_problems_are_told_together():
             {"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
             "train.optimizer: the rate has a key of its own, train.learning_rate",
         ),
+        (
+            {"data__label_kind": "number"},
+            "data.label_kind: number is for the source table, and image_folder shows by itself",
+        ),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (
             {"pipelines__naive__map": "{parallel: fast}"},

@@ -624,12 +624,14 @@ def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):
 
 def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
     balance = {"train": {"1.5": 1, "2.5": 1, "9": 3}, "test": {"4": 1, "9": 1}}
-    said = find_rare_classes(balance) or ""
+    said = find_rare_classes(balance, of_table=True) or ""
     assert said.startswith("3 of 4 classes have a single example") and "1.5, 2.5, 4." in said
     assert said.endswith("data.label_kind: number predicts them")
     words = {"train": {"owl": 1, "cat": 1, "dog": 2}}
-    assert "label_kind" not in (find_rare_classes(words) or "label_kind")
-    assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}) is None
+    for rare, of_table in ((words, True), (balance, False)):
+        said = find_rare_classes(rare, of_table=of_table) or "label_kind"
+        assert "label_kind" not in said
+    assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}, of_table=True) is None
 
 
 def test_how_columns_were_read_is_said_in_few_words():

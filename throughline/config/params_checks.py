@@ -38,6 +38,11 @@ def find_source_encoding(data: DataSettings) -> Encoding:
     return find_encoding(SOURCES[data.source].encoding)
 
 
+def _predicts_number(data: DataSettings) -> bool:
+    """Whether params.yaml says that the label is a number to predict."""
+    return find_source_encoding(data).name == "numbers" and data.label_kind == "number"
+
+
 def find_problems(params: Params) -> list[str]:
     """Problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
@@ -104,7 +109,7 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
             encoding,
             params.ops,
             windows=encoding.storage == "blocks" or next_tokens,
-            predicts_number=params.data.label_kind == "number",
+            predicts_number=_predicts_number(params.data),
         ),
     ]
 
@@ -127,7 +132,13 @@ def _find_task_problems(params: Params) -> Iterator[str]:
         )
     if params.data.missing != "reject" and encoding.name != "numbers":
         yield f"data.missing: the source {params.data.source} is no table; drop it"
-    if params.data.label_kind == "none" and (not text or params.window.tokens is None):
+    kind, source = params.data.label_kind, params.data.source
+    if kind in ("class", "number") and encoding.name != "numbers":
+        yield (
+            f"data.label_kind: {kind} is for the source table, and {source} shows by itself what"
+            " its labels are; drop it"
+        )
+    if kind == "none" and (not text or params.window.tokens is None):
         yield (
             "data.label_kind: none leaves nothing to predict but the next token of a text; set"
             " window.tokens, such as 256, or another label_kind"
@@ -221,7 +232,7 @@ def _find_source_problems(params: Params) -> list[str]:
     """Problems of ops with this kind of data."""
     encoding = find_source_encoding(params.data)
     found = find_ops_problems(encoding, params.ops)
-    if params.data.label_kind == "number":
+    if _predicts_number(params.data):
         found += find_label_problems(params.ops)
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)

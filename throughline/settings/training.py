@@ -92,6 +92,7 @@ class TrainSettings(Settings):
             " module:function of your own that takes learning_rate"
         ),
     )
+
     @field_validator("optimizer")
     @classmethod
     def _leaves_the_rate_to_its_key(cls, optimizer: NamedObject) -> NamedObject:
