@@ -514,12 +514,21 @@ def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_cente
     assert plan(center, "optimized") == f"{gather}resized_center_crop {crop}:standardize"
 
 
+@pytest.mark.parametrize("source", ["table", "time_series"])
+def test_numbers_are_not_divided_by_255_unless_it_is_said(source):
+    refused = "postprocess: rescale divides by 255, as pixels need it; use `standardize`"
+    assert refused in problems(data__source=source, postprocess="[rescale]")
+    assert check(document(data__source=source, postprocess="[{rescale: {scale: 0.01}}]"))
+
+
 @pytest.mark.parametrize(
     ("source", "model", "postprocess"),
     [
         ("image_folder", "small_cnn", ["rescale"]),
         ("fashion_mnist", "mlp", ["rescale"]),
         ("text_folder", "text_classifier", []),
+        ("table", "mlp", ["standardize", "categories"]),
+        ("time_series", "mlp", ["standardize"]),
     ],
 )
 def test_what_is_chosen_by_default_is_resolved_in_what_dvc_compares(source, model, postprocess):

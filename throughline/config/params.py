@@ -38,6 +38,8 @@ from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_me
 
 OpSpec = str | dict[str, Any]
 OP_SECTIONS = ("preprocess", "augment", "postprocess")
+# Ops of data that are neither images nor text where none are given, by the encoding.
+POSTPROCESS = {"numbers": ["standardize", "categories"], "series": ["standardize"]}
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
     "finish": "postprocess",
@@ -73,8 +75,9 @@ class ParamsDocument(Settings):
     postprocess: list[OpSpec] = Field(
         default=["rescale"],
         description=(
-            "ops that turn uint8 into floats, last; on the host or on the device as a configuration"
-            " says"
+            "ops that turn what is stored into floats, last; on the host or on the device as a"
+            " configuration says; left out, of tables [standardize, categories], of series"
+            " [standardize], of text none"
         ),
     )
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
@@ -192,7 +195,7 @@ def check_pipelines_exist(
 def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     """A document with what follows from its other values: the model that `auto` stands for, the
     one that takes what the source gives, how much of the snapshot is read and so stored, and the
-    ops that make floats of images and tables, where none are given; tokens stay numbers.
+    ops that make inputs of images, tables and series, where none are given; tokens stay numbers.
     """
     resolved: dict[str, Any] = {}
     encoding = find_source_encoding(document.data)
@@ -204,8 +207,8 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
         fitting = list_fitting_models(encoding, document.window)
         name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")
         resolved["model"] = document.model.model_copy(update={"name": name})
-    if encoding.modality == "text" and "postprocess" not in document.model_fields_set:
-        resolved["postprocess"] = []
+    if encoding.modality != "images" and "postprocess" not in document.model_fields_set:
+        resolved["postprocess"] = POSTPROCESS.get(encoding.name, [])
     return document.model_copy(update=resolved)
 
 
