@@ -90,6 +90,59 @@ def test_a_language_model_says_which_token_follows(layout, tmp_path):
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)
 
 
+class Marked(Op):
+    """An op of one's own on single texts, before they are tokenized."""
+
+    name = "marked"
+    takes = "example"
+    works_on = ("text",)
+
+    def compute(self, element, draw):
+        """A mark at the end."""
+        return {**element, "text": tf.strings.reduce_join([element["text"], "!"])}
+
+
+class LastToken(Marked):
+    """An op of one's own on the tokens of single texts."""
+
+    name = "last_token"
+
+    def compute(self, element, draw):
+        """The last one alone."""
+        return {**element, "text": element["text"][-1:]}
+
+
+def text_model(*ops: Op) -> TrainedModel:
+    """A model of the mean of embedded tokens."""
+    text = keras.Input((None,), dtype="int32")
+    embedded = keras.layers.Embedding(300, 4, mask_zero=True)(text)
+    model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
+    spec = InferenceSpec(
+        task="class",
+        schema=labeled(text_feature()),
+        data=DataSettings(source="text_folder", path="unused"),
+        window=WindowSettings(),
+        ops=(),
+        classes=("a", "b", "c", "d"),
+    )
+    return TrainedModel(model=model, spec=spec, ops=ops)
+
+
+def test_ops_of_single_texts_get_single_texts(tmp_path):
+    tokenize_bytes = Tokenize(kind="bytes")
+    trained = text_model(Marked(), tokenize_bytes)
+    export_model(trained, tmp_path / "served")
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = loaded.serve(tf.constant(["ab", "c"]))
+    tokens = np.array([[98, 99, 34], [100, 34, 0]], np.int32)  # "ab!" and "c!", each byte plus one
+    alone = trained.model(tokens)
+    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(alone), atol=1e-6)
+    trained = text_model(tokenize_bytes, LastToken())
+    served = make_serve_fn(trained)(tf.constant(["ab", "c"]))
+    alone = trained.model(np.array([[ord("b") + 1], [ord("c") + 1]], np.int32))
+    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(alone), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
 def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     pieces = tmp_path / "tokenizer"
@@ -110,22 +163,12 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
         )
         pieces = pieces.with_suffix(".model")
     op = Tokenize(kind=kind, model=str(pieces))
-    text = keras.Input((None,), dtype="int32")
-    embedded = keras.layers.Embedding(50, 4, mask_zero=True)(text)
-    model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
-    spec = InferenceSpec(
-        task="class",
-        schema=labeled(text_feature()),
-        data=DataSettings(source="text_folder", path="unused"),
-        window=WindowSettings(),
-        ops=(),
-        classes=("a", "b", "c", "d"),
-    )
-    export_model(TrainedModel(model=model, spec=spec, ops=(op,)), tmp_path / "served")
+    trained = text_model(op)
+    export_model(trained, tmp_path / "served")
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(["The foxes", "quick"]))
     tokens = tokenize(op, tf.constant(["The foxes", "quick"])).to_tensor()
-    expected = tf.nn.softmax(model(tokens))
+    expected = tf.nn.softmax(trained.model(tokens))
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
 
 

@@ -48,7 +48,7 @@ def make_serve_fn(
     probabilities = gives_probabilities(model)
     if spec.schema.is_text:
         return lambda texts: _name_outputs(
-            _answer_texts(model, ops, texts, context=_context(spec)),
+            _answer_texts(trained, texts, kernels),
             spec,
             probabilities=probabilities,
         )
@@ -162,11 +162,18 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: A
         values = tf.map_fn(
             lambda one: apply(ops[:single], one, lead=()),
             stored,
-            fn_output_signature=tf.TensorSpec(
-                output_shape(ops[:single], schema), schema.input.dtype
-            ),
+            fn_output_signature=_describe_example(ops[:single], schema),
         )
-    return apply(ops[single:], values, lead=tf.shape(values)[:1])
+    return apply(ops[single:], values, lead=tf.shape(stored)[:1])
+
+
+def _describe_example(ops: Sequence[Op], schema: Schema) -> tf.TypeSpec:
+    """What an example is after ops; a text is a string until it is tokenized."""
+    dtype = schema.input.dtype
+    if not schema.is_text:
+        return tf.TensorSpec(output_shape(ops, schema), dtype)
+    tokenized = any(isinstance(op, Tokenize) for op in ops)
+    return tf.RaggedTensorSpec((None,), dtype) if tokenized else tf.TensorSpec((), tf.string)
 
 
 def _apply(
@@ -186,17 +193,16 @@ def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: boo
     return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
 
 
-def _answer_texts(
-    model: keras.Model, ops: Sequence[Op], texts: tf.Tensor, *, context: int | None
-) -> tf.Tensor:
-    """Outputs of the model for texts (batch,); of a language model, after the last `context` tokens
-    of each.
+def _answer_texts(trained: TrainedModel, texts: tf.Tensor, kernels: Any) -> tf.Tensor:
+    """Outputs of the model for texts (batch,); of a language model, after the last tokens of each,
+    as many as it sees.
     """
+    ops, context = trained.ops, _context(trained.spec)
     if context is not None:  # a text goes on where it ends
         ops = tuple(op for op in ops if not isinstance(op, EndDocument | Truncate))
-    element = apply_ops(ops, {"text": texts}, seed=0, epoch=tf.constant(0, tf.int64))
-    tokens: Any = element["text"] if context is None else element["text"][:, -context:]
-    outputs = model(_pad(tokens), training=False)
+    tokens: Any = _preprocess(ops, trained.spec.schema, texts, kernels)
+    tokens = tokens if context is None else tokens[:, -context:]
+    outputs = trained.model(_pad(tokens), training=False)
     if context is None:
         return outputs
     return tf.gather(outputs, tf.maximum(tokens.row_lengths() - 1, 0), batch_dims=1)
