@@ -18,19 +18,20 @@ INPUTS = ("text", "segment_ids", "positions")
 LONGEST_WAVE = 10_000.0
 
 
-class TransformerEncoder(layers.Layer):
-    """Embedding, `blocks` of attention and a dense layer in pre-norm form, the mean over the tokens
-    of each segment, and `outputs` numbers.
+class Transformer(layers.Layer):
+    """Embedding, `blocks` of attention and a dense layer in pre-norm form, and what a subclass makes
+    of them, by a last layer `head` if it has one.
 
     Not registered with Keras: MLflow would make every model that it logs need this module.
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
     """
 
+    head: Any = None
+
     def __init__(
         self,
         *,
         vocabulary: int,
-        outputs: int,
         width: int = 64,
         heads: int = 2,
         blocks: int = 2,
@@ -40,7 +41,6 @@ class TransformerEncoder(layers.Layer):
         super().__init__(**options)
         self._sizes = {
             "vocabulary": vocabulary,
-            "outputs": outputs,
             "width": width,
             "heads": heads,
             "blocks": blocks,
@@ -49,7 +49,11 @@ class TransformerEncoder(layers.Layer):
         self.embedding = layers.Embedding(vocabulary, width)
         self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
         self.norm = layers.LayerNormalization()
-        self.head = layers.Dense(outputs, dtype="float32")
+
+    @property
+    def last(self) -> Any:
+        """The layer that gives the outputs."""
+        return self.embedding if self.head is None else self.head
 
     def get_config(self) -> dict[str, Any]:
         """What the layer is made of, for saved models."""
@@ -62,7 +66,17 @@ class TransformerEncoder(layers.Layer):
         for block in self.blocks:
             block.build((None, None, width))
         self.norm.build((None, None, width))
-        self.head.build((None, width))
+        if self.head is not None:
+            self.head.build((None, None, width))
+
+
+class TransformerEncoder(Transformer):
+    """The mean over the tokens of each segment, and `outputs` numbers."""
+
+    def __init__(self, *, outputs: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._sizes["outputs"] = outputs
+        self.head = layers.Dense(outputs, dtype="float32")
 
     def call(
         self,
@@ -98,51 +112,18 @@ class TransformerEncoder(layers.Layer):
         return outputs[:, 0] if alone else outputs
 
 
-class TransformerDecoder(layers.Layer):
-    """Embedding, `blocks` of causal attention and a dense layer in pre-norm form, and for each
-    token the logits of the next one; `tied`: by the embedding's own weights.
+class TransformerDecoder(Transformer):
+    """Causal attention, and for each token the logits of the next one; `tied`: by the embedding's
+    own weights.
 
     Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
     """
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int = 64,
-        heads: int = 2,
-        blocks: int = 2,
-        dropout: float = 0.1,
-        tied: bool = True,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, tied: bool = True, **options: Any) -> None:
         super().__init__(**options)
-        self._sizes = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "heads": heads,
-            "blocks": blocks,
-            "dropout": dropout,
-            "tied": tied,
-        }
-        self.embedding = layers.Embedding(vocabulary, width)
-        self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
-        self.norm = layers.LayerNormalization()
-        self.head = None if tied else layers.Dense(vocabulary, dtype="float32")
-
-    def get_config(self) -> dict[str, Any]:
-        """What the layer is made of, for saved models."""
-        return {**super().get_config(), **self._sizes}
-
-    def build(self, input_shape: Any) -> None:
-        """Make all weights."""
-        width = self._sizes["width"]
-        self.embedding.build((None, None))
-        for block in self.blocks:
-            block.build((None, None, width))
-        self.norm.build((None, None, width))
-        if self.head is not None:
-            self.head.build((None, None, width))
+        self._sizes["tied"] = tied
+        if not tied:
+            self.head = layers.Dense(self._sizes["vocabulary"], dtype="float32")
 
     def call(self, text: Any, training: bool | None = None) -> Any:
         """Tokens (rows, length) int32 → logits (rows, length, vocabulary) float32, each of tokens
