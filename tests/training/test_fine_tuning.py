@@ -12,9 +12,12 @@ from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
 from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
 from throughline.models.inference import InferenceSpec, save_trained_model
+from throughline.models.model_files import check_savable
+from throughline.models.transformers import Transformer
 from throughline.settings import DataSettings, ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
@@ -195,6 +198,35 @@ def test_the_model_of_a_series_is_trained_on(tmp_path):
     values = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
     np.testing.assert_array_equal(again.full_model(values), first.full_model(values))
     assert series(5, **{"from": str(path)}).full_model.output_shape == (None, 5, 2)
+
+
+def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
+    def text(outputs, **settings):
+        return build_models(
+            ModelSettings.model_validate(settings),
+            input_shape=(None,),
+            dtype="int32",
+            target=Target(kind="class", shape=(outputs,)),
+            postprocess=(),
+        )
+
+    path, options = tmp_path / "model.keras", {"vocabulary": 20, "width": 8, "blocks": 1}
+    first = text(2, name="transformer_encoder", options=options)
+    needs = check_savable(first.full_model, [Transformer.__module__])
+    spec = InferenceSpec(
+        task="class",
+        schema=labeled(text_feature()),
+        data=DataSettings(source="text_folder", path="unused"),
+        window=WindowSettings(),
+        ops=(),
+        objects=needs.objects,
+    )
+    save_trained_model(first.full_model, path, spec, ())
+    further = text(3, **{"from": str(path)}, freeze=["all_but_last"]).network
+    assert further.output_shape == (None, 3)
+    assert [tuple(one.shape) for one in further.trainable_weights] == [(8, 3), (3,)]
+    for old, new in zip(first.network.weights[:-2], further.weights[:-2], strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 @pytest.mark.slow

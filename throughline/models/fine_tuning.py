@@ -14,6 +14,7 @@ import numpy as np
 from throughline.models.device_ops import SINGLE
 from throughline.models.inference import find_spec
 from throughline.models.model_files import explain, load_model
+from throughline.models.transformers import Transformer, TransformerEncoder, replace_head
 from throughline.shared.errors import UnknownModel, did_you_mean
 from throughline.shared.progress import echo
 
@@ -140,7 +141,10 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
 def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
     """The network with a new layer of so many logits instead of its last one that has weights."""
     last = next((one for one in _chain(network) if one.weights), None)
-    if last is None or isinstance(last, keras.Model):
+    if isinstance(last, TransformerEncoder):
+        echo(f"  the last layer of {last.name} is replaced by a new one of {outputs} outputs")
+        return replace_head(network, last, outputs)
+    if last is None or isinstance(last, keras.Model | Transformer):
         raise UnknownModel(
             f"model.from: {network.name} gives {network.output_shape[-1]} outputs, {outputs} are"
             " needed, and its last layer cannot be replaced; load it in a builder of your own"
@@ -152,13 +156,13 @@ def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
 
 def _list_last(network: keras.Model) -> list[Any]:
     """The last layer that has weights and those after it, each with the layers within it; of a
-    model that is a layer, those within the model.
+    model that is a layer, those within the model, of a transformer its own last one.
     """
     last = []
     for layer in (*_chain(network), *reversed(network._layers)):  # where ways part, the last made
         if isinstance(layer, keras.Model) and layer.weights:
             return [*last, *_list_last(layer)]
-        last += layer._flatten_layers()
+        last += (layer.last if isinstance(layer, Transformer) else layer)._flatten_layers()
         if layer.weights:
             break
     return last

@@ -19,8 +19,8 @@ LONGEST_WAVE = 10_000.0
 
 
 class Transformer(layers.Layer):
-    """Embedding, `blocks` of attention and a dense layer in pre-norm form, and what a subclass makes
-    of them, by a last layer `head` if it has one.
+    """Embedding, `blocks` of attention and a dense layer in pre-norm form, and what a subclass
+    makes of them, by a last layer `head` if it has one.
 
     Not registered with Keras: MLflow would make every model that it logs need this module.
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
@@ -171,6 +171,17 @@ class _Block(layers.Layer):
         value = value + self.drop(inner, training=training)
         inner = self.narrow(self.widen(self.norms[1](value)))
         return value + self.drop(inner, training=training)
+
+
+def replace_head(network: keras.Model, encoder: TransformerEncoder, outputs: int) -> keras.Model:
+    """The `network` that ends with the `encoder`, in which a new last layer has so many outputs."""
+    other = TransformerEncoder.from_config({**encoder.get_config(), "outputs": outputs})
+    result = keras.Model(network.inputs, other(encoder.input), name=network.name)
+    for name in ("embedding", "norm"):
+        getattr(other, name).set_weights(getattr(encoder, name).get_weights())
+    for new, old in zip(other.blocks, encoder.blocks, strict=True):
+        new.set_weights(old.get_weights())
+    return result
 
 
 def encode_positions(positions: Any, width: int) -> Any:
