@@ -14,10 +14,12 @@ from throughline.models.transformers import (
     TransformerEncoder,
     make_packed_model,
     transformer_decoder,
+    transformer_encoder,
 )
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.training.compiling import compile_model
+from throughline.training.replicated_model import RANDOM_STATE
 
 pytestmark = pytest.mark.integration
 
@@ -137,6 +139,16 @@ def test_a_decoder_answers_in_single_precision_and_is_saved(tmp_path):
     assert logits.dtype == "float32"
     assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
     np.testing.assert_array_equal(loaded(np.array([[5, 3, 8]], np.int32)), logits)
+
+
+def test_every_block_drops_by_a_seed_of_its_own_that_follows_from_the_trainings():
+    def states(seed):
+        keras.utils.set_random_seed(seed)
+        model = transformer_encoder((None,), 3, vocabulary=10, width=8, blocks=2)
+        return [one.numpy().tolist() for one in model.variables if one.name == RANDOM_STATE]
+
+    assert len(states(1)) == 2 and states(1)[0] != states(1)[1]
+    assert states(1) == states(1) and states(1) != states(2)
 
 
 def test_a_model_that_mixes_documents_is_refused():

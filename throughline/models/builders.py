@@ -158,7 +158,7 @@ def small_cnn(
                 else []
             ),
             layers.Flatten(),
-            layers.Dropout(dropout, seed=0),
+            layers.Dropout(dropout),
             layers.Dense(128, activation="relu"),
             layers.Dense(outputs, dtype=SINGLE),
         ],

@@ -156,7 +156,7 @@ class _Block(layers.Layer):
         self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
         self.widen = layers.Dense(4 * width, activation="gelu")
         self.narrow = layers.Dense(width)
-        self.drop = layers.Dropout(dropout, seed=0)
+        self.drop = layers.Dropout(dropout)
 
     def build(self, input_shape: Any) -> None:
         for norm in self.norms:
