@@ -464,6 +464,7 @@ def test_a_model_that_scales_its_input_gets_it_unscaled():
         ("time_series", "val_accuracy", "has val_loss, val_mae, loss, mae"),
         ("table", "val_auc", "has val_loss, val_accuracy, val_mae, loss, accuracy, mae"),
         ("table", "val_mae", None),
+        ("tfrecord", "val_mae", None),
         ("image_folder", "accuracy", None),
     ],
 )

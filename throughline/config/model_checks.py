@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TEXT_MODELS = ("text_classifier", "transformer_encoder")
 NEXT_TOKEN_MODELS = ("transformer_decoder",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
+RECORDS = ("tfds", "tfrecord")  # sources whose records say what is to be predicted
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
 # What `model: {name: auto}` is, and what else there is without writing one, by the data's modality.
@@ -125,7 +126,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
     if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
         return
     kind, table = params.data.label_kind, encoding.name == "numbers"
-    undecided = table and kind == "auto"
+    undecided = params.data.source in RECORDS or (table and kind == "auto")
     number = encoding.storage == "blocks" or (table and kind == "number")
     metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
     if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
