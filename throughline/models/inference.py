@@ -187,7 +187,7 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
         tokenizer = Path(folder) / "tokenizer"
         if TOKENIZER in file.namelist():
             tokenizer.write_bytes(file.read(TOKENIZER))
-        ops = tuple(_restore(stored, tokenizer, path) for stored in spec.ops)
+        ops = tuple(_restore(stored, spec.schema, tokenizer, path) for stored in spec.ops)
         try:
             model = load_model(path, spec.objects, safe=spec.safe)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -211,9 +211,9 @@ def _check_code(spec: InferenceSpec, path: Path) -> None:
         )
 
 
-def _restore(stored: StoredOp, tokenizer: Path, path: Path) -> Op:
+def _restore(stored: StoredOp, schema: Schema, tokenizer: Path, path: Path) -> Op:
     """The op as the model was trained with it."""
-    op, problems = restore_op(stored.op)
+    op, problems = restore_op(stored.op, schema)
     if isinstance(op, Tokenize) and op.file:
         op = op.model_copy(update={"model": str(tokenizer)})
     if op is None or digest_json(op.identity) != stored.identity:

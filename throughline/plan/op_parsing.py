@@ -14,7 +14,8 @@ from throughline.plan import (
     augmentations,  # noqa: F401 - they register their ops
     text_ops,  # noqa: F401 - they register their ops
 )
-from throughline.plan.ops import PROGRAM, REGISTRY, DecodeImage, DecodeRaw, Op
+from throughline.plan.ops import PROGRAM, REGISTRY, Decode, Op
+from throughline.plan.schema import Schema
 from throughline.shared.errors import did_you_mean
 
 
@@ -41,10 +42,7 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
     kind = _import_op(name) if ":" in name else REGISTRY.get(name)
     if kind is None:
         return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
-    try:
-        return kind(**arguments), []
-    except ValidationError as error:
-        return None, [_problem(f"{where}.{name}", kind, item) for item in error.errors()]
+    return _make_op(kind, arguments, where=f"{where}.{name}")
 
 
 def describe_op(op: Op) -> dict[str, dict[str, Any]]:
@@ -55,13 +53,22 @@ def describe_op(op: Op) -> dict[str, dict[str, Any]]:
     return {name: op.model_dump(mode="json")}
 
 
-def restore_op(described: Mapping[str, Any]) -> tuple[Op | None, list[str]]:
-    """The op that `describe_op` has described, or None and what is wrong."""
-    arguments = described.get("decode")
-    if arguments:  # what `decode` has become for the data
-        kind = DecodeImage if "channels" in arguments else DecodeRaw
+def restore_op(described: Mapping[str, Any], schema: Schema) -> tuple[Op | None, list[str]]:
+    """The op that `describe_op` has described, for data of a schema, or None and what is wrong."""
+    decode = schema.input.encoding.decode(schema.input, None)
+    arguments = described.get(Decode.name)
+    if arguments is None or decode is None:
+        return parse_op(described, where="op")
+    return _make_op(type(decode), arguments, where="op.decode")
+
+
+def _make_op(
+    kind: type[Op], arguments: Mapping[str, Any], *, where: str
+) -> tuple[Op | None, list[str]]:
+    try:
         return kind(**arguments), []
-    return parse_op(described, where="op")
+    except ValidationError as error:
+        return None, [_problem(where, kind, item) for item in error.errors()]
 
 
 def _import_op(path: str) -> type[Op] | None:
