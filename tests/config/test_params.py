@@ -199,6 +199,22 @@ def test_all_problems_are_told_together():
             "pipelines.naive.decode.ratio: nothing resizes the images",
         ),
         (
+            {"pipelines__naive__decode": "{crop: fused}"},
+            "pipelines.naive.decode.crop: what can be fused is a `center_crop` right after",
+        ),
+        (
+            {"pipelines__naive__shuffle": "{kind: none, size: 100}"},
+            "pipelines.naive.shuffle.size: `kind: none` has none; drop it",
+        ),
+        (
+            {"preprocess": "[{resize: {height: 3, width: 3, method: area, antialias: true}}]"},
+            "preprocess[0].resize: `antialias` changes nothing of `method: area`; drop it",
+        ),
+        (
+            {"train__warm_up_epochs": 2, "train__epochs": 2},
+            "train.warm_up_epochs: 2 of 2 epochs would leave none at train.learning_rate",
+        ),
+        (
             {"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
             "train.optimizer: the rate has a key of its own, train.learning_rate",
         ),

@@ -70,6 +70,12 @@ def find_problems(params: Params) -> list[str]:
         found.append(
             "data.split.validation: must be above 0; every epoch is judged on held-out examples"
         )
+    epochs, warm_up = params.train.epochs, params.train.warm_up_epochs
+    if warm_up >= epochs:
+        found.append(
+            f"train.warm_up_epochs: {warm_up:g} of {epochs} epochs would leave none at"
+            " train.learning_rate; use fewer"
+        )
     found += _find_path_problems(params) + _find_source_problems(params)
     found += _find_bucket_problems(params)
     found += _find_storing_problems(params)

@@ -42,7 +42,7 @@ def find_config_problems(
             _of_caches(config, preprocess, augment),
             _of_reading(config),
             _of_order(config),
-            _of_decoding(config),
+            _of_decoding(config, preprocess),
             _of_placement(config),
             _of_lengths(config),
             _of_batches(config),
@@ -140,17 +140,27 @@ def _of_order(config: PipelineConfig) -> Iterator[str]:
             f"deterministic: a step of `read: {config.read}` is always of the same examples, by"
             " which a training goes on where it stopped; drop `deterministic`"
         )
+    if config.shuffle.size != "auto" and config.shuffle.kind not in ("buffer", "window"):
+        yield (
+            f"shuffle.size: `kind: {config.shuffle.kind}` has none; drop it, or use `kind: buffer`,"
+            " or `window`"
+        )
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
         yield "shuffle.kind: sampling by class reorders the whole split; use `global`"
 
 
-def _of_decoding(config: PipelineConfig) -> Iterator[str]:
+def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[str]:
     if config.read == "snapshot" and config.decode.approximate:
         yield "decode: a snapshot is decoded already; drop `decode`"
     if config.decode.ratio > 1 and config.decode.crop == "fused":
         yield "decode: a crop cannot be fused with decoding at a smaller size; choose one"
+    elif config.decode.crop == "fused" and [op.name for op in preprocess[1:2]] != ["center_crop"]:
+        yield (
+            "decode.crop: what can be fused is a `center_crop` right after `decode`, and there is"
+            " none; put it there, or drop `crop`"
+        )
 
 
 def _of_placement(config: PipelineConfig) -> Iterator[str]:

@@ -239,6 +239,11 @@ class Resize(Op):
         sides = (self.height, self.width)
         if (self.shorter is None and None in sides) or (self.shorter and any(sides)):
             raise ValueError("give `height` and `width`, or `shorter` alone")
+        if self.antialias and self.method in ("area", "nearest"):
+            raise ValueError(
+                f"`antialias` changes nothing of `method: {self.method}`; drop it, or use bilinear"
+                " or bicubic"
+            )
         return self
 
     @property
