@@ -171,6 +171,14 @@ def test_all_problems_are_told_together():
             "postprocess[0].standardize: give `mean` and `deviation`, or neither",
         ),
         (
+            {"postprocess": "[{standardize: {mean: [0.5, 0.5], deviation: [0.5]}}]"},
+            "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each",
+        ),
+        (
+            {"postprocess": "[{standardize: {mean: [0.5], deviation: [-0.5]}}]"},
+            "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each",
+        ),
+        (
             {"postprocess": "[rescale, categories]", "data__source": "table"},
             "postprocess: rescale changes the numbers of the categories",
         ),

@@ -447,6 +447,9 @@ class Standardize(Op):
     def _has_both(self) -> Self:
         if (self.mean is None) != (self.deviation is None):
             raise ValueError("give `mean` and `deviation`, or neither")
+        mean, deviation = self.mean or (), self.deviation or ()
+        if len(mean) != len(deviation) or any(value < 0 for value in deviation):
+            raise ValueError("give a `mean` and a `deviation`, from 0, for each channel or column")
         return self
 
     def bind(self, facts: DataFacts) -> Op:
