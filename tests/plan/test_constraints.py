@@ -208,6 +208,11 @@ def test_numbers_to_predict_are_no_classes():
         (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
         (
             image_feature().encoding,
+            [("postprocess", Resize(height=8, width=8))],
+            "postprocess: resize has no layer, and a model holds what postprocess does",
+        ),
+        (
+            image_feature().encoding,
             [("postprocess", Categories())],
             "categories works on numbers, not on images",
         ),
