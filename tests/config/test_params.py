@@ -377,6 +377,16 @@ def test_ops_are_parsed_with_their_arguments():
     assert params.augment == (Flip(),)
 
 
+def test_an_op_of_ones_own_is_called_as_its_class_unless_it_says_more(tmp_path, monkeypatch):
+    (tmp_path / "own_sharpen.py").write_text(
+        "from throughline.plan.ops import Op\n\n\nclass Sharpen(Op):\n"
+        "    def compute(self, element, draw):\n        return element\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    op = check(document(preprocess='["own_sharpen:Sharpen"]')).preprocess[1]
+    assert (op.name, op.identity["op"], Flip().name) == ("Sharpen", "Sharpen", "flip")
+
+
 def test_a_missing_or_broken_file_is_reported(tmp_path):
     with pytest.raises(InvalidParams, match="does not exist"):
         load_params(tmp_path / "params.yaml")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -46,6 +46,13 @@ class DataFacts:
     snapshot: Path
 
 
+class _ClassName:
+    """The name of an op that gives itself none: that of its class."""
+
+    def __get__(self, op: Op | None, kind: type[Op]) -> str:
+        return kind.__name__
+
+
 class Op(BaseModel):
     """One step of work on an example's features; its repr and version are its identity.
 
@@ -64,7 +71,7 @@ class Op(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: ClassVar[str]
+    name: ClassVar[str] = cast("str", _ClassName())
     version: ClassVar[int] = 1
     takes: ClassVar[Literal["example", "batch", "both"]] = "both"
     random: ClassVar[bool] = False
