@@ -51,6 +51,17 @@ def test_nodes_are_read_as_slurm_writes_them(text, nodes):
     assert expand_nodes(text) == nodes
 
 
+@pytest.mark.parametrize("text", ["rack[1-2]n1", "rack[1-2]n[1-4],big", "gpu[1-2", "a,,b"])
+def test_nodes_that_are_shortened_in_another_way_are_refused(text):
+    with pytest.raises(ImpossiblePlan, match="set TF_CONFIG instead"):
+        expand_nodes(text)
+
+
+def test_as_many_nodes_as_have_tasks_are_named():
+    with pytest.raises(ImpossiblePlan, match="names 3 nodes and the tasks of 1"):
+        find_tf_config({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2"}, [])
+
+
 def test_tasks_are_read_as_slurm_writes_them():
     assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
 

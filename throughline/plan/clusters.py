@@ -11,7 +11,8 @@ from throughline.plan.training_workers import TF_CONFIG, make_tf_config
 from throughline.shared.errors import ImpossiblePlan
 
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to programs
-_NODES = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
+_NODE = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
+_NODES = re.compile(rf"(?:{_NODE}(?:,{_NODE})*)?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -46,7 +47,7 @@ def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
     """Addresses of the tasks of a Slurm step, node by node, each with a port of the job's.
 
     Raises:
-      ImpossiblePlan: the tasks are not numbered node by node.
+      ImpossiblePlan: the tasks are not numbered node by node, or not of these nodes.
     """
 
     def read(name: str) -> str:
@@ -55,9 +56,13 @@ def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
     nodes = expand_nodes(read("NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     tasks = expand_tasks(read("TASKS_PER_NODE"))
     first = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
+    if len(nodes) != len(tasks):
+        raise ImpossiblePlan(
+            f"Slurm names {len(nodes)} nodes and the tasks of {len(tasks)}; set TF_CONFIG instead"
+        )
     placed = [
         (node, f"{node}:{first + number}")
-        for node, count in zip(nodes, tasks, strict=False)
+        for node, count in zip(nodes, tasks, strict=True)
         for number in range(count)
     ]
     index, here = int(environment["SLURM_PROCID"]), environment.get("SLURMD_NODENAME")
@@ -74,9 +79,17 @@ def expand_nodes(text: str) -> list[str]:
 
     >>> expand_nodes("gpu[08-10,12],login")
     ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
+
+    Raises:
+      ImpossiblePlan: it is shortened in another way, as in `rack[1-2]n1`.
     """
+    if not _NODES.fullmatch(text):
+        raise ImpossiblePlan(
+            f"Slurm's list of nodes, {text}, is not read here: only names may be shortened that end"
+            " with their numbers in brackets; set TF_CONFIG instead"
+        )
     nodes = []
-    for name, ranges in _NODES.findall(text):
+    for name, ranges in re.findall(_NODE, text):
         for part in ranges.split(",") if ranges else [""]:
             first, _, last = part.partition("-")
             if not first:
