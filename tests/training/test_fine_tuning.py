@@ -160,6 +160,16 @@ def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys, monkeypatch):
         build(name="own_layers:build", weights=str(tmp_path / "no.weights.h5"))
 
 
+def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
+    path = tmp_path / "other.keras"
+    pretrained(path, activation="sigmoid")
+    with pytest.raises(UnknownModel, match="ends with sigmoid, and classes need logits"):
+        build(outputs=7, **{"from": str(path)})
+    assert build(outputs=3, **{"from": str(path)}).layers[-1].name == NEW_OUTPUT
+    pretrained(path, activation="log_softmax")
+    assert build(outputs=7, **{"from": str(path)}).layers[-1].name == "probabilities"
+
+
 def test_files_that_do_not_fit_are_refused(tmp_path):
     pretrained(tmp_path / "other.keras")
     with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), these are \(5,\)"):

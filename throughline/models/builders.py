@@ -25,6 +25,7 @@ from throughline.models import emulation
 from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
 from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
+from throughline.models.inference import find_last_activation
 from throughline.models.transformers import (
     transformer_decoder,
     transformer_encoder,
@@ -35,6 +36,7 @@ from throughline.shared.errors import UnknownModel
 
 Shape = tuple[int, ...]
 BUILT_IN = ("small_cnn", "mlp")  # of those that predict numbers
+CLASS_ACTIVATIONS = ("linear", "softmax", "log_softmax")
 INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
 
 
@@ -106,6 +108,7 @@ def build_models(
             f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
             f" shape {expected}"
         )
+    _check_last_activation(network, settings, target)
     if target.scale and settings.name in BUILT_IN and not settings.from_file:
         network = _rescale_outputs(network, target)
     if settings.weights:
@@ -126,6 +129,18 @@ def build_models(
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
     )
+
+
+def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:
+    """Refuse outputs for classes that are neither logits nor the probabilities of a softmax."""
+    activation = find_last_activation(network)
+    name = getattr(activation, "__name__", "linear")
+    if target.kind != "regression" and name not in CLASS_ACTIVATIONS:
+        key = "model.from" if settings.from_file else "model.name"
+        raise UnknownModel(
+            f"{key}: {settings.from_file or settings.name} ends with {name}, and classes need"
+            " logits, from a last layer without activation, or a softmax"
+        )
 
 
 def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:

@@ -144,6 +144,13 @@ def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | 
 
 def gives_probabilities(model: keras.Model) -> bool:
     """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
+    return find_last_activation(model) is keras.activations.softmax
+
+
+def find_last_activation(model: keras.Model) -> Any:
+    """What a model's last layer applies to its outputs, as far as layers of Keras show it; else
+    None.
+    """
     outputs: Any = getattr(model, "outputs", None)
     while outputs:
         layer = outputs[0]._keras_history.operation
@@ -153,10 +160,11 @@ def gives_probabilities(model: keras.Model) -> bool:
             outputs = layer.outputs
         else:
             softmax = keras.activations.softmax
-            return isinstance(layer, keras.layers.Softmax) or (
-                getattr(layer, "activation", None) is softmax
-            )
-    return False
+            shown = getattr(layer, "activation", None)
+            if isinstance(layer, keras.layers.Softmax) or shown is softmax:
+                return softmax
+            return shown if type(layer).__module__.startswith("keras.") else None
+    return None
 
 
 def describe_outputs(path: Path) -> dict[str, Any] | None:
