@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from throughline.models.builders import Models, Target, build_models
+from throughline.config.model_checks import BUILT_IN_MODELS
+from throughline.models.builders import BUILDERS, Models, Target, build_models
 from throughline.plan.ops import Op, Rescale
 from throughline.settings import ModelSettings
 
@@ -20,6 +21,10 @@ def build(*postprocess: Op, **options) -> Models:
         target=Target(kind="class", shape=(4,)),
         postprocess=postprocess,
     )
+
+
+def test_the_built_in_models_are_those_that_params_yaml_knows():
+    assert {*BUILDERS} == {*BUILT_IN_MODELS}
 
 
 def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():

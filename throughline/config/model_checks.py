@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,21 +18,26 @@ from throughline.shared.errors import did_you_mean
 if TYPE_CHECKING:
     from throughline.config.params import Params
 
-TEXT_MODELS = ("text_classifier", "transformer_encoder")
-NEXT_TOKEN_MODELS = ("transformer_decoder",)
-BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
+NEXT_TOKENS = "next tokens"
+# What the built-in models take, by the data's modality, or predict; the first that fits is `auto`,
+# the others are what else there is without writing one. `emulated` takes everything.
+BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
+    "small_cnn": ("images",),
+    "mlp": ("images", "numbers"),
+    "text_classifier": ("text",),
+    "transformer_encoder": ("text",),
+    "transformer_decoder": (NEXT_TOKENS,),
+    "emulated": (),
+}
 RECORDS = ("tfds", "tfrecord")  # sources whose records say what is to be predicted
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
-# What `model: {name: auto}` is, and what else there is without writing one, by the data's modality.
-MODELS_FOR = {"images": ("small_cnn", "mlp"), "numbers": ("mlp",), "text": TEXT_MODELS}
 
 
 def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
     """Built-in models for what is trained, the first of which is `auto`."""
-    if window.tokens is not None:
-        return NEXT_TOKEN_MODELS
-    return MODELS_FOR.get(encoding.modality, ())
+    wanted = encoding.modality if window.tokens is None else NEXT_TOKENS
+    return tuple(name for name, takes in BUILT_IN_MODELS.items() if wanted in takes)
 
 
 def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
@@ -86,23 +91,20 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
                 " package.module:function"
             ]
-        fitting = list_fitting_models(encoding, params.window)
-        if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
-            if params.window.tokens is not None and name in fitting:
-                return []
-            predicts = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
+        takes = BUILT_IN_MODELS.get(name, ("images",))  # those of keras.applications
+        if (NEXT_TOKENS in takes) != (params.window.tokens is not None):
+            predicts = "predicts" if NEXT_TOKENS in takes else "does not predict"
             return [
                 f"model.name: {name} {predicts} next tokens, and window.tokens is"
                 f" {params.window.tokens or 'absent'}; use auto, or your own"
             ]
-        takes_images = encoding.modality == "images" and name not in TEXT_MODELS
-        if name not in (*fitting, "emulated") and not takes_images:
-            takes = "text" if name in TEXT_MODELS else "images"
-            return [
-                f"model.name: {name} takes {takes}, the source has {encoding.noun}; use auto,"
-                f" {', '.join(fitting)}, or your own"
-            ]
-        return []
+        if not takes or NEXT_TOKENS in takes or encoding.modality in takes:
+            return []
+        fitting = list_fitting_models(encoding, params.window)
+        return [
+            f"model.name: {name} takes {' and '.join(takes)}, the source has {encoding.noun}; use"
+            f" auto, {', '.join(fitting)}, or your own"
+        ]
     module = name.partition(":")[0]
     try:
         missing = importlib.util.find_spec(module) is None

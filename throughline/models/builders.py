@@ -35,7 +35,6 @@ from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel
 
 Shape = tuple[int, ...]
-BUILT_IN = ("small_cnn", "mlp")  # of those that predict numbers
 CLASS_ACTIVATIONS = ("linear", "softmax", "log_softmax")
 INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
 
@@ -109,7 +108,8 @@ def build_models(
             f" shape {expected}"
         )
     _check_last_activation(network, settings, target)
-    if target.scale and settings.name in BUILT_IN and not settings.from_file:
+    emulated = settings.name == emulation.EMULATED_MODEL
+    if target.scale and settings.name in BUILDERS and not (settings.from_file or emulated):
         network = _rescale_outputs(network, target)
     if settings.weights:
         load_weights(network, Path(settings.weights))
@@ -118,7 +118,6 @@ def build_models(
         inputs = keras.Input(tuple(value.shape[1:]))
         reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(inputs))
         network = keras.Model(inputs, reshaped, name=network.name)
-    emulated = settings.name == emulation.EMULATED_MODEL
     answer = network(value)
     if answer.dtype != SINGLE:  # of a network whose last layer computes in half precision
         answer = layers.Identity(name="answer", dtype=SINGLE)(answer)
@@ -254,17 +253,19 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
         ) from error
 
 
+BUILDERS = {
+    "small_cnn": small_cnn,
+    "mlp": mlp,
+    "text_classifier": text_classifier,
+    "transformer_decoder": transformer_decoder,
+    "transformer_encoder": transformer_encoder,
+    emulation.EMULATED_MODEL: emulation.emulated_network,
+}
+
+
 def _builder(name: str) -> Any:
-    built_in = {
-        "small_cnn": small_cnn,
-        "mlp": mlp,
-        "text_classifier": text_classifier,
-        "transformer_decoder": transformer_decoder,
-        "transformer_encoder": transformer_encoder,
-        emulation.EMULATED_MODEL: emulation.emulated_network,
-    }
-    if name in built_in:
-        return built_in[name]
+    if name in BUILDERS:
+        return BUILDERS[name]
     if ":" not in name:
         if not hasattr(keras.applications, name):
             raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
