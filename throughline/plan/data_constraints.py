@@ -146,7 +146,7 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
     problems = [
         f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it"
         for section, op in ops
-        if ":" not in op.name and op.works_on and encoding.modality not in op.works_on
+        if op.works_on and encoding.modality not in op.works_on
     ]
     problems += [
         f"preprocess: {op.name} changes labels, which are stored as they are; move it to"
@@ -204,7 +204,7 @@ def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
             "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
             " vocabulary: 8000}`"
         ]
-    early = [name for name in names[: names.index("tokenize")] if name != "decode"]
+    early = names[: names.index("tokenize")]
     for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
         if name in early:
             return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -193,16 +193,3 @@ def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-def as_arrays(path: Path, name: str) -> Any:
-    """The array of an .npy file, mapped, or that of this name in an .npz file.
-
-    Raises:
-      KeyError, OSError, ValueError: there is none.
-    """
-    loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-    if path.suffix == ".npz":
-        with loaded as archive:
-            return archive[name]
-    return loaded

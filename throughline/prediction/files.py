@@ -22,7 +22,7 @@ from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
-from throughline.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
+from throughline.prediction.examples import Example, Examples, Wanted, in_batches
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
@@ -132,7 +132,10 @@ def _read_arrays(path: Path, trained: TrainedModel) -> Examples:
     """Images in an array (examples, *shape) uint8."""
     feature, name = trained.spec.schema.input, trained.spec.data.features
     try:
-        values = as_arrays(path, name)
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        if path.suffix == ".npz":
+            with values as archive:
+                values = archive[name]
     except (KeyError, OSError, ValueError, EOFError) as error:
         raise UnreadableSource(f"{path}: no array {name} can be read ({error})") from error
     shape, rows = feature.shape, feature.encoding.storage == "rows"
