@@ -120,7 +120,9 @@ def test_texts_are_compared_by_batches_that_no_configuration_has_chosen(tmp_path
     texts = prepare_texts(tmp_path_factory.mktemp("texts"))
     batches, ratios = {}, {}
     for name, batch in (("plain", None), ("packed", {"pack": 64}), ("bucketed", {"tokens": 256})):
-        params = params_of({**SNAPSHOT, "batch": batch}, measure={"rounds": 3, "stall_max_seconds": 0.5})
+        params = params_of(
+            {**SNAPSHOT, "batch": batch}, measure={"rounds": 3, "stall_max_seconds": 0.5}
+        )
         data = open_inputs(params, texts)
         pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
         plain = batch_plainly(pipeline)
