@@ -20,7 +20,7 @@ from test_example_features import example
 from tasks import ingest as stage
 from throughline.data import ingest
 from throughline.data.shards.tfrecord import frame
-from throughline.data.sources import base, external_shards, tfds, tfrecord
+from throughline.data.sources import base, external_shards, split_names, tfds, tfrecord
 from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -56,19 +56,22 @@ def vectors(count: int, **more) -> list[bytes]:
         ("training.tfrecords", "train"),
         ("dev_0.tfrec", "validation"),
         ("train/contest-1.tfrecord", "train"),
+        ("eval-00000-of-00001", "test"),
+        ("evaluation/0.tfrecord", "test"),
+        ("holdout.tfrecord", "test"),
         ("train/val-1.tfrecord", "validation"),
         ("contest.tfrecord", None),
     ],
 )
 def test_the_split_is_read_from_the_words_of_a_path(name, split):
-    assert tfrecord.find_split(name) == split
+    assert split_names.find_split(name) == split
 
 
 @pytest.mark.parametrize("name", ["valid_pixels_train-00000-of-00002", "train/test-val.tfrecord"])
 def test_a_name_with_the_words_of_two_splits_is_refused(name):
     with pytest.raises(UnreadableSource, match=r"may be of several splits: its name holds \w+ and"):
-        tfrecord.find_split(name)
-    assert tfrecord.find_split("val/valid-dev.tfrecord") == "validation"
+        split_names.find_split(name)
+    assert split_names.find_split("val/valid-dev.tfrecord") == "validation"
 
 
 def test_encoded_images_stay_where_they_are(tmp_path):
@@ -154,6 +157,9 @@ def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_
     assert scan(tmp_path).splits == ["test", "test", None, None]
     write(tmp_path / "val-0.tfrecord", vectors(1))
     assert scan(tmp_path).splits == ["test", "test", "train", "train", "validation"]
+    write(tmp_path / "extra-0.tfrecord", vectors(1))
+    with pytest.raises(UnreadableSource, match=r"test-0\.tfrecord is named as a split, extra-0"):
+        scan(tmp_path)
 
 
 def test_labels_txt_names_the_classes_by_number(tmp_path):
@@ -175,8 +181,9 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
         "a.tfrecord/00000003": "label missing: -1",
     }
     assert found.values.shape == (2, 1)
+    (tmp_path / "a.tfrecord").unlink()
     write(
-        tmp_path / "a.tfrecord",
+        tmp_path / "train-0.tfrecord",
         [example(x=[float(n)], label=[label]) for n, label in enumerate((2, 1, 0))],
     )
     write(tmp_path / "val-0.tfrecord", [example(x=[9.0], label=[1])])
@@ -187,10 +194,10 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
     assert (found.values.tolist(), list(found.labels), found.splits) == (
         [[1], [2], [9]],
         ["dog", "cat", "dog"],
-        [None, None, "validation"],
+        ["train", "train", "validation"],
     )
     (tmp_path / "val-0.tfrecord").unlink()
-    write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[n]) for n in (1, 2)])
+    write(tmp_path / "train-0.tfrecord", [example(x=[1.0], label=[n]) for n in (1, 2)])
     with pytest.raises(UnreadableSource, match="counts from 1 to 2: every example would get"):
         scan(tmp_path)
 
@@ -317,7 +324,7 @@ def test_a_compressed_shard_is_refused_with_what_to_do(tmp_path):
         scan(tmp_path)
 
 
-@pytest.mark.parametrize("module", [stage, ingest, tfrecord], ids=["stage", "ingest", "tfrecord"])
+@pytest.mark.parametrize("module", [stage, ingest, split_names], ids=["stage", "ingest", "names"])
 def test_worked_examples_hold(module):
     result = doctest.testmod(module)
     assert result.attempted
@@ -443,6 +450,19 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
         "label": "ClassLabel of 2 classes",
         "name": "Text",
     }
+
+
+def test_splits_of_other_names_are_left_out_with_a_warning(tmp_path):
+    splits = [
+        {"name": "train", "shardLengths": ["2"]},
+        {"name": "validation_matched", "shardLengths": ["1000", "500"]},
+    ]
+    records = [example(x=[float(n)], label=[n]) for n in range(2)]
+    settings = prepare(
+        tmp_path, {"x": tensor("float32", 1), "label": CLASS}, records, splits=splits
+    )
+    (warning,) = tfds.scan(settings).warnings
+    assert warning.startswith("the split validation_matched, of 1,500 examples, is left out")
 
 
 def test_features_of_an_inner_dict_have_the_names_of_both(tmp_path):

@@ -16,15 +16,10 @@ from pathlib import Path
 
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import ExampleFile, Rejected, find_suffix
+from throughline.data.sources.split_names import SPLITS_BY_WORD
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
-# Names of folders and words of names, in lower case, and the splits that they mean.
-SPLITS_BY_WORD: Mapping[str, str] = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 _SHOWN = 4
 
 

@@ -150,9 +150,14 @@ def read_examples(
     """Read all shards, which are below `root`, as the layout says.
 
     Raises:
-      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, or
-        the labels are numbered from 1.
+      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, the
+        labels are numbered from 1, or those of images are floats.
     """
+    if layout.label.kind == "float" and layout.input.form == "encoded":
+        raise UnreadableSource(
+            f"{root}: the feature {layout.label.name} holds floats; images are classified, so"
+            " data.records.label must be one of classes, integers or text"
+        )
     read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]

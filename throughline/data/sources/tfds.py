@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ from throughline.data.sources.external_shards import (
     LabelFeature,
     read_examples,
 )
+from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.data.sources.tfrecord import (
     INPUTS,
     LABELS,
-    SPLITS_BY_WORD,
     choose_feature,
-    leave_validation_open,
     read_class_names,
 )
 from throughline.settings import DataSettings
@@ -46,19 +46,20 @@ def scan(settings: DataSettings) -> Files | Arrays:
     """
     root = Path(settings.path)
     try:
-        shards, layout = _read_layout(root, settings)
+        info = _read_metadata(root, "dataset_info.json")
+        shards, layout = list_shards(root, info), _read_layout(root, info, settings)
+        warnings = describe_left_out(info)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableSource(
             f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
             f" ({type(error).__name__}: {error}); prepare the dataset again"
         ) from error
-    return read_examples(root, shards, layout)
+    return replace(read_examples(root, shards, layout), warnings=warnings)
 
 
-def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ExternalShard], ExampleLayout]:
-    """The shards of the dataset, and what is in them."""
-    info, features = _read_metadata(root, "dataset_info.json"), _read_features(root)
-    shards = list_shards(root, info)
+def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) -> ExampleLayout:
+    """What is in the shards of the dataset."""
+    features = _read_features(root)
     supervised = _supervised_keys(info)
     described = {name: describe(feature) for name, feature in features.items()}
     name = settings.records.input or supervised[0]
@@ -66,17 +67,11 @@ def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ExternalShard
     others = {other: text for other, text in described.items() if other != name}
     label = settings.records.label or supervised[1]
     label = choose_feature("label", label, others, usual=LABELS)
-    layout = ExampleLayout(
+    return ExampleLayout(
         input=_input_feature(root, name, features[name]),
         label=_label_feature(root, label, features[label]),
         features=described,
     )
-    if layout.label.kind == "float" and layout.input.form == "encoded":
-        raise UnreadableSource(
-            f"{root}: the feature {label} holds floats; images are classified, so"
-            " data.records.label must be a ClassLabel, an integer or text"
-        )
-    return shards, layout
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
@@ -118,7 +113,22 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             f"{root}: dataset_info.json names no split train, validation or test with examples in"
             f" it; it names {named}"
         )
-    return leave_validation_open(shards)
+    splits = leave_validation_open([shard.split for shard in shards])
+    return [replace(shard, split=split) for shard, split in zip(shards, splits, strict=True)]
+
+
+def describe_left_out(info: Mapping[str, Any]) -> list[str]:
+    """What to warn of: the splits whose names are none that are trained or tested on."""
+    counts = {
+        split["name"]: sum(int(length) for length in split.get("shardLengths", ()))
+        for split in info.get("splits", ())
+        if split["name"] not in SPLITS_BY_WORD
+    }
+    return [
+        f"the split {name}, of {count:,} examples, is left out: its name is none of"
+        f" {', '.join(SPLITS_BY_WORD)}"
+        for name, count in counts.items()
+    ]
 
 
 def describe(feature: Mapping[str, Any]) -> str:

@@ -26,7 +26,6 @@ from throughline.data.shards.example_features import (
 )
 from throughline.data.shards.tfrecord import read_frame
 from throughline.data.sources.base import Arrays, Files, count_kinds
-from throughline.data.sources.class_folders import SPLITS_BY_WORD
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -36,6 +35,7 @@ from throughline.data.sources.external_shards import (
     read_examples,
 )
 from throughline.settings import DataSettings
+from throughline.data.sources.split_names import find_splits
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 RECORDS_LOOKED_AT = 16  # of each shard
@@ -101,11 +101,6 @@ def scan(settings: DataSettings) -> Files | Arrays:
         label=LabelFeature(name=label, kind=features[label].kind, names=names, named_by=named_by),
         features={feature: str(summary) for feature, summary in sorted(features.items())},
     )
-    if layout.label.kind == "float" and layout.input.form == "encoded":
-        raise UnreadableSource(
-            f"{root}: the feature {label} holds floats; images are classified, so"
-            " data.records.label must be one of integers or text"
-        )
     return replace(
         read_examples(root, shards, layout),
         skipped=count_others(root, shards, named_by),
@@ -114,6 +109,7 @@ def scan(settings: DataSettings) -> Files | Arrays:
 
 
 def find_shards(root: Path) -> list[ExternalShard]:
+      UnreadableSource: only some names say a split, or one says two.
     """The TFRecord files below a folder, or the one file, each with the split that its name says.
 
     Raises:
@@ -133,11 +129,10 @@ def find_shards(root: Path) -> list[ExternalShard]:
         )
     base = root if root.is_dir() else root.parent
     names = [path.relative_to(base).as_posix() for path in paths]
-    shards = [
-        ExternalShard(path=path, name=name, split=find_split(name))
-        for path, name in zip(paths, names, strict=True)
+    return [
+        ExternalShard(path=path, name=name, split=split)
+        for path, name, split in zip(paths, names, find_splits(root, names), strict=True)
     ]
-    return leave_validation_open(shards)
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
@@ -148,42 +143,6 @@ def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> 
     below = sorted(root.rglob("*") if root.is_dir() else ())
     others = [path for path in below if path not in read and not _is_hidden(path, root)]
     return count_kinds(path for path in others if path.is_symlink() or not path.is_dir())
-
-
-def find_split(name: str) -> str | None:
-    """The split that the path of a shard names, by its last part that names one; None where none
-    does.
-
-    Raises:
-      UnreadableSource: that part names two.
-
-    >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
-    ('train', 'validation')
-    >>> find_split("training_data.tfrecord"), find_split("contest.tfrecord")
-    ('train', None)
-    """
-    for part in reversed(name.lower().split("/")):
-        words = {word: SPLITS_BY_WORD.get(word) for word in re.findall(r"[a-z]+", part)}
-        splits = {word: split for word, split in words.items() if split}
-        if len({*splits.values()}) > 1:
-            raise UnreadableSource(
-                f"{name} may be of several splits: its name holds {' and '.join(splits)}; rename"
-                " it so that it holds one of these words, or none of them"
-            )
-        if splits:
-            return next(iter(splits.values()))
-    return None
-
-
-def leave_validation_open(shards: Sequence[ExternalShard]) -> list[ExternalShard]:
-    """Leave the split of training shards open where none is for validation, so that some of their
-    examples are assigned to it.
-    """
-    if any(shard.split == "validation" for shard in shards):
-        return list(shards)
-    return [
-        replace(shard, split=None if shard.split == "train" else shard.split) for shard in shards
-    ]
 
 
 def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
