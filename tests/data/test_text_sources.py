@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from throughline.data.documents import write_documents
-from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.base import RejectedValue, StoredFile
 from throughline.data.encodings.texts import (
     check_encoding,
     inspect_text,
-    read_document,
 )
 from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
@@ -360,4 +359,34 @@ def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
 def test_a_loop_of_links_is_no_document(tmp_path):
     (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
     with pytest.raises(RejectedValue, match="cannot be read"):
-        read_document(tmp_path / "loop.txt", root=tmp_path, max_bytes=10)
+        StoredFile(path=tmp_path / "loop.txt", root=tmp_path).read(lambda *_: None)
+
+
+def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
+    line = b'{"text": "%s", "label": "a"}\n'
+    files = {"train.jsonl": line % b"one", "a-test.jsonl": line % b"two", "README.txt": b"Read me."}
+    write_folder(tmp_path, files)
+    (tmp_path / "train.jsonl").open("ab").write(b'{"text": "3", "label": "b", "split": "test"}\n')
+    source = text_lines.scan(settings("text_lines", tmp_path))
+    documents = [item for item in source.documents if isinstance(item, Document)]
+    splits = {item.content: (item.label, item.split) for item in documents}
+    assert splits == {"one": ("a", None), "two": ("a", "test"), "3": ("b", "test")}
+    assert source.skipped == {".txt": 1}
+    write_folder(tmp_path, {"more.jsonl": line % b"four"})
+    with pytest.raises(UnreadableSource, match=r"test\.jsonl is named as a split, more\.jsonl is"):
+        text_lines.scan(settings("text_lines", tmp_path))
+    documents = text_lines.scan(settings("text_lines", tmp_path, folders="classes")).documents
+    assert [item.split for item in documents if isinstance(item, Document)] == [None] * 3 + ["test"]
+
+
+def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
+    write_folder(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
+    with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, and lines of"):
+        text_lines.scan(settings("text_lines", tmp_path))
+    classes = text_lines.scan(settings("text_lines", tmp_path, folders="classes"))
+    assert [item[1] for item in found(classes)] == ["train", "valid"]
+    source = text_lines.scan(settings("text_lines", tmp_path, label_kind="none"))
+    assert [item.split for item in source.documents if isinstance(item, Document)] == [
+        "train",
+        "validation",
+    ]

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from throughline.data.encodings.base import RejectedValue
-from throughline.data.encodings.texts import inspect_text, read_document
+from throughline.data.encodings.base import RejectedValue, StoredFile
+from throughline.data.encodings.texts import check_size, inspect_text
 from throughline.data.sources import text_folder, text_lines, text_table
 from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.tabular import TABLES
@@ -22,7 +22,8 @@ _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The texts at `path`; their classes, if there are some, are not looked at."""
-    settings = trained.spec.data.model_copy(update={"path": str(path), "label_kind": "none"})
+    without = {"label_kind": "none", "folders": "classes"}  # nor are their splits
+    settings = trained.spec.data.model_copy(update={"path": str(path), **without})
     suffix = path.suffix.lower()
     if suffix in TABLES:
         found = text_table.scan(settings)
@@ -39,7 +40,8 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
     """A file as one document."""
     try:
         anywhere = Path(path.absolute().anchor)
-        content = read_document(path, root=anywhere, max_bytes=settings.max_bytes)
+        stored = StoredFile(path=path, root=anywhere)
+        content = stored.read(lambda _, size: check_size(size, settings.max_bytes))
         return Document(id="", content=content, label="")
     except RejectedValue as reason:
         return Rejected(id="", reason=str(reason))

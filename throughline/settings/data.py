@@ -88,7 +88,8 @@ class DataSettings(Settings):
         default="auto",
         description=(
             "image_folder, text_folder: what the folders in `path` are; auto: splits if all are"
-            " named train, val, test or alike, else classes"
+            " named train, val, test or alike, else classes; text_lines: the same of its files, of"
+            " whose names a word says the split"
         ),
     )
     class_level: Literal["deepest", "top"] = Field(

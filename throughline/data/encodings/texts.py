@@ -5,9 +5,8 @@ it no larger than allowed? What is usable is kept as UTF-8.
 from __future__ import annotations
 
 import codecs
-from pathlib import Path
 
-from throughline.data.encodings.base import RejectedValue, StoredFile
+from throughline.data.encodings.base import RejectedValue
 from throughline.plan.schema import Encoding, Feature, find_encoding, register
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams
@@ -35,15 +34,6 @@ def text_feature() -> Feature:
     return Feature(
         name="text", role="input", encoding=find_encoding("text"), shape=(None,), dtype="int32"
     )
-
-
-def read_document(path: Path, *, root: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file below `root`; a larger one than `max_bytes` is not read.
-
-    Raises:
-      RejectedValue: the reason, in words for the list of rejected examples.
-    """
-    return StoredFile(path=path, root=root).read(lambda _, size: check_size(size, max_bytes))
 
 
 def check_size(size: int, max_bytes: int) -> None:

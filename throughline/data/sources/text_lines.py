@@ -1,17 +1,19 @@
 """Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
-lines of text (.txt), where each file is a class. Lines are read one by one; blank ones divide
-others, and are nothing that could be used.
+lines of text (.txt), where each file is a class. The files of a folder may be named as splits.
+Lines are read one by one; blank ones divide others, and are nothing that could be used.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds
+from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
 from throughline.data.sources.text_records import count_lines, label_or_none, read_fields
 from throughline.data.sources.text_table import check_fields
 from throughline.settings import DataSettings
@@ -28,13 +30,16 @@ def scan(settings: DataSettings) -> Texts:
 
     Raises:
       DataNotFound: there is no such file, or no file of lines in the folder.
-      UnreadableSource: a single .txt file, whose lines have no class.
+      UnreadableSource: a single .txt file, or one that is named as a split, whose lines have no
+        class; or only some files of a folder are named as splits.
     """
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)
     paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
     paths = [path for path in paths if not path.name.startswith(".")]
     files = [path for path in paths if path.suffix.lower() in JSON | TXT and path.is_file()]
+    # Next to JSON lines, a .txt is a README or a license.
+    files = [path for path in files if path.suffix.lower() in JSON] or files
     chosen = {*files}
     if not files:
         raise DataNotFound(
@@ -46,15 +51,35 @@ def scan(settings: DataSettings) -> Texts:
             f"{root}: lines of a single .txt file have no class; use a folder with a file per class"
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
+    splits = _find_splits(root, files, settings)
     return Texts(
-        documents=_documents(files, settings),
+        documents=_documents(dict(zip(files, splits, strict=True)), settings),
         total=sum(map(count_lines, files)),
         skipped=count_kinds(path for path in paths if path not in chosen),
     )
 
 
-def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document | Rejected]:
-    for path in files:
+def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[str | None]:
+    """The splits that the names of a folder's files say, where they are not to be classes."""
+    if root.is_file() or settings.folders == "classes":
+        return [None] * len(files)
+    if files[0].suffix.lower() in JSON or settings.label_kind == "none":
+        return find_splits(root, [path.name for path in files])
+    if named := [path for path in files if path.stem.lower() in SPLITS_BY_WORD]:
+        raise UnreadableSource(
+            f"{root}: {named[0].name} is named as a split, and lines of .txt files have their"
+            " file's name as their class",
+            f"set data.folders: classes if {named[0].stem} is a class; else use JSON lines with a"
+            " label, or data.label_kind: none",
+        )
+    return [None] * len(files)
+
+
+def _documents(
+    splits: Mapping[Path, str | None], settings: DataSettings
+) -> Iterator[Document | Rejected]:
+    """What is in each file, whose lines are of its split unless they name another one."""
+    for path, split in splits.items():
         is_txt = path.suffix.lower() in TXT
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
             example_id = f"{path.name}:{number:08d}"
@@ -64,9 +89,11 @@ def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document |
                 yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
             elif is_txt:
                 label = label_or_none(path.stem, settings)
-                yield Document(id=example_id, content=line, label=label)
+                yield Document(id=example_id, content=line, label=label, split=split)
             else:
-                yield _read_json(line, example_id, path, settings)
+                item = _read_json(line, example_id, path, settings)
+                is_open = isinstance(item, Document) and item.split is None
+                yield replace(item, split=split) if is_open else item
 
 
 def _read_json(
