@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from throughline.data.manifest import digest_manifest, read_manifest
+from throughline.plan.schema import TableColumns
 from throughline.shared.errors import DamagedFile
 
 EXAMPLES = pd.DataFrame(
@@ -23,17 +24,21 @@ EXAMPLES = pd.DataFrame(
 )
 
 
+def digest(examples, classes=("x", "y"), columns=TableColumns()) -> str:  # noqa: B008
+    return digest_manifest(examples, classes, columns)
+
+
 @pytest.mark.parametrize("column", ["id", "digest", "label", "split"])
 def test_a_change_of_any_example_changes_the_digest(column):
     changed = EXAMPLES.assign(**{column: EXAMPLES[column].tolist()[::-1]})
-    assert digest_manifest(changed, ("x", "y")) != digest_manifest(EXAMPLES, ("x", "y"))
+    assert digest(changed) != digest(EXAMPLES)
 
 
-def test_so_do_other_classes_and_the_place_of_files_does_not():
-    assert digest_manifest(EXAMPLES, ("y", "x")) != digest_manifest(EXAMPLES, ("x", "y"))
-    assert digest_manifest(EXAMPLES.assign(uri="/elsewhere"), ("x", "y")) == digest_manifest(
-        EXAMPLES, ("x", "y")
-    )
+def test_so_do_other_classes_and_columns_and_the_place_of_files_does_not():
+    assert digest(EXAMPLES, ("y", "x")) != digest(EXAMPLES)
+    assert digest(EXAMPLES.assign(uri="/elsewhere")) == digest(EXAMPLES)
+    one, other = (TableColumns(names=("c",), categories=(words,)) for words in (("a",), ("b",)))
+    assert digest(EXAMPLES, columns=one) != digest(EXAMPLES, columns=other)
 
 
 def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_path):

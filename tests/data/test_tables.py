@@ -644,3 +644,29 @@ def test_how_columns_were_read_is_said_in_few_words():
         "price number · shop category (1,200 values) · kind label (3 classes) · not used: note, x"
     )
     assert "kind label (a number)" in describe_columns(readings, classes=0)
+
+
+def test_neither_a_new_category_nor_another_order_of_the_columns_moves_a_row(tmp_path):
+    rows = [[row / 8, "bd"[row % 2], "xy"[row % 2]] for row in range(60)]
+
+    def assigned(header, rows, name):
+        path = write(tmp_path, header, rows)
+        manifest = ingest(DataSettings(source="table", path=str(path)), tmp_path / name)
+        examples = manifest.examples.set_index("id")
+        return examples.loc[:"00000059", "split"].to_dict(), manifest
+
+    before, manifest = assigned("size,color,label", rows, "a")
+    assert {*before.values()} == {"train", "validation", "test"}
+    splits, more = assigned("size,color,label", [*rows, [7.5, "c", "x"]], "b")
+    assert splits == before
+    assert more.schema.input.columns.categories == (("b", "c", "d"),)
+    turned = [[color, size, label] for size, color, label in rows]
+    numbers = [[size, size + 1, label] for size, _, label in rows]
+    swapped = [[other, size, label] for size, other, label in numbers]
+    splits, other = assigned("color,size,label", turned, "c")
+    assert splits == before and other.digest == manifest.digest  # categories come last anyway
+    (one, first), (two, second) = (
+        assigned("a,b,label", numbers, "d"),
+        assigned("b,a,label", swapped, "e"),
+    )
+    assert one == two and first.digest != second.digest

@@ -6,6 +6,7 @@ A form of source is a function here.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import SPLITS, VALUES
-from throughline.plan.schema import Schema, find_encoding
+from throughline.plan.schema import Schema, TableColumns, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
@@ -78,11 +79,7 @@ def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examine
         for start in progress(starts, total=len(starts), label="ingest", unit="blocks"):
             block = np.ascontiguousarray(source.values[start : start + ROWS_AT_ONCE])
             copy.write(block.data)
-            rows = block.reshape(-1).view(np.uint8).data
-            size = block.nbytes // max(1, len(block))
-            digests += [
-                digest_blake2b(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)
-            ]
+            digests += digest_rows(block, source.schema.input.columns)
     size = source.values.dtype.itemsize * int(np.prod(source.values.shape[1:]))
     columns = {
         "id": source.ids,
@@ -98,6 +95,31 @@ def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examine
         rejected=list(source.rejected),
         classes=tuple(source.classes),
     )
+
+
+def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
+    """The digest of each of the values (rows, ...) by its bytes or, where columns have names, by
+    these and what is in each: another category or order of the columns changes no digest.
+    """
+    names: list[bytes] = []
+    if columns.names:
+        order = sorted(range(len(columns.names)), key=columns.names.__getitem__)
+        names = [json.dumps([columns.names[place] for place in order]).encode()]
+        parts = [_column_bytes(values[:, place], columns, place) for place in order]
+        values = np.concatenate(parts, axis=1)
+    contents = values.reshape(len(values), -1).view(np.uint8)
+    return [digest_blake2b(*names, row.tobytes()) for row in contents]
+
+
+def _column_bytes(column: np.ndarray, columns: TableColumns, place: int) -> np.ndarray:
+    """(rows, bytes) uint8: of numbers their own, of the numbers of categories a digest of the word
+    of each.
+    """
+    if place < columns.numeric:
+        return np.ascontiguousarray(column)[:, None].view(np.uint8)
+    words = columns.categories[place - columns.numeric]
+    digests = bytes.fromhex("".join(digest_blake2b(word.encode()) for word in words))
+    return np.frombuffer(digests, np.uint8).reshape(len(words), -1)[column.astype(np.int64)]
 
 
 @examine.register

@@ -8,6 +8,7 @@ presence means complete.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
-from throughline.plan.schema import Schema
+from throughline.plan.schema import Schema, TableColumns
 from throughline.results.base import parse, to_json
 from throughline.shared.errors import MissingInput, expect_current_schema
 from throughline.shared.files import digest_blake2b, read_json, write_json
@@ -53,19 +54,22 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels and splits: two datasets with the same digest train the
-        same model.
+        """Digest of ids, contents, labels and splits, and of how the columns of a table are coded:
+        two datasets with the same digest train the same model.
         """
-        return digest_manifest(self.examples, self.classes)
+        return digest_manifest(self.examples, self.classes, self.schema.input.columns)
 
 
-def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
+def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...], columns: TableColumns) -> str:
     """Digest that identifies a dataset by content."""
-    columns = [
+    contents = [
         "\n".join(map(str, examples[name].tolist())).encode()
         for name in ("id", "digest", "label", "split")
     ]
-    return digest_blake2b(*columns, "\n".join(classes).encode())
+    # The digests of rows say neither in which order their columns are, nor which word is which
+    # number.
+    coded = [json.dumps([columns.names, columns.categories]).encode()] if columns.names else []
+    return digest_blake2b(*contents, "\n".join(classes).encode(), *coded)
 
 
 def write_manifest(manifest: Manifest) -> None:
