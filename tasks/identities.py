@@ -21,6 +21,7 @@ from throughline.config.cli import parse_command
 from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
 from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
+from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
     code_digest,
@@ -36,6 +37,7 @@ from throughline.shared.libraries import (
     check_versions,
     find_distributions,
     installed_versions,
+    stage_libraries,
 )
 from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
@@ -78,8 +80,10 @@ def find_identities(
     document = read_yaml(root / PARAMS_FILE)
     defined = read_yaml(root / PIPELINE_FILE)["stages"]
     values, rules = resolve_settings(document), _rules()
+    of_ops = list(_find_libraries(values["preprocess"]))
     for stage in stages:
-        check_versions(stage, root=root)
+        libraries = stage_libraries(stage, of_ops)
+        check_versions(libraries, root=root)
         modules = sorted(
             {
                 module
@@ -97,7 +101,7 @@ def find_identities(
                 module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
             },
             "files": _watched_files(root) if modules or _reads_files(stage, document) else {},
-            "libraries": installed_versions([*LIBRARIES[stage], *brought]),
+            "libraries": installed_versions([*libraries, *brought]),
             "program": digest_code(stage),
             "rules": rules,
         }
@@ -134,6 +138,15 @@ def named_modules(section: Any) -> Iterator[str]:
     elif isinstance(section, list):
         for item in section:
             yield from named_modules(item)
+
+
+def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
+    """The libraries of this program's ops among those of params.yaml; what own ops import is found
+    in their code.
+    """
+    for number, spec in enumerate(preprocess):
+        op = None if [*named_modules([spec])] else parse_op(spec, where=f"preprocess[{number}]")[0]
+        yield from op.libraries if op else ()
 
 
 def _find_code(document: Mapping[str, Any], section: str) -> Any:

@@ -371,18 +371,38 @@ def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
     }
 
 
-def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
-    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
+def write_text_project(folder: Path, **tokenize: str) -> None:
+    """Write what the identities of a project of texts with this tokenizer follow from."""
+    (folder / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
     text = {
         **PARAMS,
         "data": {**PARAMS["data"], "source": "text_folder"},
-        "preprocess": [{"tokenize": {"kind": "wordpiece", "model": "words.txt"}}],
+        "preprocess": [{"tokenize": tokenize}],
         "augment": [],
         "postprocess": [],
         "model": {"name": "text_classifier"},
     }
-    write_params(tmp_path, text)
+    write_params(folder, text)
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "tensorflow-text"])
+def test_another_version_of_what_tokenizes_concerns_the_stages_that_tokenize(tmp_path, library):
+    (tmp_path / "uv.lock").write_text(f'[[package]]\nname = "{library}"\nversion = "0.1"\n')
+    write_text_project(tmp_path, kind="bytes")
+    write_identities(tmp_path, tmp_path / "bytes")
+    write_text_project(tmp_path, kind="sentencepiece")
+    with pytest.raises(WrongVersion, match=f"{library} .* is installed"):
+        write_identities(tmp_path, tmp_path / "out")
+    (tmp_path / "uv.lock").unlink()
+    write_identities(tmp_path, tmp_path / "out")
+    for folder, stages in (("bytes", set[str]()), ("out", EVERY_RUN)):
+        identities = read_identities(tmp_path / folder)
+        assert {name for name, text in identities.items() if library in text} == stages
+
+
+def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
+    (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
+    write_text_project(tmp_path, kind="wordpiece", model="words.txt")
     listed = "words.txt decides results and is listed in dvc.yaml now"
     assert watch_own_code(tmp_path) == [listed]
     written = []

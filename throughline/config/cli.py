@@ -20,7 +20,7 @@ from throughline.shared.errors import MissingInput, did_you_mean, report_user_er
 from throughline.shared.files import clear_leftovers
 from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
-from throughline.shared.libraries import check_versions
+from throughline.shared.libraries import check_versions, stage_libraries
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 
 UTF8_MODE = ("utf-8", "surrogateescape")  # the output of Python with PYTHONUTF8
@@ -83,8 +83,9 @@ def options_stage_cli(
             add(parser)
         options = parser.parse_args()
         enter_run(options)
-        check_versions(_stage_of(command), root=Path())
         params = load_params()
+        of_ops = [name for op in params.preprocess for name in op.libraries]
+        check_versions(stage_libraries(_stage_of(command), of_ops), root=Path())
         if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
             clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):

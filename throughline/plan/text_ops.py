@@ -9,6 +9,7 @@ from pydantic import Field
 
 from throughline.plan.ops import DataFacts, Op, Shape, register
 from throughline.shared.files import digest_file
+from throughline.shared.libraries import TOKENIZERS
 
 
 @register
@@ -54,7 +55,7 @@ class Tokenize(Op):
     @property
     def libraries(self) -> tuple[str, ...]:
         """Those that fit and run the tokenizer."""
-        return () if self.kind == "bytes" else ("sentencepiece", "tensorflow-text")
+        return () if self.kind == "bytes" else TOKENIZERS
 
     def bind(self, facts: DataFacts) -> Op:
         """The tokenizer as the snapshot was written with it, fitted or given."""

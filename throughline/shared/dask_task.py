@@ -18,7 +18,7 @@ from typing import Any
 
 from throughline.shared.code_identity import HERE, code_digest, project_files
 from throughline.shared.errors import EngineFailed
-from throughline.shared.libraries import LIBRARIES, installed_versions
+from throughline.shared.libraries import LIBRARIES, TOKENIZERS, installed_versions
 
 _ONE_AT_A_TIME = threading.Lock()
 LOADED_AT = time.time()  # modules that have changed since may be the old ones in this process
@@ -99,7 +99,7 @@ def describe_program(modules: tuple[str, ...]) -> str:
     libraries that the stages use.
     """
     libraries: Mapping[str, str] = installed_versions(
-        sorted({name for names in LIBRARIES.values() for name in names})
+        sorted({*TOKENIZERS, *(name for names in LIBRARIES.values() for name in names)})
     )
     return f"{code_digest(*modules, roots=_roots())} {sorted(libraries.items())}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +29,16 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "profile": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "report": ("jinja2", "matplotlib"),
 }
+# What fits and runs a tokenizer other than that of bytes.
+TOKENIZERS = ("sentencepiece", "tensorflow-text")
+_OF_OPS = frozenset({"snapshot", "build", "train", "profile"})
+
+
+def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
+    """The libraries that decide what a stage writes, with those of the ops of `preprocess` if it
+    computes them or opens what they have computed.
+    """
+    return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
@@ -60,7 +70,7 @@ def _brought_packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 
-def check_versions(stage: str, *, root: Path) -> None:
+def check_versions(libraries: Collection[str], *, root: Path) -> None:
     """Make sure that the libraries that decide what a stage writes are those of uv.lock in `root`,
     if there is one.
 
@@ -68,10 +78,10 @@ def check_versions(stage: str, *, root: Path) -> None:
       WrongVersion: another version of one is installed.
     """
     lock = root / LOCK_FILE
-    if not LIBRARIES.get(stage) or not lock.exists():
+    if not libraries or not lock.exists():
         return
     text = lock.read_text()
-    for name, version in installed_versions(LIBRARIES[stage]).items():
+    for name, version in installed_versions(libraries).items():
         locked = re.findall(
             rf'^name = "{re.escape(name)}"\nversion = "([^"]+)"', text, re.MULTILINE
         )
