@@ -94,6 +94,8 @@ def test_several_steps_per_execution_resume_in_mid_epoch(
 
 
 OWN_CALLBACKS = """
+import threading
+
 import keras
 
 
@@ -132,6 +134,11 @@ class Ending(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.stop_training = epoch == self.last
+
+
+class Locking(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.lock = threading.Lock()
 
 
 def end_first():
@@ -267,6 +274,17 @@ def test_another_version_of_keras_is_other_work(layout, monkeypatch):
     monkeypatch.setattr(keras, "__version__", "0.0")
     after = training_fingerprint(params_of(), "optimized", data)
     assert [part for part in before if before[part] != after[part]] == ["versions"]
+
+
+@pytest.mark.integration
+def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(
+    layout, tmp_path, own_callbacks, capsys
+):
+    params = params_of("train.epochs=2", f"train.callbacks=[{own_callbacks}:Locking]")
+    rows, _ = run(params, layout, tmp_path / "kept")
+    assert len(rows) == 2
+    said = capsys.readouterr().out
+    assert "no checkpoint could be written (TypeError: Locking.lock: cannot pickle" in said
 
 
 @pytest.mark.slow

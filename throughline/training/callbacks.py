@@ -82,11 +82,11 @@ def dump_state(callbacks: Callbacks) -> bytes:
     ]
     try:
         return pickle.dumps(states)
-    except Exception:
+    except Exception as error:  # whatever objects raise that are asked for their state
         for callback, state in zip(callbacks, states, strict=True):
             for name, value in state.items():
                 _check_storable(value, f"{type(callback).__name__}.{name}")
-        raise
+        raise TypeError(str(error)) from error
 
 
 def _check_storable(value: Any, whose: str) -> None:

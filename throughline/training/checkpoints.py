@@ -286,7 +286,7 @@ class CheckpointCallback(StepFollower):
                 {CALLBACKS: dump_state(self._others)},
                 position=(len(self.rows), step),
             )
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, TypeError, tf.errors.OpError) as error:  # of what a callback holds by now
             reason = disk_reason(error) or first_line(error)
             echo_problem(
                 f"no checkpoint could be written ({reason}); training continues, the earlier one"
