@@ -6,7 +6,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from throughline.data.sources.moments import TimeProblem, find_time_problem
+from throughline.data.sources.moments import (
+    TimeProblem,
+    find_gaps,
+    find_time_problem,
+    read_moments,
+)
 
 FORMATS = [
     "%Y-%m-%d %H:%M",
@@ -20,19 +25,23 @@ FORMATS = [
 ]
 
 
+def find_problem(cells):
+    return find_time_problem(read_moments(cells))
+
+
 @pytest.mark.parametrize("pattern", FORMATS)
 def test_a_year_of_hours_increases_in_every_notation_and_sorted_as_text_it_does_not(pattern):
     first = datetime(2025, 12, 1)
     hours = [(first + timedelta(hours=7 * step)).strftime(pattern) for step in range(1_250)]
-    assert find_time_problem(hours) is None
+    assert find_problem(hours) is None
     if not pattern.startswith("%Y"):
-        assert find_time_problem(sorted(hours)) is not None
-    assert find_time_problem([*hours[:700], hours[3], *hours[700:]]) == TimeProblem(row=700)
+        assert find_problem(sorted(hours)) is not None
+    assert find_problem([*hours[:700], hours[3], *hours[700:]]) == TimeProblem(row=700)
 
 
 def test_a_table_may_drop_the_time_of_midnight():
-    assert find_time_problem(["2026-01-01", "2026-01-01 00:30", "2026-01-02"]) is None
-    assert find_time_problem(["01.01.2026", "01.01.2026 00:30", "02.01.2026"]) is None
+    assert find_problem(["2026-01-01", "2026-01-01 00:30", "2026-01-02"]) is None
+    assert find_problem(["01.01.2026", "01.01.2026 00:30", "02.01.2026"]) is None
 
 
 @pytest.mark.parametrize(
@@ -56,4 +65,13 @@ def test_a_table_may_drop_the_time_of_midnight():
     ],
 )
 def test_what_reads_two_ways_has_to_increase_in_both(cells, problem):
-    assert find_time_problem(cells) == problem
+    assert find_problem(cells) == problem
+
+
+def test_a_missing_row_is_a_long_step_and_a_month_is_none():
+    first = datetime(2026, 1, 1)
+    hours = [first + timedelta(hours=hour) for hour in range(48) if hour not in (7, 20, 21)]
+    (moments,) = read_moments([hour.isoformat() for hour in hours])
+    assert find_gaps(moments).tolist() == [7, 19]
+    (months,) = read_moments([f"2026-{month:02d}-01" for month in range(1, 13)])
+    assert not find_gaps(months).size and not find_gaps(months[:1]).size

@@ -169,6 +169,20 @@ def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
     assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
 
 
+def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
+    path = tmp_path / "series.csv"
+    days = [f"2026-01-{day:02d}" for day in range(1, 32) if day not in (9, 20, 21)]
+    settings = DataSettings(source="time_series", path=str(path), time_column="day")
+    for times in (days, [day[-2:].lstrip("0") for day in days]):
+        rows = [f"{day},{number / 8}" for number, day in enumerate(times)]
+        path.write_text("\n".join(["day,heat", *rows]))
+        (warning,) = time_series.scan(settings).warnings
+        assert warning.startswith("day grows 2 times more than 1.5 times as much as it does from")
+        assert f"first before row 9 ({times[7]}, {times[8]})" in warning
+    path.write_text("\n".join(["day,heat", *rows[:8]]))
+    assert time_series.scan(settings).warnings == []
+
+
 def test_nanoseconds_are_in_the_order_of_time(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("at,heat\n1700000000000000000,1.5\n1700000000000000001,2.5\n")

@@ -17,6 +17,7 @@ _NUMBERS = (
     r"^(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})"
     r"(?P<rest>\D.*)?$"
 )
+GAP = 1.5  # times the median step; of months the longest is 1.02 times the median
 _CENTURY_TURN = 69  # of two digits, as strptime's %y reads them
 
 
@@ -31,9 +32,10 @@ class TimeProblem:
     two_ways: bool = False
 
 
-def find_time_problem(cells: Sequence[str]) -> TimeProblem | None:
-    """The first row whose date or time is not after that of the row before; None: all are."""
-    readings = _read(pd.Series(cells, dtype="object"))
+def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
+    """The first row whose date or time is not after that of the row before, by what `read_moments`
+    makes of the cells; None: all are.
+    """
     problems = [problem for reading in readings if (problem := find_late(reading))]
     if not problems:
         return None
@@ -47,14 +49,27 @@ def find_late(moments: pd.Series) -> TimeProblem | None:
     lacking = moments.isna().to_numpy()
     if lacking.any():
         return TimeProblem(row=int(np.argmax(lacking)), unreadable=True)
-    # Of moments with a time zone: to_numpy would make an object of each.
-    values = (moments.astype("int64") if moments.dtype.kind == "M" else moments).to_numpy()
+    values = _to_numbers(moments)
     late = values[1:] <= values[:-1]
     return TimeProblem(row=int(np.argmax(late)) + 1) if late.any() else None
 
 
-def _read(cells: pd.Series) -> list[pd.Series]:
+def find_gaps(moments: pd.Series) -> np.ndarray:
+    """The rows (gaps,) of numbers or moments in order before which others seem to be missing: the
+    step to them is much longer than most.
+    """
+    steps = np.diff(_to_numbers(moments))
+    return np.flatnonzero(steps > GAP * np.median(steps)) + 1 if len(steps) else np.empty(0, int)
+
+
+def _to_numbers(moments: pd.Series) -> np.ndarray:
+    # Of moments with a time zone: to_numpy would make an object of each.
+    return (moments.astype("int64") if moments.dtype.kind == "M" else moments).to_numpy()
+
+
+def read_moments(texts: Sequence[str]) -> list[pd.Series]:
     """The moments that cells can mean, in each way to read all of them; NaT where one is none."""
+    cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()
     others = _parse(cells.loc[~numbers])

@@ -25,7 +25,13 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_columns,
 )
-from throughline.data.sources.moments import find_late, find_time_problem
+from throughline.data.sources.moments import (
+    GAP,
+    find_gaps,
+    find_late,
+    find_time_problem,
+    read_moments,
+)
 from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
@@ -40,12 +46,12 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
         row and column.
     """
     path = Path(settings.path)
-    table = None
+    table, gaps = None, []
     if path.suffix.lower() == ".npy":
         values, columns = _from_array(path)
     else:
         table = read_table(path, settings, likely_decimal=likely_decimal)
-        values, columns = _from_table(table)
+        values, columns, gaps = _from_table(table)
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
         stored = values.astype(np.float32, copy=False)
     bad = np.argwhere(~np.isfinite(stored))
@@ -77,6 +83,7 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
             *table.describe_nested(),
             *table.describe_points(columns),
             *_name_left_out(readings, settings),
+            *gaps,
         ]
         if table
         else (),
@@ -132,8 +139,9 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
     return values, columns
 
 
-def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
-    settings = table.settings
+def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
+    """Values, names of columns, and what to warn of."""
+    settings, gaps = table.settings, []
     time = [settings.time_column] if settings.time_column else []
     problems = Problems(table.path)
     named = {"time_column": time, "numeric": settings.numeric, "ignore": settings.ignore}
@@ -141,12 +149,12 @@ def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
         check_columns(table, {f"data.{key}": names for key, names in named.items()})
     with problems.collect():
         if settings.time_column in table.columns:
-            _check_time(table, settings.time_column)
+            gaps = _check_time(table, settings.time_column)
     columns = []
     with problems.collect():
         columns = _choose_columns(table)
     problems.refuse()
-    return np.column_stack([table.numbers(name) for name in columns]), columns
+    return np.column_stack([table.numbers(name) for name in columns]), columns, gaps
 
 
 def _choose_columns(table: TextTable) -> list[str]:
@@ -166,19 +174,24 @@ def _choose_columns(table: TextTable) -> list[str]:
     return columns
 
 
-def _check_time(table: TextTable, name: str) -> None:
-    """Refuse moments, numbers or dates, that do not increase from row to row."""
+def _check_time(table: TextTable, name: str) -> list[str]:
+    """Refuse moments, numbers or dates, that do not increase from row to row; returns what to warn
+    of where rows seem to be missing.
+    """
     cells = table.cells(name)
     if guess_kind(table, name) == "number":
         try:  # float64 does not tell nanoseconds of these years apart
             moments = np.asarray(table.columns[name].cast(pa.int64()))
         except pa.ArrowInvalid:
             moments = table.numbers(name)
-        problem = find_late(pd.Series(moments))
+        readings = [pd.Series(moments)]
+        problem = find_late(readings[0])
     else:
-        problem = find_time_problem(cells)
+        readings = read_moments(cells)
+        problem = find_time_problem(readings)
     if problem is None:
-        return
+        gaps = min(map(find_gaps, readings), key=len)
+        return [_describe_gaps(name, cells, gaps)] if len(gaps) else []
     row = problem.row + 1
     if problem.unreadable:
         raise UnreadableSource(
@@ -194,4 +207,14 @@ def _check_time(table: TextTable, name: str) -> None:
         )
     raise UnreadableSource(
         f"{table.path}: {name} does not increase in row {row}; sort the table and drop doubled rows"
+    )
+
+
+def _describe_gaps(name: str, cells: Sequence[str], gaps: np.ndarray) -> str:
+    first = int(gaps[0])
+    count = f"{len(gaps):,} times more" if len(gaps) > 1 else "once more"
+    return (
+        f"{name} grows {count} than {GAP} times as much as it does from most rows to the next,"
+        f" first before row {first + 1} ({cells[first - 1]}, {cells[first]}): rows are missing"
+        " there, or times are not regular, and windows take rows for regular steps"
     )
