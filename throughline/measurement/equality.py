@@ -32,20 +32,24 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     Raises:
       UnequalConfigurations: the examples are not those of the manifest, or have other labels there.
     """
-    total, keys, labels = 0, [], []
+    # The examples of a window, and what is predicted, are made of rows: no manifest lists them.
+    is_listed = pipeline.plan.window is None
+    total, count, keys, labels = 0, 0, [], []
     text = pipeline.data.shards.schema.is_text
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
         for key, label, value in iterate_examples(batch):
             total = (total + digest_example(key, label, value)) % MODULUS
-            keys.append(key)
-            labels.append(label)
-    if pipeline.plan.window is None:  # else the examples and what is predicted are made of rows
+            count += 1
+            if is_listed:
+                keys.append(key)
+                labels.append(label)
+    if is_listed:
         _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
     return ExamplesDigest(
         digest=f"{total:032x}",
-        examples=len(keys),
+        examples=count,
         shape=(None,) if text else values.shape[1:],
         dtype=str(values.dtype),
     )
