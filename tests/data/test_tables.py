@@ -670,3 +670,13 @@ def test_neither_a_new_category_nor_another_order_of_the_columns_moves_a_row(tmp
         assigned("b,a,label", swapped, "e"),
     )
     assert one == two and first.digest != second.digest
+
+
+def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
+    content = pa.array([b"fine", b"caf\xe9"] * 10)
+    broken = pa.Array.from_buffers(pa.string(), 20, content.buffers())
+    columns = {"size": np.arange(20) / 8, "place": broken, "label": ["a", "b"] * 10}
+    pq.write_table(pa.table(columns), tmp_path / "table.parquet")
+    with pytest.raises(UnreadableSource, match=r"column place \(string\) cannot be read as text"):
+        scan(tmp_path / "table.parquet")
+    assert scan(tmp_path / "table.parquet", ignore=["place"]).values.shape == (20, 1)

@@ -131,6 +131,19 @@ def test_the_classes_of_a_table_may_be_numbers(tmp_path):
     assert [item[1] for item in found(source)] == ["5", "1.5", "label missing"]
 
 
+def test_bytes_of_parquet_that_are_no_utf_8_are_rejected_with_their_row(tmp_path):
+    path = tmp_path / "table.parquet"
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        content = pa.array([b"fine", b"caf\xe9", None])
+        broken = pa.Array.from_buffers(pa.string(), 3, content.buffers(), content.null_count)
+        texts = broken.dictionary_encode() if pa.types.is_dictionary(kind) else broken.cast(kind)
+        pq.write_table(pa.table({"label": ["a", "b", "c"], "text": texts}), path)
+        source = text_table.scan(settings("text_table", path))
+        rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
+        assert rows["label"].tolist() == ["a"]
+        assert [item.reason for item in rejected] == ["not utf-8: byte 0xe9 at 3", "text missing"]
+
+
 def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(

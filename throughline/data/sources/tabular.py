@@ -300,11 +300,16 @@ def _as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     if "binary" in str(cells.type):
         raise _NoText
     if pa.types.is_boolean(cells.type):
+
+    Raises:
+      ArrowInvalid: a text is no UTF-8.
         cells = pc.if_else(cells, "True", "False")
     elif pa.types.is_floating(cells.type):
         cells = pc.if_else(pc.is_nan(cells), None, cells)
         cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
-    return pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
+    text = pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
+    text.validate(full=True)  # other writers check no UTF-8
+    return text
 
 
 def _join_parquet_hint(folder: Path) -> str:

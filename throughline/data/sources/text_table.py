@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from throughline.data.encodings.texts import check_encoding
@@ -144,8 +146,25 @@ def _parquet_rows(
     number = 0
     try:
         for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
-            for fields in batch.to_pylist():
+            for cells in zip(*map(_read_cells, batch.columns), strict=True):
                 number += 1
+                fields = dict(zip(batch.schema.names, cells, strict=True))
                 yield read_fields(fields, f"row {number:08d}", settings)
     except OSError as error:
         raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
+
+
+def _read_cells(column: pa.Array) -> list[Any]:
+    """The values of a column; in texts, of which other writers check no UTF-8, bytes that are none
+    are surrogates.
+    """
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        cells = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return [
+            cell.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
+            if cell.is_valid
+            else None
+            for cell in cells
+        ]
