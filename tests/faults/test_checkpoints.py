@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,6 +178,17 @@ def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
         assert following.restore(variables()) is None or following.run_id == "r"
         write(following, (2, 0))
         assert restored(folder / ".checkpoint") == (2, 0), "what a failure left is in nobody's way"
+
+
+def test_where_a_folder_cannot_be_flushed_checkpoints_are_kept_all_the_same(tmp_path, monkeypatch):
+    def fsync(descriptor, *, real=os.fsync):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(CheckpointStore(tmp_path, WORK), (1, 0))
+    assert restored(tmp_path) == (1, 0)
 
 
 def test_the_newest_two_are_kept(tmp_path):

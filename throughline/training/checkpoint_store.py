@@ -10,7 +10,6 @@ disk or a device that has no room, ends the training and leaves all as it is.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from throughline.shared.errors import MissingInput
-from throughline.shared.files import digest_file, digest_json, read_json, write_json
+from throughline.shared.files import digest_file, digest_json, flush, read_json, write_json
 from throughline.shared.layout import from_here
 from throughline.shared.progress import echo_problem
 
@@ -108,7 +107,7 @@ class CheckpointStore:
         for folder in (self._root, self._folder):
             if not folder.exists():
                 folder.mkdir(parents=True)
-                _flush(folder.parent)
+                flush(folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
         # Of an interrupted training; what was usable at this position has been resumed from.
         for stale in (temporary, final):
@@ -121,10 +120,10 @@ class CheckpointStore:
         whole = {"work": self._fingerprint, "files": files, "state": dict(state)}
         write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
-            _flush(path)
-        _flush(temporary)
+            flush(path)
+        flush(temporary)
         temporary.rename(final)
-        _flush(self._folder)
+        flush(self._folder)
         for stale in _positions(self._folder)[MAX_TO_KEEP:]:
             shutil.rmtree(stale, ignore_errors=True)
 
@@ -205,12 +204,3 @@ def _set_aside(folder: Path, reason: str) -> None:
 def first_line(error: Exception) -> str:
     """The class of an error and the first line of what it says, if it says anything."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file's data, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
