@@ -9,6 +9,7 @@ the shards if there is one, or text.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +35,8 @@ from throughline.data.sources.external_shards import (
     open_shard,
     read_examples,
 )
-from throughline.settings import DataSettings
 from throughline.data.sources.split_names import find_splits
+from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 RECORDS_LOOKED_AT = 16  # of each shard
@@ -109,11 +110,11 @@ def scan(settings: DataSettings) -> Files | Arrays:
 
 
 def find_shards(root: Path) -> list[ExternalShard]:
-      UnreadableSource: only some names say a split, or one says two.
     """The TFRecord files below a folder, or the one file, each with the split that its name says.
 
     Raises:
       DataNotFound: there is none.
+      UnreadableSource: only some names say a split, or one says two.
     """
     if not root.exists():
         raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
@@ -320,7 +321,7 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
         names = tuple(line.strip() for line in text.splitlines())
     except ValueError as error:
         raise UnreadableSource(f"{path} is no UTF-8 text: {error}") from error
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UnreadableSource(f"{path} names the class {twice!r} twice; every class needs its own")
     return names, path.name

@@ -9,6 +9,7 @@ anything else that broadcasts.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,7 +167,9 @@ def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     exact = len(labels) * weights / weights.sum()
     quotas = np.floor(exact).astype(np.int64)
     quotas[np.argsort(quotas - exact, kind="stable")[: len(labels) - quotas.sum()]] += 1
-    members = [np.flatnonzero(labels == kind) for kind in range(len(weights))]
+    by_class = np.argsort(labels, kind="stable")
+    edges = np.searchsorted(labels[by_class], np.arange(len(weights) + 1))
+    members = [by_class[start:stop] for start, stop in itertools.pairwise(edges.tolist())]
     rows = [
         np.resize(rows, len(rows) + quota) if quota else rows[:0]
         for rows, quota in zip(members, quotas.tolist(), strict=True)
