@@ -680,3 +680,11 @@ def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
     with pytest.raises(UnreadableSource, match=r"column place \(string\) cannot be read as text"):
         scan(tmp_path / "table.parquet")
     assert scan(tmp_path / "table.parquet", ignore=["place"]).values.shape == (20, 1)
+
+
+def test_a_column_is_parsed_once(tmp_path):
+    path = write(tmp_path, "size,color,label", [["1e300", "a", "x"], ["2.5", "b", "y"]])
+    numbers = read_table(path, DataSettings(source="table", path=str(path)))
+    assert numbers.parse("size") is numbers.parse("size")
+    assert numbers.parse("size").tolist() == [1e300, 2.5]
+    assert numbers.numbers("size").tolist() == [np.inf, 2.5]

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.compute
 
 from throughline.data.sources.base import ColumnReading
-from throughline.data.sources.number_text import is_number, looks_like_numbers, read_numbers
+from throughline.data.sources.number_text import is_number, looks_like_numbers
 from throughline.data.sources.tabular import Problems, TextTable
 from throughline.shared.errors import UnreadableSource
 
@@ -121,7 +121,7 @@ def guess_kind(table: TextTable, name: str) -> Kind:
     filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
     if not filled:
         return "empty"
-    numbers = np.isfinite(read_numbers(cells, table.decimal_of(name))).sum()
+    numbers = np.isfinite(table.parse(name)).sum()
     return "number" if 2 * numbers > filled else "category"
 
 

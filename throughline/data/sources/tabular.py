@@ -51,6 +51,7 @@ class TextTable:
     floats: frozenset[str] = frozenset()
     delimiter: str = ""
     likely_decimal: str = ""
+    _parsed: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -99,13 +100,19 @@ class TextTable:
             f"column {name} is left out: its cells are {kind}" for name, kind in self.nested.items()
         ]
 
-    def numbers(self, name: str) -> np.ndarray:
-        """A column as (rows,) float64; NaN where a cell is empty or no number, infinite where
-        float32 cannot hold it.
+    def parse(self, name: str) -> np.ndarray:
+        """A column as (rows,) float64, not to be written to; NaN where a cell is empty or no
+        number.
         """
-        values = read_numbers(self.columns[name], self.decimal_of(name))
-        values[np.abs(values) > np.finfo(np.float32).max] = np.inf
-        return values
+        if name not in self._parsed:
+            self._parsed[name] = read_numbers(self.columns[name], self.decimal_of(name))
+            self._parsed[name].flags.writeable = False
+        return self._parsed[name]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """As `parse`, infinite where float32 cannot hold a number."""
+        values = self.parse(name)
+        return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
 def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") -> TextTable:
@@ -293,6 +300,9 @@ class _NoText(Exception):
 def _as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     """Typed cells as text: the shortest that gives the same value back, whole numbers without a
     fraction; null and NaN are empty.
+
+    Raises:
+      ArrowInvalid: a text is no UTF-8.
     """
     cells: Any = column
     if pa.types.is_dictionary(cells.type):
@@ -300,9 +310,6 @@ def _as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     if "binary" in str(cells.type):
         raise _NoText
     if pa.types.is_boolean(cells.type):
-
-    Raises:
-      ArrowInvalid: a text is no UTF-8.
         cells = pc.if_else(cells, "True", "False")
     elif pa.types.is_floating(cells.type):
         cells = pc.if_else(pc.is_nan(cells), None, cells)
