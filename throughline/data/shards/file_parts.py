@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from throughline.data.object_folder import READ_AHEAD_BYTES, READERS
 from throughline.shared.data_url import is_address, split_address
@@ -15,6 +18,7 @@ from throughline.shared.errors import DataNotFound, ObjectStoreFailed
 from throughline.shared.object_store import ObjectStore, open_store
 from throughline.shared.progress import in_threads_ahead
 
+SLOW_READ_S = 1e-3  # of a disk or network that several reads at once wait less for
 _READ_LOCK = threading.Lock()
 
 
@@ -41,11 +45,16 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
     if urls:
         yield from _read_objects(parts, {url: open_store(url) for url in urls})
         return
+    lock: AbstractContextManager[Any] = _READ_LOCK
     for part in parts:
         # Serialized: two threads that read small files contend for the GIL, which takes longer than
-        # that. Not held while the caller writes: one that fails leaves this generator suspended.
-        with _READ_LOCK:
+        # that, unless the disk does. Not held while the caller writes: one that fails leaves this
+        # generator suspended.
+        with lock:
+            started_at = time.perf_counter()
             value = _read_file(part)
+            if time.perf_counter() - started_at > SLOW_READ_S:
+                lock = nullcontext()
         yield value
 
 
