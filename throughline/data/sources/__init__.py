@@ -8,7 +8,7 @@ A new kind of input is a file here with a function `scan`, its name in `SCANNERS
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -55,7 +55,8 @@ __all__ = [
     "scan",
 ]
 
-SCANNERS = {
+Source = Files | Texts | Arrays | Series
+SCANNERS: dict[str, Callable[..., Source]] = {
     "arrays": arrays.scan,
     "fashion_mnist": fashion_mnist.scan,
     "image_table": image_table.scan,
@@ -67,9 +68,6 @@ SCANNERS = {
     "tfrecord": tfrecord.scan,
     "time_series": time_series.scan,
 }
-
-
-Source = Files | Texts | Arrays | Series
 
 
 def scan(settings: DataSettings) -> Source:
@@ -96,8 +94,7 @@ def open_source(settings: DataSettings) -> Iterator[tuple[Source, ObjectFolder |
         return
     objects = open_folder(settings.path)
     if SOURCES[settings.source].in_bucket == "objects":
-        folders = {"text_folder": text_folder.scan}.get(settings.source, file_folder.scan)
-        yield folders(settings, objects), objects
+        yield SCANNERS.get(settings.source, file_folder.scan)(settings, objects), objects
         return
     name = PurePosixPath(settings.path).name
     scratch = Scratch()
