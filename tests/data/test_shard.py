@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from conftest import prepared
 
 from throughline.data.manifest import read_manifest
+from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
@@ -150,3 +154,23 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
         read_shard_index(tmp_path / "shards")
     with pytest.raises(MissingInput):
         read_shard_index(tmp_path / "nowhere")
+
+
+def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(b"content")
+    meeting, seen = threading.Barrier(2), threading.local()
+
+    def pread(descriptor, size, start, *, real=os.pread):
+        time.sleep(0.01)  # a slow disk, of which a thread learns by its first read
+        if getattr(seen, "first", False):
+            meeting.wait(timeout=60)
+        seen.first = True
+        return real(descriptor, size, start)
+
+    monkeypatch.setattr(os, "pread", pread)
+    parts = [FilePart(example_id=path.name, uri=str(path), offset=-1, bytes=7) for path in paths]
+    with ThreadPoolExecutor(2) as threads:
+        contents = list(threads.map(lambda _: list(read_parts(parts)), range(2)))
+    assert contents == [[b"content"] * 3] * 2
