@@ -196,7 +196,7 @@ def main() -> None:
             "config": params.pipelines[name].model_dump(),
             "data_digest": data.shards.data_digest,
         }
-        with explain_read_errors(data):
+        with explain_read_errors(data, shards=not training.plan.reads_whole_snapshot):
             result = build(
                 replace(training, worker=training.worker.alone),
                 in_order,

@@ -198,7 +198,10 @@ def main() -> None:
             needs = check_savable(models.full_model, sorted(modules))
             if needs.hint():
                 echo(f"  {needs.hint()}")
-        with explain_read_errors(data), Recorder(run_key, run_id=store.run_id) as recorder:
+        with (
+            explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
+            Recorder(run_key, run_id=store.run_id) as recorder,
+        ):
             log_inputs(
                 recorder,
                 params,

@@ -200,6 +200,18 @@ def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path)
         list(pipe.dataset())
 
 
+def test_shards_that_are_not_read_are_not_searched_for_what_an_op_refuses(arrays, stored, tmp_path):
+    damaged_copy(arrays, tmp_path / "shards", records=1)
+    data = replace(stored["arrays"], shards_folder=tmp_path / "shards")
+    with (
+        pytest.raises(tf.errors.InvalidArgumentError, match="something else"),
+        explain_read_errors(data, shards=False),
+    ):
+        raise tf.errors.InvalidArgumentError(None, None, "something else")
+    with pytest.raises(CorruptShard), explain_read_errors(data, shards=False):
+        raise tf.errors.DataLossError(None, None, "damage")
+
+
 def test_an_error_that_is_no_damage_stays_what_it_is(stored):
     with (
         pytest.raises(tf.errors.InvalidArgumentError, match="something else"),

@@ -138,9 +138,10 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 
 
 @contextmanager
-def explain_read_errors(data: PreparedData) -> Iterator[None]:
+def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
     """Say which record of which shard is damaged, which file is not there, where TensorFlow's
-    reader stumbled over one, or that the tf.data service has forgotten what it was at.
+    reader stumbled over one, or that the tf.data service has forgotten what it was at. Where no
+    `shards` are read, what the model or an op refuses is not looked for in them.
 
     Raises:
       CorruptShard, MissingInput, ServiceFailed: instead of TensorFlow's own error.
@@ -150,7 +151,10 @@ def explain_read_errors(data: PreparedData) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        problems = [problem for shard in data.shards.shards for problem in data.find_damage(shard)]
+        suspects = (
+            data.shards.shards if shards or isinstance(error, tf.errors.DataLossError) else ()
+        )
+        problems = [problem for shard in suspects for problem in data.find_damage(shard)]
         if not problems:
             raise
         raise CorruptShard("\n".join(problems)) from error
