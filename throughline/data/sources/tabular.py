@@ -95,9 +95,11 @@ class TextTable:
         return [f"{doubtful} {how}"] if doubtful else []
 
     def describe_nested(self) -> list[str]:
-        """The columns that cannot be read at all."""
+        """The columns that cannot be read at all, though nobody said to leave them out."""
         return [
-            f"column {name} is left out: its cells are {kind}" for name, kind in self.nested.items()
+            f"column {name} is left out: its cells are {kind}"
+            for name, kind in self.nested.items()
+            if name not in self.settings.ignore
         ]
 
     def parse(self, name: str) -> np.ndarray:
@@ -181,6 +183,8 @@ def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> Non
 
 
 def _check_column(table: TextTable, column: str, key: str) -> None:
+    if column in table.nested and column in table.settings.ignore:
+        return
     if column in table.nested:
         raise UnreadableSource(
             f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
