@@ -64,6 +64,7 @@ def digest_question(
     cpus, memory = (read_cpu_name(), usable_cores()), psutil.virtual_memory().total
     machine = [platform.node(), *cpus, memory, *sorted(cuda_uuids() or ())]
     own = {file: digest_file(layout.root / file) for file in own_files}
-    libraries = installed_versions(LIBRARIES["train"])
+    of_ops = [name for op in params.preprocess for name in op.libraries]
+    libraries = installed_versions([*LIBRARIES["train"], *of_ops])
     about = [index.digest, values, budgets.model_dump(), machine, program, libraries, own]
     return digest_json(about)[:16]
