@@ -17,19 +17,21 @@ ALIKE = 0.9  # of the best gain: then the change that alters least is named firs
 class Edit:
     """What a change is in the script: at FILE:LINE, the call of `called` gets what is added: an
     argument, or calls after it where that begins with a dot. `given` is the function that the call
-    is given, if that has a name.
+    is given, if that has a name; `exact`: the line is that of the method's name.
     """
 
     where: str
     called: str
     adds: str
     given: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True)
 class Tried:
     """A change, and by what factor it made the training faster; where that factor lies. It is of
-    the transformation of that kind and number from the dataset's end.
+    the transformation of that kind and number from the dataset's end; `inside`: the function of a
+    library that makes this one, where the script cannot change it.
     """
 
     text: str
@@ -44,11 +46,13 @@ class Tried:
     edits: tuple[Edit, ...] = ()
     kind: str = ""
     number: int = 0
+    inside: str = ""
 
     @property
     def may_be_first(self) -> bool:
         """Whether it can be followed blindly."""
-        return self.low >= WORTH and self.meaning != DRAWN_ONCE and self.fits_memory
+        safe = self.meaning != DRAWN_ONCE and not self.inside
+        return self.low >= WORTH and safe and self.fits_memory
 
     def __str__(self) -> str:
         notes = [f"it keeps {self.keeps}"] if self.keeps else []

@@ -18,7 +18,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -28,26 +28,27 @@ from tensorflow.python.framework import op_def_registry
 
 from .advice import DRAWN_ONCE, ORDER, SAME
 from .graphs import (
+    AUTOTUNE,
     Graph,
     Node,
     add_constant,
     as_dataset,
     called_functions,
-    change_op,
     count_bytes,
     end_at,
     insert,
     is_dataset,
     kind_of,
     last_node,
+    parallel_edits,
     plain_kind_of,
     serialize,
     spec_of,
     title_of,
     without_version,
 )
+from .places import locate
 
-AUTOTUNE = "tf.data.AUTOTUNE"
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
@@ -83,6 +84,7 @@ class InputChange:
     kind: str = ""  #: of the transformation that is changed: map, batch, …
     number: int = 0  #: which one of those, from the dataset's end
     title: str = ""  #: as the script calls it: map(decode)
+    inside: str = ""  #: the function of a library that makes it, if the script does not
     adds: str = ""  #: to that call: an argument, or calls after it
     ahead: str = ""  #: what is added at the dataset's end
 
@@ -100,14 +102,14 @@ def propose_changes(
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph(allow_stateful=True).numpy()
     )
-    draft = _Draft(graph, dataset.element_spec, steps)
+    draft = _Draft(graph, dataset, steps)
     changes = []
     if not draft.prefetches_last():
         changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(serialize(graph))))
     for node in draft.chain:
-        if draft.generates(node) or draft.is_cached(node):
+        if draft.generates(node) or draft.is_cached(node) or draft.position(node)["inside"]:
             continue
-        for text, adds, edit in _edits(node, reads_files=draft.reads_files(node)):
+        for text, adds, edit in parallel_edits(node, reads_files=draft.reads_files(node)):
             edited = tf.compat.v1.GraphDef.FromString(serialize(graph))
             edit(edited, next(other for other in edited.node if other.name == node.name))
             meaning, says = draft.meaning(node)
@@ -127,8 +129,9 @@ def propose_changes(
 class _Draft:
     """A dataset's graph, and how a rewritten one becomes a dataset of the same elements."""
 
-    def __init__(self, graph: Graph, element_spec: object, steps: int | None) -> None:
-        self._graph, self._spec, self._steps = graph, element_spec, steps
+    def __init__(self, graph: Graph, dataset: tf.data.Dataset, steps: int | None) -> None:
+        self._graph, self._dataset, self._steps = graph, dataset, steps
+        self._spec = dataset.element_spec
         self._nodes = {node.name: node for node in graph.node}
         self._functions = {item.signature.name: item for item in graph.library.function}
         #: transformations, the consumer's first
@@ -163,10 +166,13 @@ class _Draft:
         return SAME, ""
 
     def reads_files(self, node: Node) -> bool:
-        """Whether it is a TFRecordDataset over several files, which tf.data makes a flat_map."""
-        return kind_of(node) == "FlatMap" and "TFRecordDataset" in {
-            without_version(op) for op in self._ops(node)
-        }
+        """Whether it is a TFRecordDataset that reads one file after the other."""
+        return kind_of(node) == "FlatMap" and self._is_reader(node)
+
+    def _is_reader(self, node: Node) -> bool:
+        """Whether it is a TFRecordDataset, which maps files to their records within."""
+        reads = any("read_one_file" in name for name in called_functions(node))
+        return reads and "TFRecordDataset" in {without_version(op) for op in self._ops(node)}
 
     def runs_python(self, node: Node) -> bool:
         """Whether a node's functions, or those they call, run in Python."""
@@ -176,16 +182,22 @@ class _Draft:
         """A transformation as its user calls it."""
         if self.generates(node):
             return "from_generator"
-        return "TFRecordDataset" if self.reads_files(node) else title_of(node)
+        return "TFRecordDataset" if self._is_reader(node) else title_of(node)
+
+    def _kind(self, node: Node) -> str:
+        """map, batch, … whether in parallel or not."""
+        return "TFRecordDataset" if self._is_reader(node) else plain_kind_of(node)
 
     def position(self, node: Node) -> dict[str, Any]:
-        """The kind of a transformation, which one of that kind it is, and its title."""
-        alike = [other for other in self.chain if plain_kind_of(other) == plain_kind_of(node)]
-        return {
-            "kind": plain_kind_of(node),
-            "number": next(number for number, other in enumerate(alike) if other is node),
-            "title": self.title(node),
-        }
+        """The kind of a transformation, which one of that kind it is, its title, and the function
+        of a library that makes it, if the script does not.
+        """
+        kind, title = self._kind(node), self.title(node)
+        alike = [other for other in self.chain if self._kind(other) == kind]
+        number = next(number for number, other in enumerate(alike) if other is node)
+        called = locate(self._dataset, kind, number).called
+        inside = "" if called == title.partition("(")[0] else called
+        return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def share_that_comes_again(self, node: Node, batched: bool) -> float:
         """Of the elements of a node in a second pass, those that a first one had [%], with the
@@ -260,6 +272,10 @@ class _Draft:
                 f"what is made again in each epoch is made once: {share:.0f} % of an epoch's"
                 " elements had been in the one before, now all would",
             )
+        position = self.position(node)
+        if position["inside"]:
+            cannot = f"nothing can be added inside {position['inside']}"
+            says = f"{says}; {cannot}" if says else cannot
         return self.change(
             f"{self.title(node)}: .cache(){order} after it",
             graph,
@@ -268,7 +284,7 @@ class _Draft:
             meaning=meaning,
             says=says,
             adds=f".cache(){order}",
-            **self.position(node),
+            **position,
         )
 
     def _buffer(self, shuffle: Node) -> str:
@@ -366,39 +382,3 @@ def _digest(element: Any) -> bytes:
         array = part.numpy()
         digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return digest.digest()
-
-
-def _edits(
-    node: Node, *, reads_files: bool
-) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """What may be done in parallel about a node: in words, the argument, and to its graph."""
-    calls = f"num_parallel_calls={AUTOTUNE}"
-    if node.op == "MapDataset":
-        yield calls, calls, _parallel_map
-    elif node.op == "BatchDatasetV2":
-        yield calls, calls, _parallel_batch
-    elif reads_files:
-        reads = f"num_parallel_reads={AUTOTUNE}"
-        yield reads, reads, _parallel_interleave
-    elif kind_of(node) == "Interleave":
-        yield f"interleave(…, {calls})", calls, _parallel_interleave
-
-
-def _parallel_map(graph: Graph, node: Node) -> None:
-    change_op(node, "ParallelMapDatasetV2")
-    node.input.append(add_constant(graph, -1))
-
-
-def _parallel_batch(graph: Graph, node: Node) -> None:
-    source, size, drop = node.input
-    change_op(node, "ParallelBatchDataset")
-    node.input[:] = [source, size, add_constant(graph, -1), drop]
-
-
-def _parallel_interleave(graph: Graph, node: Node) -> None:
-    flat = node.op == "FlatMapDataset"
-    inputs = list(node.input) if flat else list(node.input)[:-2]
-    sizes = [add_constant(graph, -1), add_constant(graph, 1)] if flat else list(node.input)[-2:]
-    automatic = [add_constant(graph, -1) for _ in range(3)]
-    change_op(node, "ParallelInterleaveDatasetV4")
-    node.input[:] = [*inputs, *sizes, *automatic]

@@ -81,9 +81,10 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         and node.lineno <= line <= (node.end_lineno or line)
     ]
     # Python says the line of the method's name; before 3.11 that of the expression's begin.
-    calls = [call for call in calls if call.func.end_lineno == line] or calls
-    if len(calls) > 1 and edit.given:
-        calls = [each for each in calls if each.args and _name(each.args[0]) == edit.given]
+    named = [call for call in calls if call.func.end_lineno == line]
+    calls = named if edit.exact else named or calls
+    if edit.given:
+        calls = [call for call in calls if _may_be_given(call, edit.given)]
     if len(calls) != 1:
         count = f"{len(calls)} calls" if calls else "no call"
         raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
@@ -96,6 +97,12 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
     ):
         raise CannotBeWritten(f"{edit.called} at {edit.where} may have {keyword} already")
     return call
+
+
+def _may_be_given(call: ast.Call, name: str) -> bool:
+    """Whether a call's function has that name; one that is made by a call may have any."""
+    given = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "map_func")]
+    return any(isinstance(each, ast.Call) or _name(each) == name for each in given)
 
 
 def _name(function: ast.expr) -> str:

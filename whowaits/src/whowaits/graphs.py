@@ -5,6 +5,7 @@ a dataset again.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
+AUTOTUNE = "tf.data.AUTOTUNE"
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
 
@@ -129,3 +131,39 @@ def plain_kind_of(node: Node) -> str:
     kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
     called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
     return called.replace("t_f_record", "TFRecordDataset")
+
+
+def parallel_edits(
+    node: Node, *, reads_files: bool
+) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+    """What may be done in parallel about a node: in words, the argument, and to its graph."""
+    calls = f"num_parallel_calls={AUTOTUNE}"
+    if node.op == "MapDataset":
+        yield calls, calls, _parallel_map
+    elif node.op == "BatchDatasetV2":
+        yield calls, calls, _parallel_batch
+    elif reads_files:
+        reads = f"num_parallel_reads={AUTOTUNE}"
+        yield reads, reads, _parallel_interleave
+    elif kind_of(node) == "Interleave":
+        yield f"interleave(…, {calls})", calls, _parallel_interleave
+
+
+def _parallel_map(graph: Graph, node: Node) -> None:
+    change_op(node, "ParallelMapDatasetV2")
+    node.input.append(add_constant(graph, -1))
+
+
+def _parallel_batch(graph: Graph, node: Node) -> None:
+    source, size, drop = node.input
+    change_op(node, "ParallelBatchDataset")
+    node.input[:] = [source, size, add_constant(graph, -1), drop]
+
+
+def _parallel_interleave(graph: Graph, node: Node) -> None:
+    flat = node.op == "FlatMapDataset"
+    inputs = list(node.input) if flat else list(node.input)[:-2]
+    sizes = [add_constant(graph, -1), add_constant(graph, 1)] if flat else list(node.input)[-2:]
+    automatic = [add_constant(graph, -1) for _ in range(3)]
+    change_op(node, "ParallelInterleaveDatasetV4")
+    node.input[:] = [*inputs, *sizes, *automatic]

@@ -91,6 +91,9 @@ def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
     same = _say_same(script.ask("batches"), other.ask("batches"), "batches")
     if same:
         return same
+    added = next((each.adds for each in change.edits if change.kind), "")
+    if added and not other.ask("changed", change.kind, change.number, added):
+        raise NoPatch("the edited call makes another transformation than the one that was tried")
     if change.meaning == ORDER and change.kind:
         one, two = (each.ask("elements", change.kind, change.number) for each in (script, other))
         same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")

@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from .machine import wait_until_idle
-from .trials import Epochs, find
+from .places import find, is_changed
+from .trials import Epochs
 
 EPOCHS_S = 40.0  # for two epochs' batches, and for an epoch of training
 REST_S = 2.0
@@ -51,6 +52,10 @@ class Served:
     def ask_elements(self, kind: str, number: int) -> dict[str, Any]:
         """The same of what comes out of one transformation, and of caches and shuffles after it."""
         return _digest_epochs(find(self._dataset, kind, number), None, by_example=False)
+
+    def ask_changed(self, kind: str, number: int, added: str) -> bool:
+        """Whether it is that transformation which has what was added."""
+        return is_changed(self._dataset, kind, number, added)
 
     def ask_fill(self) -> bool:
         """Train for an epoch; returns whether it has ended in time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -305,17 +306,41 @@ def _place() -> str:
     return f"; the script stands at {where}" if where else ""
 
 
+@dataclass(frozen=True)
+class Place:
+    """FILE:LINE of the script, and the name of what it calls there."""
+
+    where: str = ""
+    called: str = ""
+
+
 def find_caller(frame: Any) -> str:
     """FILE:LINE of the innermost frame that is neither ours nor of an installed package."""
+    return find_call(frame).where
+
+
+def find_call(frame: Any) -> Place:
+    """The same, with what is called there."""
+    called = ""
     while frame is not None:
         name = frame.f_code.co_filename
         others = name.startswith((OURS, STANDARD, "<frozen"))
         if not others and not INSTALLED.intersection(Path(name).parts):
-            return f"{Path(name).name}:{frame.f_lineno}"
+            return Place(f"{Path(name).name}:{frame.f_lineno}", called)
+        called = _name_of(frame) or called
         frame = frame.f_back
-    return ""
+    return Place()
 
 
+def _name_of(frame: Any) -> str:
+    """Of a function, of a class that is made; "" of a decorator's wrapper."""
+    name = frame.f_code.co_name
+    if name == "__init__":
+        return re.sub(r"V\d$", "", type(frame.f_locals.get("self")).__name__)
+    return "" if name in WRAPPERS else name
+
+
+WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # of TensorFlow and Keras
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = frozenset(("site-packages", "dist-packages"))

@@ -13,7 +13,7 @@ from typing import Any
 from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
-from .session import find_caller
+from .session import find_call, find_caller
 from .waits import Waits
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")
@@ -41,13 +41,13 @@ class _Hooks:
             self._patch(module.OwnedIterator, name)
 
     def patch_datasets(self, module: Any) -> None:
-        """Have every dataset know the line of the script that made it."""
+        """Have every dataset know the line of the script that made it, and by which call."""
         original = module.DatasetV2.__init__
 
         @functools.wraps(original)
         def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
             original(dataset, *args, **kwargs)
-            dataset.whowaits_at = find_caller(sys._getframe(1))
+            dataset.whowaits_at = find_call(sys._getframe(1))
 
         module.DatasetV2.__init__ = initialize
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from .blocks import median_interval
 from .changes import InputChange, propose_changes
 from .feeds import wait_for
 from .machine import memory_left_bytes
+from .places import locate
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance
@@ -100,7 +102,7 @@ class Trials:
                     meaning=change.meaning,
                     says=change.says,
                     keeps=change.keeps,
-                    where=locate(self._dataset, change.kind, change.number),
+                    where=locate(self._dataset, change.kind, change.number).where,
                     gain=statistics.median(measured),
                     low=low,
                     high=high,
@@ -108,6 +110,7 @@ class Trials:
                     edits=tuple(find_edits(self._dataset, change)),
                     kind=change.kind,
                     number=change.number,
+                    inside=change.inside,
                 )
             )
         return sorted(tried, key=lambda each: -each.gain)
@@ -120,42 +123,14 @@ def _left_bytes() -> float:
 
 def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
     """What a change is in the script."""
+    exact = sys.version_info >= (3, 11)
     if change.adds:
         called, _, given = change.title.rstrip(")").partition("(")
-        yield Edit(locate(dataset, change.kind, change.number), called, change.adds, given)
+        place = locate(dataset, change.kind, change.number)
+        yield Edit(place.where, called, change.adds, given, exact)
     if change.ahead:
-        yield Edit(locate(dataset, "", 0), _kind(dataset), change.ahead)
-
-
-def locate(dataset: Any, kind: str, number: int) -> str:
-    """FILE:LINE where the script makes a transformation; "" where that was not seen."""
-    if not kind:
-        return getattr(dataset, "whowaits_at", "")
-    places = [
-        getattr(each, "whowaits_at", "") for each in _upstream(dataset) if _kind(each) == kind
-    ]
-    return places[number] if number < len(places) else ""
-
-
-def find(dataset: Any, kind: str, number: int) -> Any:
-    """A transformation, with the caches and shuffles that come right after it."""
-    chain = list(_upstream(dataset))
-    at = [place for place, each in enumerate(chain) if _kind(each) == kind][number]
-    while at and _kind(chain[at - 1]) in ("cache", "shuffle"):
-        at -= 1
-    return chain[at]
-
-
-def _upstream(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for source in dataset._inputs():
-        yield from _upstream(source)
-
-
-def _kind(dataset: Any) -> str:
-    """flat_map of a _FlatMapDataset, map of a _ParallelMapDataset."""
-    name = type(dataset).__name__.strip("_").partition("Dataset")[0].replace("Parallel", "")
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+        place = locate(dataset, "", 0)
+        yield Edit(place.where, place.called, change.ahead, exact=exact)
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -1,0 +1,102 @@
+"""Where a script makes what its dataset consists of, and what libraries make: `whowaits.places`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from whowaits.advice import find_first
+from whowaits.changes import propose_changes
+from whowaits.edits import CannotBeWritten, edit_source
+from whowaits.fits import FitWatch
+from whowaits.loops import LoopWatch
+from whowaits.places import is_changed, locate
+from whowaits.session import Options, Session
+from whowaits.tensorflow_hooks import _Hooks
+from whowaits.trials import Trials, find_edits
+from whowaits.waits import Waits
+
+AHEAD = ".prefetch(tf.data.AUTOTUNE)"
+
+
+@pytest.fixture(autouse=True)
+def _watch_datasets(monkeypatch) -> None:
+    """Datasets know where they are made, until the test ends."""
+    monkeypatch.setattr(dataset_ops.DatasetV2, "__init__", dataset_ops.DatasetV2.__init__)
+    session, waits = Session(Options(keep=True), print), Waits()
+    _Hooks(FitWatch(session, waits), LoopWatch(session), waits).patch_datasets(dataset_ops)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of images of two classes."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            image = np.full((8, 8, 3), number)
+            keras.utils.save_img(tmp_path / name / f"{number}.png", image)
+    return keras.utils.image_dataset_from_directory(
+        tmp_path, batch_size=2, image_size=(8, 8), verbose=False
+    )
+
+
+def test_what_keras_makes_within_a_call_is_no_call_of_the_script(images):
+    dataset = images.map(lambda x, y: (tf.image.random_flip_up_down(x), y), 2).prefetch(2)
+    changes = propose_changes(dataset, batch=2)
+    assert [each.text for each in changes] == ["map: .cache().shuffle(16) after it"], (
+        "and none of what only Keras could write: its batch in parallel"
+    )
+    (change,) = changes
+    assert change.inside == "image_dataset_from_directory"
+    assert "nothing can be added inside image_dataset_from_directory" in change.says
+    trials = Trials(lambda _: None, dataset, step_ms=1, deadline=0, beat=lambda: None)
+    (tried,) = trials._summarize(changes, [[3.0, 3.0, 3.0]])
+    assert find_first([tried]) is None
+    assert not is_changed(dataset, change.kind, change.number, ".cache()")
+
+
+def test_what_is_added_at_the_end_comes_after_the_call_that_the_script_has(images):
+    (edit,) = find_edits(
+        images, propose_changes(tf.data.Dataset.range(9).batch(3, num_parallel_calls=2), batch=3)[0]
+    )
+    assert (edit.called, edit.adds) == ("image_dataset_from_directory", AHEAD)
+    source = b"import tensorflow as tf\nx = 1\nfit(keras.utils.image_dataset_from_directory(a))"
+    edited = edit_source(source, "a.py", [type(edit)("a.py:3", edit.called, edit.adds)])
+    assert edited.endswith(b"image_dataset_from_directory(a).prefetch(tf.data.AUTOTUNE))")
+    with pytest.raises(CannotBeWritten):
+        edit_source(source, "a.py", [type(edit)("a.py:3", "prefetch", edit.adds)])
+
+
+def record(folder):
+    files = [str(folder / f"{number}.tfrecord") for number in range(3)]
+    for file in files:
+        with tf.io.TFRecordWriter(file) as writer:
+            writer.write(b"x")
+    return files
+
+
+def test_a_dataset_of_records_is_found_in_the_script_whether_read_in_parallel_or_not(tmp_path):
+    dataset = tf.data.TFRecordDataset(record(tmp_path)).batch(1, num_parallel_calls=2).prefetch(1)
+    change = propose_changes(dataset, batch=1)[0]
+    (edit,) = find_edits(dataset, change)
+    assert (edit.called, edit.adds) == ("TFRecordDataset", "num_parallel_reads=tf.data.AUTOTUNE")
+    assert edit.where.startswith("test_places.py:")
+    assert not is_changed(dataset, change.kind, change.number, change.adds)
+    parallel = tf.data.TFRecordDataset(record(tmp_path), num_parallel_reads=2).batch(1)
+    assert is_changed(parallel, change.kind, change.number, change.adds)
+
+
+def test_reads_in_parallel_are_not_advised_of_a_dataset_of_one_file_each(tmp_path):
+    dataset = tf.data.Dataset.from_tensor_slices(record(tmp_path)).flat_map(tf.data.TFRecordDataset)
+    changes = propose_changes(dataset.batch(1).prefetch(1), batch=1)
+    assert not [each.text for each in changes if "num_parallel_reads" in each.text]
+
+
+def test_a_call_is_known_by_its_line_and_its_name():
+    numbers = tf.data.Dataset.range(9).batch(3).unbatch()
+    assert locate(numbers, "unbatch", 0).called == "unbatch"
+    assert locate(numbers, "map", 0).called == "unbatch", "which makes a map within"
+    assert not locate(numbers, "map", 1).where

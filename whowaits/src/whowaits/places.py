@@ -1,0 +1,59 @@
+"""Where the script makes a transformation of its dataset: the line, and what that line calls. What
+a library makes within one call, such as `image_dataset_from_directory`, is no call of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .session import Place
+
+
+def locate(dataset: Any, kind: str, number: int) -> Place:
+    """Where a transformation of that kind is made, the how manyth from the dataset's end; of no
+    kind: the dataset itself. Empty where that was not seen.
+    """
+    chain = [each for each in upstream(dataset) if not kind or kind_of_dataset(each) == kind]
+    return getattr(chain[number], "whowaits_at", Place()) if number < len(chain) else Place()
+
+
+def find(dataset: Any, kind: str, number: int) -> Any:
+    """A transformation, with the caches and shuffles that come right after it."""
+    *after, found = follow(dataset, kind, number)
+    for each in reversed(after):
+        if kind_of_dataset(each) not in ("cache", "shuffle"):
+            break
+        found = each
+    return found
+
+
+def is_changed(dataset: Any, kind: str, number: int, added: str) -> bool:
+    """Whether a transformation has what was added to its call: a cache after it, or parallel
+    calls.
+    """
+    *after, found = follow(dataset, kind, number)
+    if added.startswith(".cache"):
+        return bool(after) and kind_of_dataset(after[-1]) == "cache"
+    return "Parallel" in type(getattr(found, "_impl", found)).__name__  # of a TFRecordDataset
+
+
+def follow(dataset: Any, kind: str, number: int) -> list[Any]:
+    """The transformations from the dataset's end to one of that kind."""
+    chain = list(upstream(dataset))
+    at = [place for place, each in enumerate(chain) if kind_of_dataset(each) == kind][number]
+    return chain[: at + 1]
+
+
+def upstream(dataset: Any) -> Iterator[Any]:
+    """A dataset and those that it takes its elements from."""
+    yield dataset
+    for source in dataset._inputs():
+        yield from upstream(source)
+
+
+def kind_of_dataset(dataset: Any) -> str:
+    """flat_map of a _FlatMapDataset, map of a _ParallelMapDataset."""
+    name = type(dataset).__name__.strip("_").partition("Dataset")[0].replace("Parallel", "")
+    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+    return words.replace("t_f_record", "TFRecordDataset")
