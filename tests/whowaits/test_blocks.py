@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from whowaits.blocks import Block, Round, Step, Timing, median_interval
+from whowaits.report import make_report
+from whowaits.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
 class Machine:
     """A clock, and a training on it whose input and model take known times."""
 
-    def __init__(self, *, input_s, model_s, epoch=1000, seconds=40.0, active=True):
+    def __init__(self, *, input_s, model_s, epoch=1000, gap_s=0.0, seconds=40.0, active=True):
         self.time, self.epoch, self.taken = 0.0, epoch, 0
+        self.gap_s = gap_s  # that the first batch of an epoch is waited for besides
         self.input_s, self.model_s = input_s, model_s
         self.ready = 0.0  # seconds of the input's work that lie prepared
         self.timing = Timing(seconds, active=active, now=lambda: self.time)
@@ -21,8 +24,9 @@ class Machine:
         self.time += seconds
 
     def take(self):
+        gap_s = 0.0 if self.taken % self.epoch else self.gap_s
         self.taken += 1
-        waited = max(0.0, self.input_s - self.ready)
+        waited = gap_s + max(0.0, self.input_s - self.ready)
         self.ready = max(0.0, self.ready - self.input_s)
         self.pass_time(waited)
         return waited
@@ -152,6 +156,44 @@ def test_slow_steps_end_in_time_with_what_is_known(model_s):
     timing = Machine(input_s=0.1, model_s=model_s).run()
     assert timing.elapsed_s < 40 + 10 * model_s
     assert timing.rounds and timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "gap_s"), [(500, 4.0), (200, 1.6), (25, 0.2), (3, 0.024), (1, 0.008)]
+)
+@pytest.mark.parametrize("model_s", [0.02, 1.2])
+def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch, gap_s, model_s):
+    gap_s *= model_s / 0.02
+    machine = Machine(
+        input_s=model_s / 4, model_s=model_s, epoch=epoch, gap_s=gap_s, seconds=40 * model_s / 0.02
+    )
+    machine.timing.steps_per_epoch = epoch
+    found = judge(machine.run(), Conditions())
+    assert found.name == INPUT_BOUND
+    assert found.stall.pct == pytest.approx(100 * 4 / 14, abs=1.5)
+
+
+def test_a_gap_is_not_shared_out_where_the_steps_of_an_epoch_are_not_known():
+    timing = Machine(input_s=0.005, model_s=0.02, epoch=500, gap_s=4.0).run()
+    verdict = judge(timing, Conditions())
+    report = make_report(timing, Conditions(), verdict, script="a.py", training="a loop")
+    assert any("how many steps an epoch has is not known" in line for line in report.lines)
+
+
+def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_cache():
+    timing = Machine(input_s=0.04, model_s=0.01, epoch=10_000).run()
+    assert judge(timing, Conditions()).name == INPUT_BOUND
+    report = make_report(
+        timing, Conditions(), judge(timing, Conditions()), script="a.py", training="a loop"
+    )
+    assert any("only the first epoch was seen" in line for line in report.lines)
+    fills = Conditions(fills_cache=True)
+    assert judge(timing, fills).name == UNDECIDED
+    assert "only the epoch that fills the cache was seen" in judge(timing, fills).reason
+    computes = Machine(input_s=0.001, model_s=0.01, epoch=10_000).run()
+    assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
+    later = Machine(input_s=0.04, model_s=0.01, epoch=100).run()
+    assert judge(later, fills).name == INPUT_BOUND
 
 
 def test_a_passive_timing_takes_no_batches_and_ends_with_the_time():

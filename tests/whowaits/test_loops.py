@@ -174,6 +174,17 @@ def test_epochs_of_a_line_in_which_nothing_is_learned_are_no_epochs():
     assert training.timing.passive.step_ms < 3
 
 
+def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    script = Script(seconds=1.0)
+    with pytest.raises(Ended):
+        while True:
+            for _ in hand_out(script, Batches(300)):
+                script.train(0.001)
+    (training,) = script.session.trainings
+    assert training.timing.rounds and training.timing.steps_per_epoch == 300
+
+
 def test_one_step_that_compiles_is_no_training():
     script = Script(keep=True)
     for _ in hand_out(script, Batches(1), "train.py:3"):

@@ -11,7 +11,7 @@ from tensorflow.python.data.ops import dataset_ops
 from whowaits.advice import find_first
 from whowaits.changes import propose_changes
 from whowaits.edits import CannotBeWritten, edit_source
-from whowaits.fits import FitWatch
+from whowaits.fits import FitWatch, has_cache
 from whowaits.loops import LoopWatch
 from whowaits.places import is_changed, locate
 from whowaits.session import Options, Session
@@ -93,6 +93,12 @@ def test_reads_in_parallel_are_not_advised_of_a_dataset_of_one_file_each(tmp_pat
     dataset = tf.data.Dataset.from_tensor_slices(record(tmp_path)).flat_map(tf.data.TFRecordDataset)
     changes = propose_changes(dataset.batch(1).prefetch(1), batch=1)
     assert not [each.text for each in changes if "num_parallel_reads" in each.text]
+
+
+def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
+    numbers = tf.data.Dataset.range(9)
+    assert has_cache(numbers.cache().batch(3))
+    assert not has_cache(numbers.batch(3)) and not has_cache([1, 2])
 
 
 def test_a_call_is_known_by_its_line_and_its_name():

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 WARM_UP_STEPS = 3  # in which graphs are traced and compiled
 PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # as it is, before anything is tried
@@ -72,6 +72,17 @@ class Block:
         """Share of the time that was spent on waiting for batches."""
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
+    def with_gaps(self, gap_s: float, steps_per_epoch: int) -> Block:
+        """The same with as many gaps of that length as so many steps have of them, in the place of
+        those that happened to come in it.
+        """
+        regular = self.steps - self.gaps
+        if regular <= 0:
+            return self
+        gaps = self.steps / steps_per_epoch
+        each_s = (self.wait_s - self.gaps_s) / regular
+        return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
+
     def add(self, step: Step) -> None:
         """Count a step."""
         self.steps += step.steps
@@ -101,6 +112,11 @@ class Step:
     def total_s(self) -> float:
         """All of it."""
         return self.wait_s + self.work_s + self.between_s
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is a block by itself; the wait for an epoch's first batch makes it none."""
+        return self.total_s - (self.wait_s if self.opens_epoch else 0.0) >= SLOW_S
 
 
 @dataclass(frozen=True)
@@ -167,6 +183,7 @@ class Timing:
     passive: Block = field(default_factory=Block)
     started: float | None = None  #: when those steps were over in which graphs are made
     seen: int = 0
+    steps_per_epoch: int | None = None  #: if that is known
     on_first_seconds: Callable[[], object] = lambda: None
     _pause_s: float = 0.0
     _announced: bool = False
@@ -237,17 +254,17 @@ class Timing:
             self._finish()
 
     def _time_round(self, step: Step) -> None:
-        slow = step.total_s >= SLOW_S
         if not self._counts:
-            self._counts = slow or self.now() - self._block_began >= DISCARDED_S
+            self._counts = step.is_slow or self.now() - self._block_began >= DISCARDED_S
             if self._counts:
                 self._settle_untimed()
                 self._cores_before_s = self.cores_s()
             return
         block = self._block
         block.add(step)
-        least = 1 if slow else MIN_STEPS
-        if (block.total_s >= TRAINING_S and block.steps >= least) or self.over:
+        least = 1 if step.is_slow else MIN_STEPS
+        enough = block.steps - block.gaps >= least or block.gaps >= MIN_STEPS
+        if (block.total_s >= TRAINING_S and enough) or self.over:
             self._end_training(block)
 
     def _end_training(self, block: Block) -> None:
@@ -311,10 +328,17 @@ class Timing:
 
     def _enough(self) -> bool:
         stalls = [each.stall_pct for each in self.rounds]
-        if len(stalls) < MIN_ROUNDS:
+        if len(stalls) < MIN_ROUNDS or self._sees_a_gap_soon():
             return False
         low, high = median_interval(stalls)
         return len(stalls) >= MAX_ROUNDS or (high - low) / 2 <= PRECISE_PCT
+
+    def _sees_a_gap_soon(self) -> bool:
+        """Whether no gap between epochs was seen yet, and one will be before the time is over."""
+        if self.gap_s is not None or not self.steps_per_epoch or not self.epochs:
+            return False
+        left = self.steps_per_epoch - self.epochs[-1].steps
+        return left * self.step_ms / 1e3 < self.seconds - self.elapsed_s
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
@@ -325,9 +349,29 @@ class Timing:
 
     @property
     def steady(self) -> list[Round]:
-        """The rounds that count: those after the first epoch, where there are enough."""
+        """The rounds that count: those after the first epoch, where there are enough; each with
+        its share of the gaps between epochs, wherever in an epoch it was.
+        """
         later = [each for each in self.rounds if not each.training.first_epoch]
-        return later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds
+        rounds = later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds
+        gap_s, steps = self.gap_s, self.steps_per_epoch
+        if gap_s is None or not steps:
+            return rounds
+        return [replace(each, training=each.training.with_gaps(gap_s, steps)) for each in rounds]
+
+    @property
+    def gap_s(self) -> float | None:
+        """How long the first batch of an epoch is waited for, from the second epoch on: the middle
+        of those that were seen.
+        """
+        gaps = [block.gaps_s / block.gaps for block in self.epochs[1:] if block.gaps]
+        return statistics.median(gaps) if gaps else None
+
+    @property
+    def in_first_epoch(self) -> bool:
+        """Whether all that counts was seen in the first epoch."""
+        blocks = [each.training for each in self.rounds] or [self.passive]
+        return all(block.first_epoch for block in blocks)
 
     @property
     def step_ms(self) -> float:

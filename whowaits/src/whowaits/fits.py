@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from .accelerators import default_accelerator
+from .places import kind_of_dataset, upstream
 from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
 from .timed_function import TimedFunction
 from .waits import Waits
@@ -96,6 +98,7 @@ class FitWatch:
         facts = _describe(keras, model)
         training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
         training.dataset = _dataset_of(bound.arguments)
+        training.fills_cache = has_cache(bound.arguments.get("x"))
         training.steps = bound.arguments.get("steps_per_epoch")
         callback = _Clock.of(keras, self.session, self)
         callback.training = training
@@ -138,6 +141,14 @@ def _dataset_of(arguments: dict[str, Any]) -> Any:
     if tf is None or not isinstance(x, tf.data.Dataset) or arguments.get("class_weight"):
         return None
     return x
+
+
+def has_cache(dataset: Any) -> bool:
+    """Whether it is a dataset of tf.data that keeps what its first epoch makes."""
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(dataset, tf.data.Dataset):
+        return False
+    return any(kind_of_dataset(each) == "cache" for each in upstream(dataset))
 
 
 def _describe(keras: Any, model: Any) -> dict[str, Any]:
@@ -200,6 +211,7 @@ class _Clock:
     """
 
     model: Any
+    params: dict[str, Any] | None
     timed: TimedFunction | None = None
 
     @classmethod
@@ -235,7 +247,9 @@ class _Clock:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The next step is an epoch's first."""
         if self.timed:
-            self.timed.open_epoch()
+            batches = (self.params or {}).get("steps")
+            each = _steps_per_execution(self.model)
+            self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the training where the input has ended for good."""

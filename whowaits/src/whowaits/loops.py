@@ -66,6 +66,7 @@ class _Loop:
     epoch: int = 0  # of those in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     batches: int = 0  # in this epoch
+    taken: int = 0  # batches for another purpose, in this epoch
     opens: bool = True
     exhausted: bool = False
     memory: list[Any] = field(default_factory=list)
@@ -80,9 +81,11 @@ class _Loop:
 
     def begin_epoch(self, iterator: Any) -> None:
         """It takes its batches from another iterator from now on."""
+        if self.training is not None and self.confirmed:
+            self.training.timing.steps_per_epoch = self.batches + self.taken
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
         self.epoch += int(self.confirmed)
-        self.confirmed, self.batches = False, 0
+        self.confirmed, self.batches, self.taken = False, 0, 0
         self.pulls = _Pulls()
 
     def forget(self) -> None:
@@ -309,7 +312,9 @@ class LoopWatch:
     def _take(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         """The next batch, None at the end."""
         try:
-            return (take(),)
+            taken = (take(),)
+            loop.taken += 1
+            return taken
         except StopIteration:
             loop.exhausted = True
             return None

@@ -45,6 +45,7 @@ class Report:
     steps_per_epoch: int | None = None
     first_epoch_step_ms: float | None = None
     later_epochs_step_ms: float | None = None
+    first_epoch_only: bool = False
     steps: int = 0
     rounds: int = 0
     seconds: float = 0.0
@@ -91,6 +92,13 @@ class Report:
             and self.gap_ms >= WORTH_SAYING * self.step_ms
         ):
             yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
+            if self.steps_per_epoch is None:
+                yield "  how many steps an epoch has is not known, so the stall is without that"
+        if self.first_epoch_only:
+            yield (
+                "  only the first epoch was seen: neither the gap between two nor what later ones"
+                " find in memory is part of this"
+            )
         if self.reason:
             yield f"  {self.reason}"
 
@@ -122,7 +130,6 @@ def make_report(
     stall = verdict.stall
     blocks = [each.training for each in timing.steady] or [timing.passive]
     first, later = _epoch_times(timing.epochs)
-    gaps = [block for block in timing.epochs[1:] if block.gaps]
     return Report(
         verdict=verdict.name,
         reason=verdict.reason,
@@ -136,9 +143,8 @@ def make_report(
         waited_pct=_known(statistics.median(block.waited_pct for block in blocks))
         if blocks[0].steps
         else None,
-        gap_ms=_known(1e3 * statistics.median(block.gaps_s / block.gaps for block in gaps))
-        if gaps
-        else None,
+        gap_ms=None if timing.gap_s is None else _known(1e3 * timing.gap_s),
+        first_epoch_only=bool(timing.rounds) and timing.in_first_epoch,
         first_epoch_step_ms=first,
         later_epochs_step_ms=later,
         steps=timing.seen,

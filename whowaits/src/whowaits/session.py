@@ -66,8 +66,8 @@ class Training:
     on_accelerator: bool = False
     synchronous: bool = True
     passive_because: str = ""
+    fills_cache: bool = False
     examples: int | None = None
-    steps_per_epoch: int | None = None
     epochs: float = math.inf  #: that the script trains for
     steps: int | None = None  #: that it gives an epoch
     notes: list[str] = field(default_factory=list)
@@ -86,6 +86,7 @@ class Training:
                 others_pct=others_pct,
                 others=others,
                 passive_because=self.passive_because,
+                fills_cache=self.fills_cache,
             )
         return self.conditions
 
@@ -106,7 +107,7 @@ class Training:
             training=self.name,
             backend=self.backend,
             examples=self.examples,
-            steps_per_epoch=self.steps_per_epoch,
+            steps_per_epoch=self.timing.steps_per_epoch,
             notes=tuple(self.notes),
             changes=tuple(self.changes),
             version=__version__,

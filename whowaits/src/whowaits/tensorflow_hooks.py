@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .fits import FitWatch
+from .fits import FitWatch, has_cache
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .session import find_call, find_caller
@@ -139,7 +139,10 @@ class _Hooks:
         source = Source(
             key=where,
             name=lambda: f"the loop at {where}",
-            facts=lambda: _facts(tf, owned=owned),
+            facts=lambda: {
+                **_facts(tf, owned=owned),
+                "fills_cache": has_cache(getattr(iterator, "_dataset", None)),
+            },
             copy=lambda batch: batch,  # tensors do not change
             settle=getattr(tf.test.experimental, "sync_devices", lambda: None),
         )

@@ -46,10 +46,11 @@ class TimedFunction:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
 
-    def open_epoch(self) -> None:
-        """The next step is the first of an epoch."""
+    def open_epoch(self, steps: int | None = None) -> None:
+        """The next step is the first of an epoch, which has so many, if that is known."""
         if self._epoch >= 0 and not self._took:
-            self._training.steps_per_epoch = self.steps_in_epoch
+            steps = self.steps_in_epoch
+        self._timing.steps_per_epoch = steps or self._timing.steps_per_epoch
         if not self._timing.active:
             self._waits.take()  # of a validation
         self._together = 1
@@ -118,7 +119,7 @@ class TimedFunction:
             work_s=took - within,
             between_s=max(0.0, between - before),
             epoch=max(0, self._epoch),
-            opens_epoch=self._opens,
+            opens_epoch=self._opens and not self._took,
         )
         self._opens = False
         self.steps_in_epoch += 1
@@ -190,7 +191,7 @@ class TimedFunction:
             step_ms=timing.step_ms,
             deadline=perf_counter() + TRIED_UNTIL_S - timing.elapsed_s,
             beat=self._session.beat,
-            steps=training.steps or training.steps_per_epoch,
+            steps=training.steps or timing.steps_per_epoch,
         )
         for known in trials.run(examples=training.examples or 1):
             training.changes[:] = known

@@ -35,6 +35,7 @@ class Conditions:
     others_pct: float = 0.0
     others: str = ""
     passive_because: str = ""  #: why the model was not timed alone
+    fills_cache: bool = False  #: in the first epoch
 
     @property
     def distance_pct(self) -> float:
@@ -72,6 +73,15 @@ def decide(stall_pct: float, *, on_accelerator: bool) -> str:
 
 def judge(timing: Timing, conditions: Conditions) -> Verdict:
     """Give the verdict, or say why none can be given."""
+    verdict = _judge(timing, conditions)
+    decided = verdict.name not in (UNDECIDED, COMPUTE_BOUND)
+    if decided and conditions.fills_cache and timing.in_first_epoch:
+        reason = "only the epoch that fills the cache was seen, and no later one, which reads it"
+        return Verdict(UNDECIDED, verdict.stall, reason)
+    return verdict
+
+
+def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     if timing.passive.steps + len(timing.rounds) < LEAST_STEPS and not timing.rounds:
         return Verdict(
             UNDECIDED,
