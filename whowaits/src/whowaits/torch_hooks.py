@@ -69,7 +69,9 @@ class _Hooks:
             began = perf_counter()
             iterator = original(loader)
             try:
-                iterator.whowaits_loop = find_caller(sys._getframe(1))
+                # A loader is one loop, wherever it is begun again.
+                where = getattr(loader, "whowaits_loop", "") or find_caller(sys._getframe(1))
+                loader.whowaits_loop = iterator.whowaits_loop = where
                 hooks._opening[id(iterator)] = perf_counter() - began
             except AttributeError:  # an iterator of another kind: its loop is not timed
                 return iterator

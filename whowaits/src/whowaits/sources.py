@@ -1,0 +1,78 @@
+"""What a `fit` takes its batches from: a dataset of tf.data, of which changes are tried, or another
+source, of which is said what helps.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .places import kind_of_dataset, upstream
+
+ARRAYS = (
+    "`fit` was given arrays, of which it gathers a copy for each batch; what helps: less to copy,"
+    " such as uint8 that the model casts, or a dataset, tf.data.Dataset.from_tensor_slices("
+    "(x, y)).shuffle(len(x)).batch(n).prefetch(tf.data.AUTOTUNE)"
+)
+GENERATOR = (
+    "`fit` was given a generator, which makes batches in one thread; what helps: a"
+    " keras.utils.PyDataset with workers=, or a dataset of tf.data whose map runs in parallel"
+)
+
+
+def tried_dataset(model: Any, arguments: dict[str, Any]) -> Any:
+    """What `fit` trains on, if it is a dataset of tf.data as it is."""
+    x = arguments.get("x")
+    return x if is_dataset(x) and not explain_untried(model, arguments) else None
+
+
+def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
+    """Why no change is tried of what `fit` is given, and what helps; "" where changes are."""
+    x = arguments.get("x")
+    if is_dataset(x):
+        if arguments.get("class_weight"):
+            return "no change is tried with class_weight, of which `fit` makes another dataset"
+        strategy = strategy_of(model)
+        if "Default" not in strategy:
+            return (
+                f"no change is tried under {strategy}, which trains on another dataset than the one"
+                " that it is given"
+            )
+        return ""
+    names = {each.__name__ for each in type(x).__mro__}
+    if names & {"PyDataset", "Sequence"}:
+        workers = getattr(x, "workers", 1)
+        return (
+            f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
+            " them, and use_multiprocessing=True where its Python code computes"
+        )
+    if "DataLoader" in names:
+        return explain_loader(getattr(x, "num_workers", 0))
+    return GENERATOR if hasattr(x, "__next__") else ARRAYS
+
+
+def explain_loader(workers: int) -> str:
+    """What helps a DataLoader of PyTorch."""
+    if workers:
+        helps = "more workers, and persistent_workers=True where the gap between epochs is long"
+    else:
+        helps = "num_workers=2 or more, which make batches while the model trains"
+    return f"no change is tried of a DataLoader(num_workers={workers}); what helps: {helps}"
+
+
+def is_dataset(x: Any) -> bool:
+    """Whether it is a dataset of tf.data."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(x, tf.data.Dataset)
+
+
+def has_cache(x: Any) -> bool:
+    """Whether it is a dataset of tf.data that keeps what its first epoch makes."""
+    return is_dataset(x) and any(kind_of_dataset(each) == "cache" for each in upstream(x))
+
+
+def strategy_of(model: Any) -> str:
+    """The kind of tf.distribute's strategy that a model is trained under."""
+    tf = sys.modules["tensorflow"]
+    strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
+    return type(strategy).__name__
