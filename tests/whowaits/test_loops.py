@@ -185,6 +185,19 @@ def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave(monkeypatch):
     assert training.timing.rounds and training.timing.steps_per_epoch == 300
 
 
+def test_a_script_that_counts_its_batches_is_not_said_to_have_failed(monkeypatch):
+    measure_in_little_time(monkeypatch)
+    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.5)  # longer than an epoch
+    script, losses = Script(seconds=5.0), [0.0] * 60
+    assert not script.session.repeats
+    with pytest.raises(IndexError):
+        while True:
+            for number, _ in enumerate(hand_out(script, Batches(len(losses)))):
+                losses[number] = 1.0
+                script.train(0.001)
+    assert script.session.repeats and not script.session.trainings[0].timing.rounds
+
+
 def test_one_step_that_compiles_is_no_training():
     script = Script(keep=True)
     for _ in hand_out(script, Batches(1), "train.py:3"):

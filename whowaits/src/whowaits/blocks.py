@@ -184,6 +184,7 @@ class Timing:
     started: float | None = None  #: when those steps were over in which graphs are made
     seen: int = 0
     steps_per_epoch: int | None = None  #: if that is known
+    took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
     _pause_s: float = 0.0
     _announced: bool = False
@@ -284,6 +285,7 @@ class Timing:
 
     def drained(self) -> None:
         """Nothing lies prepared any more."""
+        self.took = True
         self._next("train")
 
     def collected(self, batches: int) -> None:
@@ -294,6 +296,7 @@ class Timing:
             if self.over:
                 self._finish()
             return
+        self.took = True
         self._rested = self.rest(min(REST_S, self.seconds / 10))
         self._alone = Block()
         self.settle()

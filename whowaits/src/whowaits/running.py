@@ -85,8 +85,11 @@ def _run_script(session: Session, arguments: list[str]) -> int:
         _execute(session.options, arguments)
     except BaseException as error:  # noqa: BLE001 - whatever ends it
         if session.ended is None and session.repeats and isinstance(error, Exception):
-            # A schedule with so many steps and no more, for one.
-            what = f"ended by what the script does about more steps than it meant: {error!r}"
+            # A schedule of so many steps and no more, or an array with a place for each batch.
+            what = (
+                "ended by what the script does about other batches than it meant, since some were"
+                f" taken or repeated: {error!r}; --keep leaves them as they are"
+            )
             _flush()
             return session.print_report(what)
         if session.ended is None:

@@ -176,9 +176,9 @@ class Session:
 
     @property
     def repeats(self) -> bool:
-        """Whether a training has been given more batches and epochs than the script meant."""
+        """Whether a training has been given other batches or more epochs than the script meant."""
         return any(
-            each.timing.active and (each.timing.rounds or len(each.timing.epochs) >= each.epochs)
+            each.timing.active and (each.timing.took or len(each.timing.epochs) >= each.epochs)
             for each in self.trainings
         )
 
