@@ -11,10 +11,11 @@ from tensorflow.python.data.ops import dataset_ops
 from whowaits.advice import find_first
 from whowaits.changes import propose_changes
 from whowaits.edits import CannotBeWritten, edit_source
-from whowaits.fits import FitWatch, has_cache
+from whowaits.fits import FitWatch
 from whowaits.loops import LoopWatch
 from whowaits.places import is_changed, locate
 from whowaits.session import Options, Session
+from whowaits.sources import explain_loader, explain_untried, has_cache, tried_dataset
 from whowaits.tensorflow_hooks import _Hooks
 from whowaits.trials import Trials, find_edits
 from whowaits.waits import Waits
@@ -106,3 +107,27 @@ def test_a_call_is_known_by_its_line_and_its_name():
     assert locate(numbers, "unbatch", 0).called == "unbatch"
     assert locate(numbers, "map", 0).called == "unbatch", "which makes a map within"
     assert not locate(numbers, "map", 1).where
+def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
+    model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
+    assert tried_dataset(model, {"x": numbers}) is numbers
+    for given, said in [
+        ({"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
+        ({"x": np.zeros((4, 2))}, "`fit` was given arrays"),
+        ({"x": iter([1])}, "`fit` was given a generator"),
+        ({"x": Batches(workers=3)}, "a Batches with workers=3; what helps: more"),
+    ]:
+        assert tried_dataset(model, given) is None
+        assert said in explain_untried(model, given)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        distributed = keras.Sequential()
+    assert tried_dataset(distributed, {"x": numbers}) is None
+    assert "under MirroredStrategy, which trains on another dataset" in explain_untried(
+        distributed, {"x": numbers}
+    )
+    assert "num_workers=2 or more" in explain_loader(0) and "persistent" in explain_loader(2)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that are made by workers."""
+
+

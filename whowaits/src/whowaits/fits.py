@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .accelerators import default_accelerator
-from .places import kind_of_dataset, upstream
 from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
+from .sources import explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction
 from .waits import Waits
 
@@ -97,7 +97,8 @@ class FitWatch:
         """Open a training, and have its callback called."""
         facts = _describe(keras, model)
         training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
-        training.dataset = _dataset_of(bound.arguments)
+        training.dataset = tried_dataset(model, bound.arguments)
+        training.untried = explain_untried(model, bound.arguments)
         training.fills_cache = has_cache(bound.arguments.get("x"))
         training.steps = bound.arguments.get("steps_per_epoch")
         callback = _Clock.of(keras, self.session, self)
@@ -108,7 +109,8 @@ class FitWatch:
         else:
             given = [] if given is None else given
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
-            bound.arguments["callbacks"] = [*listed, callback]
+            first = _Pause.of(keras, self.session)
+            bound.arguments["callbacks"] = [first, *listed, callback]
         if training.timing.active:
             training.epochs = bound.arguments.get("epochs", 1)
             bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
@@ -135,22 +137,6 @@ def _names(kind: type) -> set[str]:
     return {each.__name__ for each in kind.__mro__}
 
 
-def _dataset_of(arguments: dict[str, Any]) -> Any:
-    """What `fit` trains on, if it is a dataset of tf.data as it is."""
-    x, tf = arguments.get("x"), sys.modules.get("tensorflow")
-    if tf is None or not isinstance(x, tf.data.Dataset) or arguments.get("class_weight"):
-        return None
-    return x
-
-
-def has_cache(dataset: Any) -> bool:
-    """Whether it is a dataset of tf.data that keeps what its first epoch makes."""
-    tf = sys.modules.get("tensorflow")
-    if tf is None or not isinstance(dataset, tf.data.Dataset):
-        return False
-    return any(kind_of_dataset(each) == "cache" for each in upstream(dataset))
-
-
 def _describe(keras: Any, model: Any) -> dict[str, Any]:
     """On what a model is trained."""
     backend = _backend(keras)
@@ -159,7 +145,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
         tf = sys.modules["tensorflow"]
         strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
         kind, replicas = type(strategy).__name__, strategy.num_replicas_in_sync
-        facts["on_accelerator"] = bool(tf.config.list_physical_devices("GPU"))
+        facts["on_accelerator"] = bool(tf.config.get_visible_devices("GPU"))
         facts["synchronous"] = not facts["on_accelerator"]
         steps = _steps_per_execution(model)
         if steps > 1:
@@ -203,6 +189,23 @@ def _steps_per_execution(model: Any) -> int:
     if steps is None:  # tf_keras
         steps = getattr(model, "_steps_per_execution", None)
     return 1 if steps is None else int(steps if isinstance(steps, int) else steps.numpy())
+
+
+class _Pause:
+    """A callback that comes first: what the script's own do takes as long as it takes."""
+
+    session: Session
+
+    @classmethod
+    def of(cls, keras: Any, session: Session) -> Any:
+        """A callback of this Keras."""
+        made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
+        made.session = session
+        return made
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The script's callbacks are called next."""
+        self.session.beat(expects=None)
 
 
 class _Clock:

@@ -23,7 +23,7 @@ from . import machine
 from .blocks import Timing
 from .fail_if import Condition
 from .report import Report, make_report, undecided
-from .verdict import COMPUTE_BOUND, Conditions, judge
+from .verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
@@ -69,6 +69,7 @@ class Training:
     fills_cache: bool = False
     examples: int | None = None
     epochs: float = math.inf  #: that the script trains for
+    untried: str = ""  #: why no change is tried, and what helps this source of batches
     steps: int | None = None  #: that it gives an epoch
     notes: list[str] = field(default_factory=list)
     dataset: Any = None  #: what `fit` was given, if it is one of tf.data
@@ -101,14 +102,17 @@ class Training:
         conditions = self.freeze_conditions()
         return make_report(
             self.timing,
+        verdict = judge(self.timing, conditions)
+        waits = verdict.name in (INPUT_BOUND, SLIGHTLY_BOUND) and not self.changes
+        notes = [*self.notes, self.untried] if self.untried and waits else self.notes
             conditions,
-            judge(self.timing, conditions),
+            verdict,
             script=script,
             training=self.name,
             backend=self.backend,
             examples=self.examples,
             steps_per_epoch=self.timing.steps_per_epoch,
-            notes=tuple(self.notes),
+            notes=tuple(notes),
             changes=tuple(self.changes),
             version=__version__,
         )

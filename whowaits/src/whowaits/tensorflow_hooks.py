@@ -10,13 +10,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .fits import FitWatch, has_cache
+from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .session import find_call, find_caller
+from .sources import has_cache
 from .waits import Waits
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")
+LOOP = (
+    "no change is tried of a loop of the script's own; what helps its dataset: maps with"
+    " num_parallel_calls, a cache before what draws at random, .prefetch(tf.data.AUTOTUNE)"
+)
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
 
@@ -150,11 +155,12 @@ class _Hooks:
 
 
 def _facts(tf: Any, *, owned: bool) -> dict[str, Any]:
-    accelerator = bool(tf.config.list_physical_devices("GPU"))
+    accelerator = bool(tf.config.get_visible_devices("GPU"))
     facts: dict[str, Any] = {
         "backend": "tensorflow",
         "on_accelerator": accelerator,
         "synchronous": not accelerator,
+        "untried": LOOP,
     }
     if not owned:
         facts["passive_because"] = "the model alone is not timed under a distribution strategy"

@@ -15,6 +15,7 @@ from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .session import find_caller
+from .sources import explain_loader
 from .waits import Waits
 
 
@@ -136,3 +137,4 @@ def copy_batch(torch: Any, batch: Any) -> Any:
             pinned[id(leaf)] = made = copy.deepcopy(leaf)
             made.data = made.data.pin_memory()
     return copy.deepcopy(batch, pinned)
+        "untried": explain_loader(workers),
