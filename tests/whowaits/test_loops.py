@@ -292,6 +292,11 @@ def test_a_batch_is_given_back_when_its_copy_is_kept():
     assert all(batch == {2} for batch in taken.batches) and len(taken.batches) == len(originals)
 
 
+@pytest.mark.parametrize(("seconds", "limit"), [(6, 60), (40, 60), (90, 110)])
+def test_a_measurement_has_the_time_that_was_asked_for(seconds, limit):
+    assert Script(seconds=seconds).session.verdict_s == limit
+
+
 def test_a_validation_takes_as_long_as_it_takes():
     script = Script()
     script.session.beat(expects=1.0)

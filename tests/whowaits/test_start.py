@@ -108,6 +108,10 @@ def test_what_cannot_be_started_is_refused(arguments, reason):
 
 def test_a_condition_on_nothing_is_not_decided(tmp_path):
     script = tmp_path / "train.py"
+        (["--seconds", "0", __file__], "--seconds 0 is no time to measure for"),
+        (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),
+        (["--seconds", "inf", __file__], "--seconds inf is no time to measure for"),
+        (["--training", "0", __file__], "--training 0 is no number of a training"),
     script.write_text("")
     assert whowaits("--fail-if", "stall > 20", script).returncode == 4
 

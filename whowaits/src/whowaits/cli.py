@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -60,18 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("script", help="a Python file that trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     options = parser.parse_args(given)
-    try:
-        for text in options.fail_if:
-            Condition.parse(text)
-    except InvalidCondition as error:
-        return _refuse(str(error))
-    if not Path(options.script).is_file():
-        return _refuse(f"there is no file {options.script}")
+    fault = _find_fault(options)
+    if fault:
+        return _refuse(fault)
     interpreter = find_interpreter(options.python)
     if interpreter is None:
         return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
-    if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
-        return _refuse("--patch goes without --keep, --json, --fail-if and --no-try")
     asked = {
         "script": options.script,
         "seconds": options.seconds,
@@ -108,6 +103,24 @@ def find_interpreter(given: str | None = None) -> str | None:
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+
+
+def _find_fault(options: argparse.Namespace) -> str:
+    """What is wrong with a command line, "" for nothing."""
+    try:
+        for text in options.fail_if:
+            Condition.parse(text)
+    except InvalidCondition as error:
+        return str(error)
+    if not Path(options.script).is_file():
+        return f"there is no file {options.script}"
+    if not 0 < options.seconds < math.inf:
+        return f"--seconds {options.seconds:g} is no time to measure for: a number above 0 is"
+    if options.training < 1:
+        return f"--training {options.training} is no number of a training: 1 is the first"
+    if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
+        return "--patch goes without --keep, --json, --fail-if and --no-try"
+    return ""
 
 
 def _compare(files: list[str]) -> int:

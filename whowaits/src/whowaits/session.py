@@ -27,7 +27,9 @@ from .verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, jud
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
-VERDICT_S, TRIALS_S = 60.0, 115.0  # from the first steps: what is known then is printed
+# From the first steps: what is known then is printed. Measuring may take longer than was asked for,
+# and trials as long again.
+VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 55.0
 AFTER_END_S = 5.0  # that a script may take to clean up
 STILL_S = 30.0  # without a training before that is said
 UNSEEN_STEPS = 20  # with gradients, whose batches are not seen
@@ -139,6 +141,11 @@ class Session:
         """Whether this is the process and the thread that is measured."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self.pid and not self.refusal
+
+    @property
+    def verdict_s(self) -> float:
+        """From the first steps until the verdict has to be known."""
+        return max(VERDICT_S, self.options.seconds + SPARE_S)
 
     def close(self) -> None:
         """Look at nothing from now on."""
@@ -270,7 +277,7 @@ class Session:
                 continue
             if self._expects is not None and now - self._beat > self._expects:
                 leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
-            most = TRIALS_S if self.trying else VERDICT_S
+            most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):
                 leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
 

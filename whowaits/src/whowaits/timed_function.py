@@ -14,7 +14,7 @@ from .feeds import FEEDS
 from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
-TRIED_UNTIL_S = 105.0  # from the first steps of the training
+TRIED_S = 45.0  # from when the verdict has to be known
 # Steps that are only watched are recorded as one: what they take together, and at most.
 TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
@@ -189,8 +189,9 @@ class TimedFunction:
             self._function,
             training.dataset,
             step_ms=timing.step_ms,
-            deadline=perf_counter() + TRIED_UNTIL_S - timing.elapsed_s,
-            beat=self._session.beat,
+            deadline=perf_counter() + self._session.verdict_s + TRIED_S - timing.elapsed_s,
+            # A buffer may take long to fill, and that is no fault of the script.
+            beat=lambda: self._session.beat(expects=None),
             steps=training.steps or timing.steps_per_epoch,
         )
         for known in trials.run(examples=training.examples or 1):
