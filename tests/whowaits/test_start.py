@@ -85,6 +85,16 @@ def test_a_script_ends_as_it_would(tmp_path, code, exit_code, said):
         assert len(frames) == 1 and "train.py" in frames[0], done.stderr
 
 
+def test_modules_next_to_the_script_are_its_own_whatever_they_are_called(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import statistics\nprint(statistics)")
+    for name in ("statistics", "dataclasses"):
+        (tmp_path / f"{name}.py").write_text(f"print('the script\\'s {name}')")
+    done = whowaits(script)
+    assert "the script's statistics" in done.stdout and "Traceback" not in done.stderr, done
+    assert "the script's dataclasses" not in done.stdout
+
+
 def test_json_has_the_standard_output_for_itself(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import os\nprint('from Python')\nos.system('echo from a child')\n")
@@ -98,6 +108,10 @@ def test_json_has_the_standard_output_for_itself(tmp_path):
     [
         (["nowhere.py"], "there is no file nowhere.py"),
         (["--fail-if", "stall", "nowhere.py"], "is not METRIC OPERATOR NUMBER"),
+        (["--seconds", "0", __file__], "--seconds 0 is no time to measure for"),
+        (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),
+        (["--seconds", "inf", __file__], "--seconds inf is no time to measure for"),
+        (["--training", "0", __file__], "--training 0 is no number of a training"),
         (["--python", "/nowhere/python", __file__], "/nowhere/python is no interpreter"),
     ],
 )
@@ -108,10 +122,6 @@ def test_what_cannot_be_started_is_refused(arguments, reason):
 
 def test_a_condition_on_nothing_is_not_decided(tmp_path):
     script = tmp_path / "train.py"
-        (["--seconds", "0", __file__], "--seconds 0 is no time to measure for"),
-        (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),
-        (["--seconds", "inf", __file__], "--seconds inf is no time to measure for"),
-        (["--training", "0", __file__], "--training 0 is no number of a training"),
     script.write_text("")
     assert whowaits("--fail-if", "stall > 20", script).returncode == 4
 

@@ -133,7 +133,11 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError):
-        print(f"whowaits: run with {sys.executable}; --python names another", file=sys.stderr)  # noqa: T201
+        print(  # noqa: T201
+            f"whowaits: run with {sys.executable}; --python names another. What `python -m` finds"
+            " in this folder is found with PYTHONPATH=.",
+            file=sys.stderr,
+        )
     trace = error.__traceback__
     while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == OURS:
         trace = trace.tb_next

@@ -2,11 +2,14 @@
 with the user's interpreter; nothing of the script's libraries is imported or set here.
 """
 
-import importlib
-import importlib.util
-import json
 import sys
-from pathlib import Path
+
+STARTED_WITH = frozenset(sys.modules)
+
+import importlib  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 
 def load_package() -> None:
@@ -24,9 +27,23 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
+def forget_siblings(folder: Path) -> None:
+    """Forget modules of the standard library that were imported here and that a script in this
+    folder has as its own: as without this package, it finds those first.
+    """
+    for name in set(sys.modules) - STARTED_WITH - {"whowaits"}:
+        if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
+            del sys.modules[name]
+
+
 if __name__ == "__main__":
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = ""  # this folder is not for the script
+    safe = getattr(sys.flags, "safe_path", False)
+    if not safe:
+        del sys.path[0]  # this folder is not for the script, nor the script's for this package
     load_package()
     run = importlib.import_module("whowaits.running").run
-    run(json.loads(sys.argv[1]), sys.argv[2:])
+    asked = json.loads(sys.argv[1])
+    if not safe:
+        sys.path.insert(0, "")
+        forget_siblings(Path(asked["script"]).resolve().parent)
+    run(asked, sys.argv[2:])
