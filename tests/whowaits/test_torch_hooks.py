@@ -96,6 +96,53 @@ def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
     assert not training.on_accelerator and training.synchronous
 
 
+def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
+    class Loader:
+        def __iter__(self):
+            return Three()
+
+    class Three(Iterator):
+        left = 3
+
+        def __next__(self):
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return [1]
+
+    monkeypatch.setitem(sys.modules, "torch", make_torch())
+    hooks, loader, optimizer = make_hooks(), Loader(), Optimizer(Device("cpu"))
+    hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Three))
+    batches = iter(loader)
+    for _ in range(20):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            next(batches)
+        hooks._mark(optimizer, (), {})
+    (training,) = hooks._loops.session.trainings
+    assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3
+
+
+def test_a_loop_that_trains_with_an_optimizer_of_keras_is_one(monkeypatch):
+    class KerasOptimizer:
+        def apply(self, gradients, variables):
+            return len(gradients)
+
+    monkeypatch.setitem(sys.modules, "torch", make_torch())
+    hooks, steps = make_hooks(), []
+    for name in ("tensorflow", "torch"):  # another backend's steps are seen elsewhere
+        keras = SimpleNamespace(
+            backend=SimpleNamespace(backend=lambda name=name: name),
+            optimizers=SimpleNamespace(Optimizer=KerasOptimizer),
+        )
+        hooks.patch_keras(keras)
+        assert KerasOptimizer().apply([1, 2], []) == 2
+        steps.append(hooks._loops.marks)
+    assert steps == [0, 1]
+
+
 def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     torch: Any = make_torch(xpu=Kind(), mps=Kind(), cuda=Kind())
     devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]

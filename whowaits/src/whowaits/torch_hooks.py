@@ -24,6 +24,7 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits
     hooks = _Hooks(fits, loops, waits)
     imports.on_import("torch.utils.data.dataloader", hooks.patch_loader)
     imports.on_import("torch.optim.optimizer", hooks.patch_optimizer)
+    imports.on_import("keras", hooks.patch_keras)
 
 
 class _Hooks:
@@ -42,6 +43,22 @@ class _Hooks:
             self._optimizers.add(optimizer)
             for group in optimizer.param_groups:
                 self._devices.update(each.device for each in group["params"])
+
+    def patch_keras(self, keras: Any) -> None:
+        """Know the steps of Keras' own optimizers in a loop that trains with them."""
+        if not hasattr(keras.backend, "backend") or keras.backend.backend() != "torch":
+            return
+        owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+        original = owner.apply
+        hooks = self
+
+        @functools.wraps(original)
+        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hooks._fits.active:
+                hooks._loops.mark()
+            return original(optimizer, *args, **kwargs)
+
+        owner.apply = apply
 
     def patch_loader(self, module: Any) -> None:
         self._patch_iter(module.DataLoader)
@@ -121,6 +138,7 @@ def _facts(torch: Any, workers: int, accelerators: set[Any]) -> dict[str, Any]:
     in_step = in_step_with_others(torch)
     return {
         "passive_because": ON_SEVERAL_HOSTS if in_step else "",
+        "untried": explain_loader(workers),
         "backend": f"PyTorch, DataLoader(num_workers={workers})",
         "on_accelerator": bool(accelerators),
         "synchronous": not accelerators,
@@ -137,4 +155,3 @@ def copy_batch(torch: Any, batch: Any) -> Any:
             pinned[id(leaf)] = made = copy.deepcopy(leaf)
             made.data = made.data.pin_memory()
     return copy.deepcopy(batch, pinned)
-        "untried": explain_loader(workers),
