@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What a change does to the training: nothing, other orders, or less drawn at random.
-SAME, ORDER, DRAWN_ONCE = "same", "order", "drawn less often"
+# What a change does to the training: nothing, other orders, what the script's Python makes of being
+# called from several threads, or less drawn at random.
+SAME, ORDER, THREADS, DRAWN_ONCE = "same", "order", "threads", "drawn less often"
 WORTH = 1.1  # the least that a gain must be for a change to be named first
 ALIKE = 0.9  # of the best gain: then the change that alters least is named first
 
@@ -51,6 +52,11 @@ class Tried:
     @property
     def may_be_first(self) -> bool:
         """Whether it can be followed blindly."""
+        return self.may_be_proven and self.meaning != THREADS
+
+    @property
+    def may_be_proven(self) -> bool:
+        """Whether it can be followed once a changed copy has delivered the same."""
         safe = self.meaning != DRAWN_ONCE and not self.inside
         return self.low >= WORTH and safe and self.fits_memory
 
@@ -68,16 +74,17 @@ def find_first(tried: Sequence[Tried]) -> Tried | None:
     """What to change first: of those that may be followed blindly and gain about the same, one that
     keeps nothing in memory and leaves the order alone.
     """
-    return next(iter(rank(tried)), None)
+    return next(iter(rank([each for each in tried if each.may_be_first])), None)
 
 
 def rank(tried: Sequence[Tried]) -> list[Tried]:
-    """Those that may be followed blindly, the one to try first before the others."""
-    safe = [each for each in tried if each.may_be_first]
+    """Those that may be followed once they are proven, the one to try first before the others."""
+    safe = [each for each in tried if each.may_be_proven]
     most = max((each.gain for each in safe), default=0.0)
 
     def order(each: Tried) -> tuple[object, ...]:
         less = each.gain < ALIKE * most
-        return less, -each.gain if less else 0.0, each.meaning == ORDER, bool(each.keeps)
+        alters = (SAME, ORDER, THREADS).index(each.meaning)
+        return less, -each.gain if less else 0.0, alters, bool(each.keeps)
 
     return sorted(safe, key=order)

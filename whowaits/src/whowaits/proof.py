@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .advice import ORDER, WORTH, Tried
+from .advice import ORDER, THREADS, WORTH, Tried
 from .blocks import median_interval
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
@@ -94,7 +94,7 @@ def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
     added = next((each.adds for each in change.edits if change.kind), "")
     if added and not other.ask("changed", change.kind, change.number, added):
         raise NoPatch("the edited call makes another transformation than the one that was tried")
-    if change.meaning == ORDER and change.kind:
+    if change.meaning in (ORDER, THREADS) and change.kind:
         one, two = (each.ask("elements", change.kind, change.number) for each in (script, other))
         same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")
         if same:

@@ -112,7 +112,8 @@ class Report:
             at = f"{first.where}: " if first.where else ""
             yield f"  change first: {at}{first.text}"
             span = f"{first.low:.2f} to {first.high:.2f}"
-            yield f"    gains {first.gain:.2f} × ({span}); {MEANINGS[first.meaning]}"
+            says = f": {first.says}" if first.says else ""
+            yield f"    gains {first.gain:.2f} × ({span}); {MEANINGS[first.meaning]}{says}"
             yield "  tried, each by itself:"
         for each in self.changes:
             yield f"    {each}"
