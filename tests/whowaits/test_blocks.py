@@ -31,6 +31,11 @@ class Machine:
         self.pass_time(waited)
         return waited
 
+    @property
+    def ended(self):
+        """Whether an epoch that is not a short one has."""
+        return self.epoch > 8 and self.taken % self.epoch == 0
+
     def work(self, seconds):
         self.ready = min(2 * self.input_s, self.ready + seconds)  # two batches are prepared
         self.pass_time(seconds)
@@ -40,13 +45,17 @@ class Machine:
         timing = self.timing
         while timing.task not in ("train", "done"):
             if timing.task == "drain":
-                while self.take() < self.input_s / 20:
+                while not self.ended and self.take() < self.input_s / 20:
                     pass
                 timing.drained()
             elif timing.task == "collect":
-                for _ in range(8):
+                taken = 0
+                while taken < 8 and not self.ended:
                     self.take()
-                timing.collected(8)
+                    taken += 1
+                timing.collected(taken)
+                if not taken:
+                    break
             else:
                 began = self.time
                 self.work(self.model_s)

@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from whowaits import changes, trials
-from whowaits.advice import DRAWN_ONCE, ORDER
+from whowaits.advice import DRAWN_ONCE, ORDER, THREADS
 from whowaits.changes import CACHED_STEPS, propose_changes
+from whowaits.digests import FEWEST_PROVEN
 
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"
@@ -163,7 +164,7 @@ def test_what_python_makes_again_in_each_epoch_is_never_the_same():
             for each in propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
             if each.kind == "map"
         )
-        assert parallel.meaning == ORDER
+        assert parallel.meaning == THREADS
 
 
 def crop(number):
@@ -236,6 +237,15 @@ def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_pat
     assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]
 
 
+def test_a_shuffle_of_files_is_no_shuffle_of_their_examples():
+    files = numbers().shuffle(COUNT)
+    dataset = files.interleave(lambda n: tf.data.Dataset.range(n + 9), num_parallel_calls=2)
+    dataset = numbered(dataset.map(double, 2))
+    assert not [text for text in texts_of(dataset) if "cache" in text], "how many is not known"
+    (cache,) = caches(dataset, steps=50)
+    assert cache.adds == f".cache().shuffle({50 * BATCH})"
+
+
 def caches(dataset, **options):
     return [each for each in propose_changes(dataset, batch=BATCH, **options) if each.keeps]
 
@@ -274,4 +284,4 @@ def test_what_takes_long_is_compared_as_far_as_time_allows(monkeypatch):
     slow = numbers().map(lambda n: tf.numpy_function(wait, [n], tf.int64))
     slow = slow.map(lambda n: tf.ensure_shape(n, ()))
     (cache,) = caches(slow.batch(2).unbatch())
-    assert cache.keeps and 2 * changes.FEWEST_PROVEN <= len(calls) < 100
+    assert cache.keeps and 2 * FEWEST_PROVEN <= len(calls) < 100

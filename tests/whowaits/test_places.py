@@ -56,7 +56,25 @@ def test_what_keras_makes_within_a_call_is_no_call_of_the_script(images):
     trials = Trials(lambda _: None, dataset, step_ms=1, deadline=0, beat=lambda: None)
     (tried,) = trials._summarize(changes, [[3.0, 3.0, 3.0]])
     assert find_first([tried]) is None
+    with pytest.raises(CannotBeWritten, match="a line that was not seen calls map"):
+        edit_source(b"images.map(flip)", "test_places.py", tried.edits)
     assert not is_changed(dataset, change.kind, change.number, ".cache()")
+
+
+def test_a_cache_of_what_cannot_be_compared_is_not_tried_and_all_else_is():
+    sparse = tf.data.Dataset.range(9).map(lambda n: tf.sparse.expand_dims(tf.sparse.eye(2), 0))
+    ragged = tf.data.Dataset.range(9).map(lambda n: tf.ragged.range(tf.stack([n, 2])))
+    for dataset in (sparse, ragged):
+        texts = [each.text for each in propose_changes(dataset.prefetch(1), batch=1)]
+        assert texts == ["map: num_parallel_calls=tf.data.AUTOTUNE"]
+
+
+def test_arrays_for_whose_copies_there_is_no_memory_are_not_changed(monkeypatch):
+    dataset = tf.data.Dataset.from_tensor_slices(tf.zeros((1000, 100))).batch(10)
+    assert propose_changes(dataset, batch=10)
+    monkeypatch.setattr("whowaits.changes.memory_left_bytes", lambda: 1e6)
+    with pytest.raises(MemoryError, match="the dataset holds 0 MiB of arrays"):
+        propose_changes(dataset, batch=10)
 
 
 def test_what_is_added_at_the_end_comes_after_the_call_that_the_script_has(images):
@@ -102,11 +120,6 @@ def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
     assert not has_cache(numbers.batch(3)) and not has_cache([1, 2])
 
 
-def test_a_call_is_known_by_its_line_and_its_name():
-    numbers = tf.data.Dataset.range(9).batch(3).unbatch()
-    assert locate(numbers, "unbatch", 0).called == "unbatch"
-    assert locate(numbers, "map", 0).called == "unbatch", "which makes a map within"
-    assert not locate(numbers, "map", 1).where
 def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
     model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
     assert tried_dataset(model, {"x": numbers}) is numbers
@@ -131,3 +144,8 @@ class Batches(keras.utils.PyDataset):
     """Batches that are made by workers."""
 
 
+def test_a_call_is_known_by_its_line_and_its_name():
+    numbers = tf.data.Dataset.range(9).batch(3).unbatch()
+    assert locate(numbers, "unbatch", 0).called == "unbatch"
+    assert locate(numbers, "map", 0).called == "unbatch", "which makes a map within"
+    assert not locate(numbers, "map", 1).where

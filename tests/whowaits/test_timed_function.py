@@ -53,7 +53,7 @@ def watch(step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[T
 def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, steps, monkeypatch):
     training, waits = watch(step_s, steps, monkeypatch)
     passive, epochs = training.timing.passive, EPOCHS - 1
-    assert training.steps_per_epoch == steps and training.timing.seen == EPOCHS * steps
+    assert training.timing.steps_per_epoch == steps and training.timing.seen == EPOCHS * steps
     assert passive.steps == epochs * steps and not passive.first_epoch
     assert passive.wait_s == pytest.approx(epochs * (GAP_S + steps * step_s / 4))
     # Before an epoch's first step, and after its last, nothing lies between.

@@ -14,19 +14,16 @@ examples, ops that draw.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from .advice import DRAWN_ONCE, ORDER, SAME
+from .advice import DRAWN_ONCE, ORDER, SAME, THREADS
+from .digests import digest, digest_some
 from .graphs import (
     AUTOTUNE,
     Graph,
@@ -40,6 +37,7 @@ from .graphs import (
     is_dataset,
     kind_of,
     last_node,
+    may_draw,
     parallel_edits,
     plain_kind_of,
     serialize,
@@ -47,6 +45,7 @@ from .graphs import (
     title_of,
     without_version,
 )
+from .machine import memory_left_bytes
 from .places import locate
 
 CACHED_STEPS = 16
@@ -56,17 +55,12 @@ WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengt
 NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
 # After a shuffle otherwise in each epoch: which examples come together, or which come at all.
 COMPOSING = ("Batch", "Zip", "Window", "GroupBy", "Take", "Skip", "Shard", "Scan")
+# After these there are more or fewer elements than before.
+COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
-PROVEN_S, FEWEST_PROVEN = 4.0, 4  # a pass ends after so long, if it has so many
+MORE_COPIES = 5  # of a graph: as read, edited and serialized, with a prefetch, with a cache
+PROVEN_S = 4.0  # a pass ends after so long
 EVERYTHING_PCT = 99.9
-# Ops that keep a state, and still give the same for the same input; functions are looked into.
-HARMLESS = (
-    "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
-    "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
-)  # fmt: skip
-_DRAWING = re.compile(
-    "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
-)
 
 
 @dataclass(frozen=True)
@@ -98,31 +92,36 @@ def propose_changes(
     Raises:
       tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one that holds more
         than 2 GB of arrays.
+      MemoryError: it holds so much that there is no memory for its copies.
     """
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph(allow_stateful=True).numpy()
     )
     draft = _Draft(graph, dataset, steps)
+    edits = [(node, *edit) for node in draft.chain for edit in draft.edits(node)]
+    left = memory_left_bytes()
+    if left is not None and (len(edits) + MORE_COPIES) * graph.ByteSize() > left:
+        raise MemoryError(
+            f"the dataset holds {graph.ByteSize() / 2**20:,.0f} MiB of arrays, of which each change"
+            " would make a copy"
+        )
     changes = []
     if not draft.prefetches_last():
         changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(serialize(graph))))
-    for node in draft.chain:
-        if draft.generates(node) or draft.is_cached(node) or draft.position(node)["inside"]:
-            continue
-        for text, adds, edit in parallel_edits(node, reads_files=draft.reads_files(node)):
-            edited = tf.compat.v1.GraphDef.FromString(serialize(graph))
-            edit(edited, next(other for other in edited.node if other.name == node.name))
-            meaning, says = draft.meaning(node)
-            changes.append(
-                draft.change(
-                    f"{draft.title(node)}: {text}",
-                    edited,
-                    meaning=meaning,
-                    says=says,
-                    adds=adds,
-                    **draft.position(node),
-                )
+    for node, text, adds, edit in edits:
+        edited = tf.compat.v1.GraphDef.FromString(serialize(graph))
+        edit(edited, next(other for other in edited.node if other.name == node.name))
+        meaning, says = draft.meaning(node)
+        changes.append(
+            draft.change(
+                f"{draft.title(node)}: {text}",
+                edited,
+                meaning=meaning,
+                says=says,
+                adds=adds,
+                **draft.position(node),
             )
+        )
     return [*changes, *draft.cache(batch)]
 
 
@@ -136,6 +135,12 @@ class _Draft:
         self._functions = {item.signature.name: item for item in graph.library.function}
         #: transformations, the consumer's first
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
+
+    def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+        """What may be done in parallel about a node, if the script makes it and it works."""
+        if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
+            return iter(())
+        return parallel_edits(node, reads_files=self.reads_files(node))
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
@@ -158,7 +163,10 @@ class _Draft:
     def meaning(self, node: Node) -> tuple[str, str]:
         """What parallel calls of a node do to the training, and that in words."""
         if self.runs_python(node):
-            return ORDER, "its Python code is called from several threads at once"
+            return THREADS, (
+                "its Python code is called from several threads at once; --patch proves what comes"
+                " of that"
+            )
         if self._draws(node):
             return ORDER, "random draws fall on other examples"
         if self.reads_files(node) and node.op == "FlatMapDataset":
@@ -208,8 +216,8 @@ class _Draft:
         source = self._without_shuffles(graph, by_name, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
         elements = as_dataset(end_at(graph, source), spec_of(node)).take(count)
-        first = _digest_some(elements, most_s=PROVEN_S)
-        second = Counter(map(_digest, elements.take(sum(first.values()))))
+        first = digest_some(elements, most_s=PROVEN_S)
+        second = Counter(map(digest, elements.take(sum(first.values()))))
         return 100 * sum((first & second).values()) / max(1, sum(second.values()))
 
     def _without_shuffles(self, graph: Graph, nodes: dict[str, Node], last: str) -> str:
@@ -241,7 +249,12 @@ class _Draft:
             if not any(word in kind for kind in uncached for word in WORKING):
                 return
             batched = not any("Batch" in kind_of(other) for other in self._below(node))
-            yield self._cache_after(node, above, batch=1 if batched else batch)
+            if any(part.dtype == tf.variant for part in spec_of(node)):
+                return  # sparse or ragged: not to be compared here
+            per_step = 1 if batched else batch
+            order = self._order(node, per_step)
+            if order is not None:
+                yield self._cache_after(node, above, order, batch=per_step)
             return
 
     def _composes(self, above: list[Node]) -> bool:
@@ -254,13 +267,11 @@ class _Draft:
             for node in above
         )
 
-    def _cache_after(self, node: Node, above: list[Node], *, batch: int) -> InputChange:
+    def _cache_after(self, node: Node, above: list[Node], order: str, *, batch: int) -> InputChange:
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         take = insert(graph, node.name, "TakeDataset", [add_constant(graph, CACHED_STEPS * batch)])
         cache = insert(graph, take, "CacheDataset", [add_constant(graph, "")])
         insert(graph, cache, "RepeatDataset", [add_constant(graph, -1)])
-        shuffles = [other for other in above if "Shuffle" in kind_of(other)]
-        order = f".shuffle({self._buffer(shuffles[0])})" if shuffles else ""
         keeps, kept_bytes = self._size(node, per_step=batch)
         share = self.share_that_comes_again(node, batched=batch == 1)
         meaning, says = (
@@ -286,6 +297,19 @@ class _Draft:
             adds=f".cache(){order}",
             **position,
         )
+
+    def _order(self, node: Node, per_step: int) -> str | None:
+        """The shuffle that has to come after a cache, "" for none; None where it is not known how
+        large: a shuffle of files is none of their examples.
+        """
+        above = list(self._upstream(node))
+        at = [number for number, other in enumerate(above) if "Shuffle" in kind_of(other)]
+        if not at:
+            return ""
+        if any(word in kind_of(other) for other in above[: at[0]] for word in COUNTING):
+            count = self._count(node, per_step)
+            return f".shuffle({count})" if count else None
+        return f".shuffle({self._buffer(above[at[0]])})"
 
     def _buffer(self, shuffle: Node) -> str:
         """The size of a shuffle's buffer [examples]."""
@@ -315,7 +339,7 @@ class _Draft:
 
     def _draws(self, node: Node) -> bool:
         """Whether a node's functions, or those they call, draw at random, or keep a state."""
-        return any(map(_may_draw, self._ops(node) - self._functions.keys()))
+        return any(map(may_draw, self._ops(node) - self._functions.keys()))
 
     def _ops(self, node: Node) -> set[str]:
         """All ops of a node's functions and of those they call."""
@@ -334,6 +358,14 @@ class _Draft:
         """Those that are functions of this graph."""
         return names & self._functions.keys()
 
+    def _count(self, node: Node, per_step: int) -> int | None:
+        """How many elements a node delivers, so many for a step; None where that is not known."""
+        graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
+        count = int(as_dataset(end_at(graph, node.name), spec_of(node)).cardinality())
+        if count < 0:
+            return self._steps * per_step if self._steps else None
+        return count
+
     def _size(self, node: Node, *, per_step: int) -> tuple[str, float]:
         """Of all elements that a node delivers, so many for a step, in words and in bytes; infinite
         where neither their number is known nor that of the steps.
@@ -341,10 +373,8 @@ class _Draft:
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         elements = as_dataset(end_at(graph, node.name), spec_of(node))
         size = sum(count_bytes(part) for part in tf.nest.flatten(next(iter(elements))))
-        count = int(elements.cardinality())
-        if count < 0 and self._steps:
-            count = self._steps * per_step
-        if count < 0:
+        count = self._count(node, per_step)
+        if count is None:
             return f"{size / 2**20:,.2f} MiB per element, whose number is not known", math.inf
         return f"{count * size / 2**20:,.0f} MiB", float(count * size)
 
@@ -353,32 +383,3 @@ def _reshuffles(node: Node) -> bool:
     """Whether it is a shuffle in another order each epoch."""
     again = node.attr.get("reshuffle_each_iteration")
     return "Shuffle" in kind_of(node) and (again is None or again.b)
-
-
-def _may_draw(op: str) -> bool:
-    """Whether an op draws, or keeps a state of which nothing is known."""
-    if _DRAWING.search(op):
-        return True
-    definition: Any = op_def_registry.get(op)
-    stateful = definition is not None and definition.is_stateful
-    return stateful and "Dataset" not in op and not any(name in op for name in HARMLESS)
-
-
-def _digest_some(elements: Any, *, most_s: float) -> Counter[bytes]:
-    """Digests of elements until the time is up."""
-    found: Counter[bytes] = Counter()
-    began = perf_counter()
-    for number, element in enumerate(elements, start=1):
-        found[_digest(element)] += 1
-        if number >= FEWEST_PROVEN and perf_counter() - began > most_s:
-            break
-    return found
-
-
-def _digest(element: Any) -> bytes:
-    """Of an element's content."""
-    digest = hashlib.sha256()
-    for part in tf.nest.flatten(element):
-        array = part.numpy()
-        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
-    return digest.digest()

@@ -16,6 +16,14 @@ from tensorflow.python.ops import gen_experimental_dataset_ops
 AUTOTUNE = "tf.data.AUTOTUNE"
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
+# Ops that keep a state, and still give the same for the same input; functions are looked into.
+HARMLESS = (
+    "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
+    "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
+)  # fmt: skip
+_DRAWING = re.compile(
+    "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
+)
 
 # Messages of node_def.proto and graph.proto, whose classes have no types.
 Node = Any
@@ -167,3 +175,12 @@ def _parallel_interleave(graph: Graph, node: Node) -> None:
     automatic = [add_constant(graph, -1) for _ in range(3)]
     change_op(node, "ParallelInterleaveDatasetV4")
     node.input[:] = [*inputs, *sizes, *automatic]
+
+
+def may_draw(op: str) -> bool:
+    """Whether an op draws, or keeps a state of which nothing is known."""
+    if _DRAWING.search(op):
+        return True
+    definition: Any = op_def_registry.get(op)
+    stateful = definition is not None and definition.is_stateful
+    return stateful and "Dataset" not in op and not any(name in op for name in HARMLESS)

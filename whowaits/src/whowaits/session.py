@@ -69,9 +69,9 @@ class Training:
     synchronous: bool = True
     passive_because: str = ""
     fills_cache: bool = False
+    untried: str = ""  #: why no change is tried, and what helps this source of batches
     examples: int | None = None
     epochs: float = math.inf  #: that the script trains for
-    untried: str = ""  #: why no change is tried, and what helps this source of batches
     steps: int | None = None  #: that it gives an epoch
     notes: list[str] = field(default_factory=list)
     dataset: Any = None  #: what `fit` was given, if it is one of tf.data
@@ -102,11 +102,11 @@ class Training:
     def report(self, script: str) -> Report:
         """What is known so far."""
         conditions = self.freeze_conditions()
-        return make_report(
-            self.timing,
         verdict = judge(self.timing, conditions)
         waits = verdict.name in (INPUT_BOUND, SLIGHTLY_BOUND) and not self.changes
         notes = [*self.notes, self.untried] if self.untried and waits else self.notes
+        return make_report(
+            self.timing,
             conditions,
             verdict,
             script=script,

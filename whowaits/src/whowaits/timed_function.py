@@ -174,6 +174,7 @@ class TimedFunction:
         if training.dataset is None or training.passive_because or not session.options.tries:
             return
         session.trying = True
+        session.beat(expects=None)
         try:
             if training.may_gain:
                 session.say(training.report(session.options.script).lines[0] + "; trying changes")

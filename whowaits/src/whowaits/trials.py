@@ -127,7 +127,8 @@ def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
     if change.adds:
         called, _, given = change.title.rstrip(")").partition("(")
         place = locate(dataset, change.kind, change.number)
-        yield Edit(place.where, called, change.adds, given, exact)
+        where = "" if change.inside else place.where  # where another call may look the same
+        yield Edit(where, called, change.adds, given, exact)
     if change.ahead:
         place = locate(dataset, "", 0)
         yield Edit(place.where, place.called, change.ahead, exact=exact)
