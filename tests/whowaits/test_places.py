@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -138,6 +140,20 @@ def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
         distributed, {"x": numbers}
     )
     assert "num_workers=2 or more" in explain_loader(0) and "persistent" in explain_loader(2)
+
+
+def test_what_the_callbacks_of_the_script_do_takes_as_long_as_it_takes():
+    session, model, own = (
+        Session(Options(keep=True), print),
+        keras.Sequential(),
+        keras.callbacks.Callback(),
+    )
+    bound = inspect.signature(keras.Model.fit).bind(model, np.zeros(3), callbacks=[own])
+    FitWatch(session, Waits())._begin(keras, model, bound)
+    first, second, _ = bound.arguments["callbacks"]
+    session.beat(expects=1.0)
+    first.on_epoch_end(0)
+    assert session._expects is None and second is own
 
 
 class Batches(keras.utils.PyDataset):
