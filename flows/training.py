@@ -145,7 +145,8 @@ def command(  # noqa: PLR0913 - the options of a command line
         else:
             (row,) = result.compared.configurations
             decided = row.verdict not in (COMPUTE_BOUND, UNDECIDED)
-            where = [f"To change first: {row.fix}"] if decided and row.predicted_gain else []
+            advice = "To change first" if row.predicted_gain else "What helps"
+            where = [f"{advice}: {row.fix}"] if decided else []
             if row.disturbed_by or row.verdict == UNDECIDED:
                 where += [cli.compose_measure_again("training", sys.argv[1:], [pipeline])]
             where += [

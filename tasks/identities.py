@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from throughline.shared.code_identity import (
 )
 from throughline.shared.errors import InvalidParams, WorkspaceProblem, report_user_errors
 from throughline.shared.files import atomic_file, digest_file, write_json
-from throughline.shared.layout import Layout
+from throughline.shared.layout import MODEL_SPEC, Layout
 from throughline.shared.libraries import (
     LIBRARIES,
     check_versions,
@@ -88,7 +89,8 @@ def find_identities(
             {
                 module
                 for section in CODE.get(stage, ())
-                for module in named_modules(_find_code(document, section))
+                for module in named_modules(_find_code(document, section, root))
+                if module.partition(".")[0] not in PROGRAM
             }
         )
         brought = (
@@ -149,13 +151,26 @@ def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
         yield from op.libraries if op else ()
 
 
-def _find_code(document: Mapping[str, Any], section: str) -> Any:
-    """What of a section of params.yaml may name user code."""
+def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
+    """What of a section of params.yaml may name user code; of a model's file, what it needs."""
     value = document.get(section)
+    if section == "model" and isinstance(value, Mapping) and value.get("from"):
+        return _read_objects(root / value["from"])
     if section == "train" and isinstance(value, Mapping):
         keys = [value.get(key) for key in TRAINED_WITH]
         return [item for key in keys for item in (key if isinstance(key, list) else [key])]
     return value
+
+
+def _read_objects(path: Path) -> list[str]:
+    """The classes and functions that the file of a model needs, each module:name; none where it is
+    no file of this program. Imports no Keras.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return [*json.loads(file.read(MODEL_SPEC))["objects"].values()]
+    except (zipfile.BadZipFile, ValueError, KeyError, OSError):  # training says what it is
+        return []
 
 
 def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:
@@ -172,7 +187,7 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
     modules = {
         module
         for section in CODE["train"]
-        for module in named_modules(_find_code(document, section))
+        for module in named_modules(_find_code(document, section, root))
     }
     found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
     return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)

@@ -176,17 +176,17 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run(folder: Path, *command: str, code: int | None = 0) -> str:
+def run(folder: Path, *command: str, code: int | None = 0, own_prefect: bool = False) -> str:
     """Run a command in the project and return what it printed, both streams; fail on another exit
     code than `code`. Its stages take their libraries from a server that has them, its flows have a
-    server of Prefect.
+    server of Prefect, unless they are to start their `own_prefect`, with a database in their home.
     """
     done = subprocess.run(
         command,
         cwd=folder,
         env=environment(folder)
         | shared_libraries.environment()
-        | shared_prefect.environment(command),
+        | shared_prefect.environment([] if own_prefect else command),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,9 +9,11 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from throughline.data.examination import digest_rows
 from throughline.data.splits import (
     assign_split,
     block_ranges,
@@ -20,6 +22,7 @@ from throughline.data.splits import (
     shard_order,
     shard_ranges,
 )
+from throughline.plan.schema import TableColumns
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
@@ -139,3 +142,12 @@ def test_shards_of_equal_blocks_are_of_equal_size():
 
 def test_the_last_batch_of_an_epoch_counts():
     assert [count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 5), (28, 28, 1)])
+def test_all_of_a_tensor_is_in_its_digest(shape):
+    columns = TableColumns(names=tuple(f"x[{place}]" for place in range(shape[-1])))
+    values = np.zeros((2, *shape), np.float32)
+    values[1].reshape(-1)[-1] = 1.0
+    one, other = digest_rows(values, columns)
+    assert one != other

@@ -83,14 +83,14 @@ def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     asked = as_written(load_params(path), SMALL)
     key = digest_question(asked, Layout(folder), read_budgets(), own_files=[])
     answer.write(folder / FOLDER / key)
-    output = run(folder, "python", "-m", "flows.tuning", "--apply")
+    output = run(folder, "python", "-m", "flows.tuning", "--apply", own_prefect=True)
     assert output.splitlines()[-1] == answer.sentence
     assert load_params(path).pipelines["tuned"].prefetch == 7
     assert "train@tuned" in run(folder, "dvc", "status")
     shown = {"tuning": "table", "tuning-report": "markdown", "tuning-picture": "image"}
     assert shown.items() <= dict(list_artifacts(folder)).items()
     path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
-    refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2)
+    refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2, own_prefect=True)
     assert answer.sentence in refused
     assert "pipelines.tuned is there and says something else" in " ".join(refused.split())
     assert list_artifacts(folder).count(("tuning", "table")) == 2

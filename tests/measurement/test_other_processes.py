@@ -66,6 +66,12 @@ def test_a_quota_leaves_others_the_cores_that_it_keeps_from_us(others_s, own_s, 
     assert share_of_cores(busy_s, 80.0 - busy_s, own_s, usable=usable) == shares
 
 
+def test_who_shares_the_quota_takes_from_it():
+    """Two of eight cores in ten seconds, one of them taken by another program of the container."""
+    taken = share_of_cores(20.0, 60.0, 10.0, usable=0.25, sharing_s=10.0)
+    assert taken == (50.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("others_pct", "idle_pct", "disturbed"),
     [(50.0, 0.0, True), (50.0, 45.0, False), (5.0, 0.0, False), (30.0, 10.0, True)],

@@ -9,6 +9,7 @@ from rows import row
 
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import find_best, find_tied
+from throughline.results.comparison import BOTH, list_machines
 
 NAIVE = row("naive", 0.25, 75, "input-bound")
 FAST = row("optimized", 0.98, 3)
@@ -140,6 +141,8 @@ def test_rates_of_different_machines_are_not_compared():
     assert write_headline([NAIVE, elsewhere]) == (
         "Which configuration trains fastest is undecided: they were measured on different machines."
     )
+    both = [replace(each, machine=f"4 cores{BOTH}64 cores") for each in (NAIVE, FAST)]
+    assert list(list_machines(both)) == ["4 cores", "64 cores"]
 
 
 def test_examples_and_quality_are_the_same_only_where_they_are():

@@ -87,6 +87,15 @@ def build(name="mlp", **options):
     )
 
 
+def test_what_params_yaml_compiles_may_be_compiled_for_several_steps():
+    """As profile does, which times the training and the model alone."""
+    settings = TrainSettings(optimizer="sgd", metrics=["auto"], warm_up_epochs=0.5)
+    models = build()
+    for _ in range(2):
+        compile_model(models.network, settings, target=CLASSES, steps=4)
+    assert type(models.network.optimizer) is keras.optimizers.SGD
+
+
 @pytest.mark.slow
 def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, layout, tmp_path):
     finished = [

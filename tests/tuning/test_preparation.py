@@ -30,5 +30,8 @@ def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
     with pytest.raises(InvalidBudget, match=r"fraction: 0\.4}` in params\.yaml .* raise --disk"):
         refuse(part)
     refuse(part, 0.4)
+    whole_too = r"0\.4}` in params\.yaml and pipelines\.optimized stores"
+    with pytest.raises(InvalidBudget, match=whole_too):
+        refuse_large_snapshot(check(SMALL), layout.root, read_budgets(disk=part))
     with pytest.raises(InvalidBudget, match=r"would take 0 MiB of disk, .* allowed; raise --disk"):
         refuse("1B")

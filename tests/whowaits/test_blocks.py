@@ -198,11 +198,19 @@ def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_c
     assert any("only the first epoch was seen" in line for line in report.lines)
     fills = Conditions(fills_cache=True)
     assert judge(timing, fills).name == UNDECIDED
-    assert "only the epoch that fills the cache was seen" in judge(timing, fills).reason
+    assert "too little was seen but the epoch that fills the cache" in judge(timing, fills).reason
     computes = Machine(input_s=0.001, model_s=0.01, epoch=10_000).run()
     assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
     later = Machine(input_s=0.04, model_s=0.01, epoch=100).run()
     assert judge(later, fills).name == INPUT_BOUND
+
+
+@pytest.mark.parametrize("steps", range(300, 1000, 100))
+def test_an_epoch_that_ends_while_it_is_timed_is_left_out_or_leaves_it_open(steps):
+    timing = Machine(input_s=0.04, model_s=0.01, epoch=steps).run()
+    verdict = judge(timing, Conditions(fills_cache=True))
+    later = all(not each.training.first_epoch for each in timing.steady)
+    assert verdict.name == (INPUT_BOUND if later else UNDECIDED)
 
 
 def test_a_passive_timing_takes_no_batches_and_ends_with_the_time():

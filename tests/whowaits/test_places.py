@@ -128,7 +128,7 @@ def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
     for given, said in [
         ({"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
         ({"x": np.zeros((4, 2))}, "`fit` was given arrays"),
-        ({"x": iter([1])}, "`fit` was given a generator"),
+        ({"x": (n for n in [1])}, "`fit` was given a generator"),
         ({"x": Batches(workers=3)}, "a Batches with workers=3; what helps: more"),
     ]:
         assert tried_dataset(model, given) is None

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -105,21 +105,26 @@ def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
     if columns.names:
         order = sorted(range(len(columns.names)), key=columns.names.__getitem__)
         names = [json.dumps([columns.names[place] for place in order]).encode()]
-        parts = [_column_bytes(values[:, place], columns, place) for place in order]
-        values = np.concatenate(parts, axis=1)
+        parts = [_column_bytes(values[..., place], columns, place) for place in order]
+        values = np.concatenate(parts, axis=-1)
     contents = values.reshape(len(values), -1).view(np.uint8)
     return [digest_blake2b(*names, row.tobytes()) for row in contents]
 
 
 def _column_bytes(column: np.ndarray, columns: TableColumns, place: int) -> np.ndarray:
-    """(rows, bytes) uint8: of numbers their own, of the numbers of categories a digest of the word
-    of each.
+    """(rows, ..., bytes) uint8: of numbers their own, of the numbers of categories a digest of the
+    word of each.
     """
     if place < columns.numeric:
-        return np.ascontiguousarray(column)[:, None].view(np.uint8)
-    words = columns.categories[place - columns.numeric]
+        return np.ascontiguousarray(column)[..., None].view(np.uint8)
+    return _digest_words(columns.categories[place - columns.numeric])[column.astype(np.int64)]
+
+
+@lru_cache(maxsize=256)  # rows come in blocks, and a vocabulary may be long
+def _digest_words(words: tuple[str, ...]) -> np.ndarray:
+    """(words, bytes) uint8: the digest of each."""
     digests = bytes.fromhex("".join(digest_blake2b(word.encode()) for word in words))
-    return np.frombuffer(digests, np.uint8).reshape(len(words), -1)[column.astype(np.int64)]
+    return np.frombuffer(digests, np.uint8).reshape(len(words), -1)
 
 
 @examine.register

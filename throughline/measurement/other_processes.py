@@ -14,7 +14,7 @@ from types import TracebackType
 
 import psutil
 
-from throughline.shared.limits import usable_cores
+from throughline.shared.limits import read_quota_usage_s, usable_cores
 
 OTHER_PROGRAMS = "other programs"  # who, where no single process took half of it
 IDLE = ("idle", "iowait")
@@ -36,6 +36,7 @@ class OtherProcesses:
 
     def __enter__(self) -> OtherProcesses:
         self._idle_s, self._busy_s, _ = _cores_s()
+        self._group_s = read_quota_usage_s()
         self._by_process = _cpu_s_by_process()
         return self
 
@@ -52,9 +53,10 @@ class OtherProcesses:
         took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
         own = self._own | {each for one in self._own for each in list_children(one)}
         own_s = sum(took[pid] for pid in own)
+        sharing_s = max(0.0, read_quota_usage_s() - self._group_s - own_s)
         if idle_s + busy_s > 0:
             self.cpu_pct, self.idle_pct = share_of_cores(
-                busy_s, idle_s, own_s, usable=min(1.0, usable_cores() / cores)
+                busy_s, idle_s, own_s, usable=min(1.0, usable_cores() / cores), sharing_s=sharing_s
             )
         others_s = max(0.0, busy_s - own_s)
         named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]
@@ -63,15 +65,16 @@ class OtherProcesses:
 
 
 def share_of_cores(
-    busy_s: float, idle_s: float, own_s: float, *, usable: float
+    busy_s: float, idle_s: float, own_s: float, *, usable: float, sharing_s: float = 0.0
 ) -> tuple[float, float]:
     """What others took of the cores that this process may use, and what nobody took [%]. All cores
     were so long busy and idle, and busy with our `own` work; a quota makes a share of their time
-    `usable` for us: others take something from it only where they take more than the rest.
+    `usable` for us: others take something from it only where they take more than the rest, or where
+    they share the quota, as they did for `sharing_s`.
     """
     all_s = busy_s + idle_s
     ours_s = usable * all_s
-    others_s = max(0.0, busy_s - own_s - (all_s - ours_s))
+    others_s = max(sharing_s, busy_s - own_s - (all_s - ours_s))
     idle_s = max(0.0, min(idle_s, ours_s - own_s - others_s))
     return 100 * others_s / ours_s, 100 * idle_s / ours_s
 

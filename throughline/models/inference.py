@@ -29,8 +29,9 @@ from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.code_identity import project_files
 from throughline.shared.errors import OutdatedModel, UntrustedModel
 from throughline.shared.files import digest_json
+from throughline.shared.layout import MODEL_SPEC
 
-SPEC, TOKENIZER = "throughline/inference.json", "throughline/tokenizer"
+SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
 

@@ -7,7 +7,7 @@ is needed. A new kind of input is a function in `READERS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from throughline.data.sources.base import Rejected
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.shared.errors import UnreadableSource, UserError
+from throughline.shared.progress import note
 
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
@@ -34,6 +35,14 @@ SIGNATURES = {
     b"\xfe\xff": "is UTF-16 text",
 }
 COLUMNS_SHOWN = 12
+KINDS_SHOWN = 5  # of files that are passed over
+
+
+def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
+    """Say which other files of a folder, by their kinds, were passed over."""
+    if skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in [*skipped.items()][:KINDS_SHOWN])
+        note(f"{folder}: {sum(skipped.values())} files that are no {noun} passed over ({kinds})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,14 +22,13 @@ from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
-from throughline.prediction.examples import Example, Examples, Wanted, in_batches
+from throughline.prediction.examples import Example, Examples, Wanted, in_batches, note_skipped
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
-from throughline.shared.progress import in_threads, note
+from throughline.shared.progress import in_threads
 
 ARRAYS = frozenset({".npy", ".npz"})
-KINDS_SHOWN = 5  # of files that are no images
 FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 
@@ -69,12 +68,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
     """
     named = settings.model_copy(update={"path": str(folder), "folders": "classes"})
     listed = list_class_folders(named, encoding.suffixes, what=encoding.noun, classes=False)
-    if others := listed.skipped:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in [*others.items()][:KINDS_SHOWN])
-        note(
-            f"{folder}: {sum(others.values())} files that are no {encoding.noun} passed over"
-            f" ({kinds})"
-        )
+    note_skipped(folder, listed.skipped, encoding.noun)
     return listed
 
 

@@ -14,7 +14,7 @@ from throughline.data.sources import text_folder, text_lines, text_table
 from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import TrainedModel
-from throughline.prediction.examples import Example, Examples, Wanted
+from throughline.prediction.examples import Example, Examples, Wanted, note_skipped
 from throughline.settings import DataSettings
 
 _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
@@ -33,6 +33,8 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
         found = (text_lines if wanted.lines else text_folder).scan(settings)
     else:
         return Examples(items=_inspect([_read_file(path, settings)], path, settings), total=1)
+    if path.is_dir():
+        note_skipped(path, found.skipped, "texts")
     return Examples(items=_inspect(found.documents, path, settings), total=found.total)
 
 

@@ -29,7 +29,7 @@ from throughline.reporting.ranking import (
 )
 from throughline.results.base import ResultFile
 from throughline.results.build import BuildResult, PlanSummary, name_machine
-from throughline.results.comparison import Comparison, MeasuredRow, Row, list_machines
+from throughline.results.comparison import BOTH, Comparison, MeasuredRow, Row, list_machines
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
 from throughline.results.snapshot import SnapshotCost
@@ -261,7 +261,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         examples=result.plan.examples,
         gathers=result.plan.config["read"] == "snapshot",
         caches=result.plan.config["cache"] is not None,
-        machine=" and ".join(dict.fromkeys((name_machine(built.machine), profiled.machine))),
+        machine=BOTH.join(dict.fromkeys((name_machine(built.machine), profiled.machine))),
         model_layers=tuple(
             json.dumps(each, sort_keys=True)
             for each in (*result.plan.device_ops, result.plan.config["batch"])

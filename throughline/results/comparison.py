@@ -10,6 +10,8 @@ from throughline.results.base import ResultFile
 from throughline.results.build import SequenceBatches
 from throughline.results.train import HeldOut
 
+BOTH = " and on "  # between the machines of a row that was measured on two
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
@@ -140,5 +142,6 @@ def list_machines(rows: Sequence[MeasuredRow]) -> dict[str, list[str]]:
     """The machines that configurations were measured on, with those configurations."""
     machines: dict[str, list[str]] = {}
     for row in rows:
-        machines.setdefault(row.machine, []).append(row.pipeline)
+        for machine in row.machine.split(BOTH):
+            machines.setdefault(machine, []).append(row.pipeline)
     return machines

@@ -8,6 +8,7 @@ from pathlib import Path
 
 WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
 MODEL_FILE = "model.keras"
+MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
 
 

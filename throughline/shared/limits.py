@@ -66,6 +66,28 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     return min([len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota)])
 
 
+def read_quota_usage_s(process: Path = Path("/proc/self")) -> float:
+    """CPU time of all that shares the least quota that this process has [s]; 0 without a quota."""
+    limited = [
+        (quota, level)
+        for _, levels in list_cgroups(process, "cpu")
+        for level in levels
+        if (quota := _read_quota(level))
+    ]
+    return _read_usage_s(min(limited)[1]) if limited else 0.0
+
+
+def _read_usage_s(folder: Path) -> float:
+    """CPU time of a cgroup of either version [s]; 0 where it does not say."""
+    try:
+        if (folder / "cpuacct.usage").exists():
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        return int(stat.get("usage_usec", 0)) / 1e6
+    except (OSError, ValueError):  # out of sight
+        return 0.0
+
+
 def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Path]]]:
     """The process's cgroup of this controller in each hierarchy that is mounted: the type of its
     file system, and the folders of the cgroup and of those above it.

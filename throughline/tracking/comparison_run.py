@@ -32,7 +32,7 @@ from throughline.tracking.experiments import (
     get_experiment_id,
     make_run_key,
 )
-from throughline.tracking.recorder import Recorder, find_run, find_sent, read_lineage
+from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent, read_lineage
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
@@ -243,7 +243,9 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         target = run.info.run_id
         if not own:
             kept = {
-                key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")
+                key: value
+                for key, value in run.data.tags.items()
+                if not key.startswith("mlflow.") and key != UNSENT_TAG  # that names the run itself
             }
             tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
             target = client.create_run(

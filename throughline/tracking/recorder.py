@@ -261,6 +261,7 @@ def find_sent(run_key: RunKey, unsent: str) -> str | None:
     found = mlflow.search_runs(
         experiment_ids=[get_experiment_id(run_key)],
         filter_string=f"tags.`{UNSENT_TAG}` = '{unsent}'",
+        order_by=["attributes.start_time ASC"],
         output_format="list",
     )
     return found[0].info.run_id if found else None

@@ -58,10 +58,11 @@ def compile_model(
       UnknownModel: a loss, optimizer, metric or schedule does not exist, the builder and
         params.yaml both name one, or a loss does not bring labels and outputs together.
     """
-    if getattr(model, "compiled", False):
-        _keep_own(model, settings)
-    else:
+    if not getattr(model, "compiled", False):
         _compile(model, settings, target=target, steps=steps)
+        model.compiled_by_settings = True  # a network that is timed alone, too, comes here twice
+    elif not getattr(model, "compiled_by_settings", False):
+        _keep_own(model, settings)
     if target.kind == "regression":
         _check_shapes(model)
 

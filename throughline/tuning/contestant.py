@@ -26,6 +26,7 @@ from throughline.tuning.jobs import work
 
 SERVED = "throughline.tuning.contest"  # what the server imports before it forks
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
+PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 
 class ContestantLost(Exception):
@@ -39,10 +40,10 @@ class ContestantLost(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether another try may go better: not after an error that is none of a user's, of a
-        disk's or for want of memory.
+        """Whether another try may go better: after a kill, and after errors of a disk, of memory
+        and of other processes.
         """
-        return not (self.failure and self.failure.traceback)
+        return self.failure is None or self.failure.kind in PASSING
 
 
 class Contestant:

@@ -43,8 +43,14 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     if needed <= allowed:
         return
     fitting = math.floor(100 * (allowed / rows - others) / image.stride) / 100
+    more = [
+        f"pipelines.{name}"
+        for name, config in params.pipelines.items()
+        if config.read == "snapshot" and config.snapshot.fraction > fitting
+    ]
+    where = " and ".join(["params.yaml", *more])
     remedy = (
-        f"`snapshot: {{fraction: {fitting}}}` in params.yaml stores as many rows as fit; or raise"
+        f"`snapshot: {{fraction: {fitting}}}` in {where} stores as many rows as fit; or raise"
         if fitting > 0
         else "raise"
     )

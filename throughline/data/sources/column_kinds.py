@@ -121,8 +121,10 @@ def guess_kind(table: TextTable, name: str) -> Kind:
     filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
     if not filled:
         return "empty"
-    numbers = np.isfinite(table.parse(name)).sum()
-    return "number" if 2 * numbers > filled else "category"
+    if 2 * np.isfinite(table.parse(name)).sum() > filled:
+        return "number"
+    table.forget(name)
+    return "category"
 
 
 def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:

@@ -44,9 +44,10 @@ def find_split(name: str) -> str | None:
     return None
 
 
-def find_splits(root: Path, names: Sequence[str]) -> list[str | None]:
+def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str | None]:
     """The split of each file below a root, by its path there, with that of training left open as
-    `leave_validation_open` does; None for all where no name says one.
+    `leave_validation_open` does; None for all where no name says one. `remedy`: what else can be
+    done about names that are refused.
 
     Raises:
       UnreadableSource: only some names say a split, or one says two.
@@ -56,7 +57,7 @@ def find_splits(root: Path, names: Sequence[str]) -> list[str | None]:
         named = next(name for name, split in zip(names, splits, strict=True) if split)
         raise UnreadableSource(
             f"{root}: {named} is named as a split, {names[splits.index(None)]} is not; rename them"
-            " so that all names, or none, hold a word such as train, validation or test"
+            f" so that all names, or none, hold a word such as train, validation or test{remedy}"
         )
     return leave_validation_open(splits)
 

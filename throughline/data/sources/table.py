@@ -139,6 +139,7 @@ def code_rows(
             if is_number
             else _code_categories(cells, columns.categories[place - numeric])
         )
+        table.forget(name)
         bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
         if name in columns.medians:
             column[empty] = columns.medians[name]

@@ -111,6 +111,10 @@ class TextTable:
             self._parsed[name].flags.writeable = False
         return self._parsed[name]
 
+    def forget(self, name: str) -> None:
+        """Let go of what `parse` has kept of a column."""
+        self._parsed.pop(name, None)
+
     def numbers(self, name: str) -> np.ndarray:
         """As `parse`, infinite where float32 cannot hold a number."""
         values = self.parse(name)

@@ -64,7 +64,8 @@ def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[
     if root.is_file() or settings.folders == "classes":
         return [None] * len(files)
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
-        return find_splits(root, [path.name for path in files])
+        remedy = ", or set data.folders: classes, with which names say no split"
+        return find_splits(root, [path.name for path in files], remedy)
     if named := [path for path in files if path.stem.lower() in SPLITS_BY_WORD]:
         raise UnreadableSource(
             f"{root}: {named[0].name} is named as a split, and lines of .txt files have their"

@@ -331,7 +331,8 @@ class Timing:
 
     def _enough(self) -> bool:
         stalls = [each.stall_pct for each in self.rounds]
-        if len(stalls) < MIN_ROUNDS or self._sees_a_gap_soon():
+        later = sum(not each.training.first_epoch for each in self.rounds)
+        if len(stalls) < MIN_ROUNDS or self._sees_a_gap_soon() or 0 < later < MIN_ROUNDS:
             return False
         low, high = median_interval(stalls)
         return len(stalls) >= MAX_ROUNDS or (high - low) / 2 <= PRECISE_PCT

@@ -6,8 +6,9 @@ one: calls in parallel, several files at once, a prefetch at the end, a cache. A
 `CACHED_STEPS` steps' worth of elements, which are then repeated: it delivers them as fast as one
 that holds everything, and is filled in no time.
 
-Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), or that
-what was drawn or made again in every epoch is made once (`DRAWN_ONCE`). A cache never comes after
+Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), Python code
+called from several threads (`THREADS`), or that what was drawn or made again in every epoch is made
+once (`DRAWN_ONCE`). A cache never comes after
 what composes examples again in each epoch: pairs of shuffled datasets, batches of shuffled
 examples, ops that draw.
 """
@@ -169,7 +170,7 @@ class _Draft:
             )
         if self._draws(node):
             return ORDER, "random draws fall on other examples"
-        if self.reads_files(node) and node.op == "FlatMapDataset":
+        if self.reads_files(node):
             return ORDER, "examples of several files are interleaved"
         return SAME, ""
 

@@ -83,8 +83,10 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
     # Python says the line of the method's name; before 3.11 that of the expression's begin.
     named = [call for call in calls if call.func.end_lineno == line]
     calls = named if edit.exact else named or calls
-    if edit.given:
+    if edit.given and len(calls) > 1:
         calls = [call for call in calls if _may_be_given(call, edit.given)]
+    elif edit.given:
+        calls = [call for call in calls if not _is_given_another(tree, call, edit.given)]
     if len(calls) != 1:
         count = f"{len(calls)} calls" if calls else "no call"
         raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
@@ -101,8 +103,23 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
     """Whether a call's function has that name; one that is made by a call may have any."""
-    given = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "map_func")]
-    return any(isinstance(each, ast.Call) or _name(each) == name for each in given)
+    return any(isinstance(each, ast.Call) or _name(each) == name for each in _functions(call))
+
+
+def _is_given_another(tree: ast.Module, call: ast.Call, name: str) -> bool:
+    """Whether a call is given a lambda, or a function that the script defines by another name; what
+    a variable holds may be called otherwise.
+    """
+    defined = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+    return any(
+        isinstance(each, ast.Lambda) or (_name(each) in defined and _name(each) != name)
+        for each in _functions(call)
+    )
+
+
+def _functions(call: ast.Call) -> list[ast.expr]:
+    """What a call is given as its function."""
+    return [*call.args[:1], *(each.value for each in call.keywords if each.arg == "map_func")]
 
 
 def _name(function: ast.expr) -> str:

@@ -258,7 +258,7 @@ class _Clock:
         """End the training where the input has ended for good."""
         if self.timed:
             self.timed.close_epoch()
-        self.session.beat(expects=STEP_S)
+        self.session.beat(expects=None)  # the next epoch's first batch may fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # What else would stop a measured training, such as EarlyStopping, sees repeated batches.
         if is_starved or (self.training and self.training.timing.active):

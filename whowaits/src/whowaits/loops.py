@@ -162,7 +162,10 @@ class LoopWatch:
             self._loops.setdefault((source.key, number), _Loop(source))
             for number in itertools.count()
         )
-        return next(loop for loop in loops if loop.current is None or loop.current is iterator)
+        found = next(loop for loop in loops if loop.current is None or loop.current is iterator)
+        if found.training is None:  # a first look at a batch elsewhere is no training
+            found.source = source
+        return found
 
     def _at_work(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         """A batch from memory, where the timing asks for that; None: the next real one."""

@@ -93,7 +93,7 @@ class Report:
         ):
             yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
             if self.steps_per_epoch is None:
-                yield "  how many steps an epoch has is not known, so the stall is without that"
+                yield "  how many steps an epoch has is not known, nor so its share in the stall"
         if self.first_epoch_only:
             yield (
                 "  only the first epoch was seen: neither the gap between two nor what later ones"

@@ -4,6 +4,7 @@ source, of which is said what helps.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -46,9 +47,14 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
             f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
             " them, and use_multiprocessing=True where its Python code computes"
         )
-    if "DataLoader" in names:
-        return explain_loader(getattr(x, "num_workers", 0))
-    return GENERATOR if hasattr(x, "__next__") else ARRAYS
+    workers = getattr(x, "num_workers", None)
+    if workers is not None and any(
+        kind.__module__.startswith("torch.") for kind in type(x).__mro__
+    ):
+        return explain_loader(workers)
+    if inspect.isgenerator(x):
+        return GENERATOR
+    return ARRAYS if hasattr(x, "shape") or isinstance(x, (list, tuple, dict)) else ""
 
 
 def explain_loader(workers: int) -> str:

@@ -103,7 +103,9 @@ class TimedFunction:
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
         if self._timing.active and not self._feed.waits_between_calls:
             self._waits.take()  # what was waited for by other work than this step's
-        self._session.beat(expects=STEP_S if self._timing.warm else FIRST_STEP_S)
+        opens = self._opens and self._timing.warm  # a buffer is filled, however long that takes
+        expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
+        self._session.beat(expects=expects)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began

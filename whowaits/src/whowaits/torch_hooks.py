@@ -88,7 +88,8 @@ class _Hooks:
             iterator = original(loader)
             try:
                 # A loader is one loop, wherever it is begun again.
-                where = getattr(loader, "whowaits_loop", "") or find_caller(sys._getframe(1))
+                iterator.whowaits_line = find_caller(sys._getframe(1))
+                where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
                 hooks._opening[id(iterator)] = perf_counter() - began
             except AttributeError:  # an iterator of another kind: its loop is not timed
@@ -110,9 +111,10 @@ class _Hooks:
         if not where:
             return take()
         workers = getattr(iterator, "_num_workers", 0)
+        line = getattr(iterator, "whowaits_line", where)
         source = Source(
             key=where,
-            name=lambda: f"the loop at {where}",
+            name=lambda: f"the loop at {line}",
             facts=lambda: _facts(torch, workers, self._accelerators(torch)),
             copy=lambda batch: copy_batch(torch, batch),
             settle=lambda: self._settle(torch),

@@ -5,15 +5,14 @@ with the dataset as it is, epoch after epoch.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from .advice import WORTH, Edit, Tried
+from .advice import DRAWN_ONCE, THREADS, WORTH, Edit, Tried
 from .batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
-from .blocks import median_interval
+from .blocks import median_interval, statistics  # by now the script may have one of its own
 from .changes import InputChange, propose_changes
 from .feeds import wait_for
 from .machine import memory_left_bytes
@@ -65,12 +64,15 @@ class Trials:
             yield self._summarize(changes, factors)
             had, left = left, _left_bytes()
             most = max(most, had - left)
-        best = max(range(len(changes)), key=lambda each: _middle(factors[each]), default=None)
-        for _ in range(MORE_ROUNDS):
-            if best is None or _middle(factors[best]) < WORTH or not self._has_time(2):
-                break
-            before = self._pair(as_it_is, feeds[best], before, factors[best])
-            yield self._summarize(changes, factors)
+        tried = range(len(feeds))
+        plain = [each for each in tried if _is_advisable(changes[each])]
+        groups = (group for group in (plain, tried) if group)
+        for best in dict.fromkeys(max(one, key=lambda at: _middle(factors[at])) for one in groups):
+            for _ in range(MORE_ROUNDS):
+                if _middle(factors[best]) < WORTH or not self._has_time(2):
+                    break
+                before = self._pair(as_it_is, feeds[best], before, factors[best])
+                yield self._summarize(changes, factors)
 
     def _pair(self, as_it_is: Epochs, feed: Epochs, before: float, factors: list[float]) -> float:
         """Time a changed dataset, and the dataset as it is after that."""
@@ -132,6 +134,11 @@ def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
     if change.ahead:
         place = locate(dataset, "", 0)
         yield Edit(place.where, place.called, change.ahead, exact=exact)
+
+
+def _is_advisable(change: InputChange) -> bool:
+    """Whether it may be the change that is named first."""
+    return change.meaning not in (THREADS, DRAWN_ONCE) and not change.inside
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -75,8 +75,9 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
     """Give the verdict, or say why none can be given."""
     verdict = _judge(timing, conditions)
     decided = verdict.name not in (UNDECIDED, COMPUTE_BOUND)
-    if decided and conditions.fills_cache and timing.in_first_epoch:
-        reason = "only the epoch that fills the cache was seen, and no later one, which reads it"
+    blocks = [each.training for each in timing.steady] or [timing.passive]
+    if decided and conditions.fills_cache and any(block.first_epoch for block in blocks):
+        reason = "too little was seen but the epoch that fills the cache, which later ones read"
         return Verdict(UNDECIDED, verdict.stall, reason)
     return verdict
 
