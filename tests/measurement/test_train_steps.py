@@ -175,6 +175,6 @@ def test_a_batch_of_the_size_of_the_last_one_is_met_before_anything_is_timed(lay
 
 
 def test_what_training_gathers_is_there_for_the_model_alone(layout):
-    loop, models, pipeline, params = opened(layout, ON_DEVICE)
+    loop, models, pipeline, params = opened(layout, ON_DEVICE, optimizer="sgd")
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
     assert state.model_step_ms > 0 and state.rounds
