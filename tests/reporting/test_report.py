@@ -31,7 +31,7 @@ from throughline.reporting.ranking import (
     ratio_interval,
 )
 from throughline.reporting.table import ABSENT, comparison_table, to_records
-from throughline.results.build import BuildResult, Difference, PlanSummary
+from throughline.results.build import BuildResult, Difference, PlanSummary, name_machine
 from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 from throughline.results.profiling import Breakdown, ProfileResult, RoundTimes, Timeline
@@ -149,6 +149,7 @@ def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
     chosen = {
         PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
         BuildResult: {"pixel_difference": None, "machine": {"gpus": []}},
+        ProfileResult: {"machine": name_machine({"gpus": []})},
         TrainResult: {"metric": "accuracy", "last_epoch": {"val_accuracy": 0.9}, "test": {}},
         RoundTimes: {"relative_rates": rates},
         Timeline: {"lanes": {"train step": [(0.0, 1.5)], "batch": [(0.5, 1.0)]}},
