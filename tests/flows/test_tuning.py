@@ -11,12 +11,11 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from made_up import made_up
+from answers import ANSWER
 from project import SMALL, run
 
 from flows.tuning import list_options, tuning
 from throughline.config.params import load_params
-from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, read_budgets
@@ -71,15 +70,7 @@ def test_a_search_with_changes_leaves_params_yaml_and_one_with_short_epochs_is_r
 def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     folder, _ = first
     path = folder / "params.yaml"
-    answer = replace(
-        made_up(TuningResult),
-        outcome="found",
-        sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
-        config={"read": "shards", "prefetch": 7},
-        stored=1.0,
-        lost=[],
-        mlflow_run_id=None,
-    )
+    answer = replace(ANSWER, mlflow_run_id=None)
     asked = as_written(load_params(path), SMALL)
     key = digest_question(asked, Layout(folder), read_budgets(), own_files=[])
     answer.write(folder / FOLDER / key)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from made_up import made_up
+from answers import ANSWER
 from project import ROOT, SMALL, write_params
 from stack import wait_for
 
@@ -25,15 +25,6 @@ from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
 from throughline.tuning.key import FOLDER, as_written, digest_question
-
-ANSWER = replace(
-    made_up(TuningResult),
-    outcome="found",
-    sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
-    config={"read": "shards", "prefetch": 7},
-    stored=1.0,
-    lost=[],
-)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from throughline.settings import PipelineConfig
 from throughline.shared.code_identity import code_digest
 from throughline.shared.files import digest_file, digest_json
 from throughline.shared.layout import Layout
-from throughline.shared.libraries import LIBRARIES, installed_versions
+from throughline.shared.libraries import installed_versions, stage_libraries
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import ROOTS, SUPPORTING
 from throughline.tuning.budgets import AUTO, Budgets
@@ -65,6 +65,6 @@ def digest_question(
     machine = [platform.node(), *cpus, memory, *sorted(cuda_uuids() or ())]
     own = {file: digest_file(layout.root / file) for file in own_files}
     of_ops = [name for op in params.preprocess for name in op.libraries]
-    libraries = installed_versions([*LIBRARIES["train"], *of_ops])
+    libraries = installed_versions(stage_libraries("train", of_ops))
     about = [index.digest, values, budgets.model_dump(), machine, program, libraries, own]
     return digest_json(about)[:16]

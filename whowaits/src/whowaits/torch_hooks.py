@@ -87,7 +87,7 @@ class _Hooks:
             began = perf_counter()
             iterator = original(loader)
             try:
-                # A loader is one loop, wherever it is begun again.
+                # A loader is one loop, wherever an epoch of it starts.
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
