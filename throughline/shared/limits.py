@@ -62,19 +62,24 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     """Cores that this process can keep busy: those that it may run on, or fewer where a cgroup has
     a quota of CPU time, of which a part counts as one more.
     """
-    quotas = (_read_quota(level) for _, levels in list_cgroups(process, "cpu") for level in levels)
-    return min([len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota)])
+    quotas = (math.ceil(quota) for quota, _ in _list_quotas(process))
+    return min([len(os.sched_getaffinity(0)), *quotas])
 
 
 def read_quota_usage_s(process: Path = Path("/proc/self")) -> float:
     """CPU time of all that shares the least quota that this process has [s]; 0 without a quota."""
-    limited = [
+    quotas = _list_quotas(process)
+    return _read_usage_s(min(quotas)[1]) if quotas else 0.0
+
+
+def _list_quotas(process: Path) -> list[tuple[float, Path]]:
+    """The quotas of CPU time that a process has, in cores, each with its cgroup."""
+    return [
         (quota, level)
         for _, levels in list_cgroups(process, "cpu")
         for level in levels
         if (quota := _read_quota(level))
     ]
-    return _read_usage_s(min(limited)[1]) if limited else 0.0
 
 
 def _read_usage_s(folder: Path) -> float:
