@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from prefect import flow, get_run_logger, task
@@ -23,12 +23,7 @@ from throughline.reporting.tuning_table import print_table
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import StageFailed, Untunable
 from throughline.shared.scratch import Scratch
-from throughline.tuning.budgets import (
-    Budgets,
-    read_budgets,
-    refuse_several_hosts,
-    split_allowances,
-)
+from throughline.tuning.budgets import Budgets, read_budgets, refuse_several_hosts
 from throughline.tuning.preparation import refuse_large_snapshot
 
 BUDGETS = Budgets()
@@ -122,25 +117,18 @@ def list_options(budgets: Budgets) -> list[str]:
     return [*(f"--{name}={value}" for name, value in given.items()), *allow]
 
 
+def budget_option(name: str) -> Any:
+    """The option of a budget, whose field describes it."""
+    return typer.Option(help=str(Budgets.model_fields[name].description))
+
+
 def command(  # noqa: PLR0913 - the options of a command line
-    ram: Annotated[
-        str | None, typer.Option(help=str(Budgets.model_fields["ram"].description))
-    ] = None,
-    disk: Annotated[
-        str | None, typer.Option(help=str(Budgets.model_fields["disk"].description))
-    ] = None,
-    prepare: Annotated[
-        str | None, typer.Option(help=str(Budgets.model_fields["prepare"].description))
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help=str(Budgets.model_fields["epochs"].description))
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help=str(Budgets.model_fields["time"].description))
-    ] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(help=str(Budgets.model_fields["allow"].description))
-    ] = None,
+    ram: Annotated[str | None, budget_option("ram")] = None,
+    disk: Annotated[str | None, budget_option("disk")] = None,
+    prepare: Annotated[str | None, budget_option("prepare")] = None,
+    epochs: Annotated[int | None, budget_option("epochs")] = None,
+    time: Annotated[str | None, budget_option("time")] = None,
+    allow: Annotated[list[str] | None, budget_option("allow")] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="add what is found to params.yaml, as pipelines.tuned")
     ] = False,
@@ -160,12 +148,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         ),
     ) as changes:
         budgets = read_budgets(
-            ram=ram,
-            disk=disk,
-            prepare=prepare,
-            epochs=epochs,
-            time=time,
-            allow=split_allowances(allow) or None,
+            ram=ram, disk=disk, prepare=prepare, epochs=epochs, time=time, allow=allow
         )
         result = tuning(budgets=budgets, changes=changes, name=name or "", apply=apply)
         print_table(result)

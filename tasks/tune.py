@@ -35,7 +35,6 @@ from throughline.tuning.budgets import (
     find_limits,
     read_budgets,
     refuse_several_hosts,
-    split_allowances,
 )
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
@@ -156,14 +155,7 @@ def main() -> None:
     """Search for the best configuration, and say what it gains."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # contestants end with the block
     with command_cli(main, declare_options) as (params, options):
-        budgets = read_budgets(
-            ram=options.ram,
-            disk=options.disk,
-            prepare=options.prepare,
-            epochs=options.epochs,
-            time=options.time,
-            allow=split_allowances(options.allow) or None,
-        )
+        budgets = read_budgets(**{name: getattr(options, name) for name in Budgets.model_fields})
         before = PARAMS_FILE.read_text()
         try:
             result = tune(params, Layout(Path()), budgets)

@@ -15,7 +15,6 @@ from throughline.tuning.budgets import (
     parse_size,
     parse_time,
     read_budgets,
-    split_allowances,
 )
 from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
 
@@ -96,8 +95,9 @@ def test_what_a_training_would_refuse_to_keep_does_not_fit():
 
 
 def test_allowances_are_one_each_or_joined():
-    assert split_allowances(["approximate,unordered"]) == ["approximate", "unordered"]
-    assert split_allowances(None) == []
+    assert read_budgets(allow=["approximate,unordered"]).allow == ("approximate", "unordered")
+    assert read_budgets(allow=["unordered"]).allow == ("unordered",)
+    assert read_budgets(allow=None).allow == ()
 
 
 def test_amounts_are_written_as_people_do():

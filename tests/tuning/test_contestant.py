@@ -52,8 +52,8 @@ def entry_of(layout: Layout, name: str = "naive") -> Entry:
 
 def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
     with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
-        opened = one.wait_until_open()
-        assert not opened.has_cache
+        has_cache = one.wait_until_open()
+        assert not has_cache
         turn = one.ask("turn")
         assert turn.examples_per_s > 0
         assert turn.core_ms > 0

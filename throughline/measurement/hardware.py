@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -74,12 +73,7 @@ class UsageMonitor:
             self.resume()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.pause()
         self._stop.set()
         if self._thread:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection
-from types import TracebackType
 
 import psutil
 
@@ -40,12 +39,7 @@ class OtherProcesses:
         self._by_process = _cpu_s_by_process()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         idle_s, busy_s, cores = _cores_s()
         idle_s, busy_s = idle_s - self._idle_s, busy_s - self._busy_s
         now = _cpu_s_by_process()

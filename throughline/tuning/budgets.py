@@ -110,13 +110,16 @@ class Budgets(Settings):
     )
 
 
-def read_budgets(**options: Any) -> Budgets:
-    """The budgets of a command line, by the names of its options; an option of None is left out.
+def read_budgets(*, allow: Sequence[str] | None = None, **options: Any) -> Budgets:
+    """The budgets of a command line, by the names of its options; an option of None is left out,
+    and those of `allow` are each once or joined by commas.
 
     Raises:
       InvalidBudget: with every option that is wrong.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if words := [word for text in allow or () for word in text.split(",") if word]:
+        given["allow"] = words
     try:
         return Budgets(**given)
     except ValidationError as error:
@@ -170,8 +173,3 @@ def refuse_several_hosts(environment: Mapping[str, str]) -> None:
             "TF_CONFIG names several workers, and a search is about one process on one machine;"
             " unset it"
         )
-
-
-def split_allowances(texts: Sequence[str] | None) -> list[str]:
-    """The allowances of an option that takes several, each once or joined by commas."""
-    return [word for text in texts or () for word in text.split(",") if word]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,8 +26,8 @@ from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
-from throughline.tuning.footprint import MANY_EPOCHS, warm_up
-from throughline.tuning.jobs import Entry, Opened, Turn
+from throughline.tuning.footprint import MANY_EPOCHS, advance, warm_up
+from throughline.tuning.jobs import Entry, Turn
 from throughline.tuning.survey import (
     count_mixed,
     estimate_costs,
@@ -44,7 +45,8 @@ FIT_EPOCHS = 3  # of which the first does not count
 
 class Training:
     """Trains through a configuration, turn by turn. What is kept in memory or in a cache is a
-    sample: how long an epoch takes follows from its rate.
+    sample: how long an epoch takes follows from its rate. `opened`: whether it has a cache, which
+    is to be filled before it races.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -54,8 +56,8 @@ class Training:
         self._pipeline = pipeline
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
         self._left = 0
-        self.opened = Opened(has_cache=bool(pipeline.plan.caches))
-        if not self.opened.has_cache:
+        self.opened = bool(pipeline.plan.caches)
+        if not self.opened:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def fill(self) -> float:
@@ -94,20 +96,15 @@ class Ceiling:
         pipeline, self._step, _ = _open(entry, gathers=False)
         self._examples_per_step = pipeline.examples_per_step
         text = pipeline.plan.spec.schema.is_text
-        self._batches: Iterator[Any] = (
+        batches: Iterator[Any] = (
             repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
         )
-        self.opened = Opened()
+        self._advance, self.opened = partial(advance, self._step, batches), False
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def turn(self) -> Turn:
         """Train for a moment."""
         return _take_turn(self._step, self._advance, self._examples_per_step)
-
-    def _advance(self) -> int:
-        self._step.begin(MANY_EPOCHS)
-        self._step(self._batches)
-        return self._step.steps
 
 
 class Fit:

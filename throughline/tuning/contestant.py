@@ -16,7 +16,6 @@ import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from throughline.measurement.other_processes import list_children
@@ -67,12 +66,7 @@ class Contestant:
         theirs.close()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         self._process.join(END_S)
         self._pipe.close()

@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from throughline.assembly.training import SplitPipelines, open_batches
 from throughline.models.builders import Models
@@ -45,13 +47,7 @@ def measure_besides_steps(
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
     batches = iter(open_batches(pipelines.train, Position(), epochs=MANY_EPOCHS))
-
-    def advance() -> int:
-        step.begin(MANY_EPOCHS)
-        step(batches)
-        return step.steps
-
-    steps = min(WARM_UP_STEPS, warm_up(step, advance, seconds=EPOCH_S))
+    steps = min(WARM_UP_STEPS, warm_up(step, partial(advance, step, batches), seconds=EPOCH_S))
     stepping, validation, scratch = own_memory(), pipelines.validation, Scratch(root)
     with watched() as samples, TemporaryDirectory(dir=scratch.folder) as folder:
         import_client()
@@ -77,6 +73,13 @@ def measure_besides_steps(
     values = [variable.value for variable in network.variables]
     copied = sum(value.shape.num_elements() * value.dtype.size for value in values)
     return max(samples) - stepping + copied + GROWTH_BYTES
+
+
+def advance(step: StepFunction, batches: Iterator[Any]) -> int:
+    """Run the next execution, whatever epochs there are; returns its steps."""
+    step.begin(MANY_EPOCHS)
+    step(batches)
+    return step.steps
 
 
 def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:

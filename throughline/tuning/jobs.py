@@ -38,15 +38,6 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """What a contestant says when it is ready: whether it has a cache, which is to be filled before
-    it races.
-    """
-
-    has_cache: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Turn:
     """A moment of training: examples per second, and the work on all cores of a step [ms]."""
 

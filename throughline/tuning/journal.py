@@ -12,7 +12,9 @@ from pathlib import Path
 
 from throughline.results.base import parse
 from throughline.shared.files import atomic_file
+from throughline.tuning.needs import format_bytes
 from throughline.tuning.race import Cost, Round
+from throughline.tuning.space import CEILING
 
 JOURNAL = "journal.json"
 
@@ -72,6 +74,17 @@ class Journal:
         if self.pages.dropped.setdefault(name, reason) is reason:
             self.pages.lost += [name] * passing
             self.save()
+
+    def drop_large(self, name: str, allowed_bytes: float) -> bool:
+        """Drop a contestant whose training has taken more memory than is allowed, but not the model
+        alone; returns whether it has.
+        """
+        taken = self.pages.entrances[name].ram_bytes
+        if taken <= allowed_bytes or name == CEILING:
+            return False
+        allowed = format_bytes(allowed_bytes)
+        self.drop(name, f"takes {format_bytes(taken)} of memory, {allowed} are allowed")
+        return True
 
     def add(self, one: Round) -> None:
         """A round is complete."""

@@ -75,8 +75,3 @@ def format_bytes(count: float) -> str:
     """Bytes as people write them: 38 MiB, 1.1 GiB."""
     mib = count / 2**20
     return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"  # noqa: PLR2004
-
-
-def exceeds(taken_bytes: float, allowed_bytes: float) -> str:
-    """Why a contestant is out that has taken more memory than is allowed."""
-    return f"takes {format_bytes(taken_bytes)} of memory, {format_bytes(allowed_bytes)} are allowed"

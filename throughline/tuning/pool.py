@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.shared.limits import available_memory, usable_cores
 from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
-from throughline.tuning.jobs import Opened
 from throughline.tuning.journal import Entrance, Journal
-from throughline.tuning.needs import Need, exceeds
+from throughline.tuning.needs import Need
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
@@ -54,12 +51,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for contestant, _ in self._open.values():  # at once, whatever interrupts this
             contestant.kill()
         for name in list(self._open):
@@ -104,9 +96,10 @@ class Pool:
             batch = waiting[start : start + cores]
             for name in batch:
                 self._start(name)
-            opened = {name: each for name in batch if (each := self._wait_for(name))}
-            for name, each in opened.items():  # caches are filled one after another
-                self._admit(name, each)
+            opened = {name: self._wait_for(name) for name in batch}
+            for name, has_cache in opened.items():  # caches are filled one after another
+                if has_cache is not None:
+                    self._admit(name, has_cache=has_cache)
 
     def end(self, name: str) -> None:
         """End a contestant, if it is open."""
@@ -131,24 +124,27 @@ class Pool:
 
     def _start(self, name: str) -> None:
         job, argument = self._jobs(name)
-        stack, log = ExitStack(), self._journal.folder / f"{_file_name(name)}.log"
+        file = name.replace(" ", "-").replace("/", "-")
+        stack, log = ExitStack(), self._journal.folder / f"{file}.log"
         contestant = stack.enter_context(Contestant(job, (argument,), log=log))
         self._open[name] = contestant, stack
 
-    def _wait_for(self, name: str) -> Opened | None:
-        """Wait until a contestant is open, and let it stand still; None for one that is lost."""
+    def _wait_for(self, name: str) -> bool | None:
+        """Wait until a contestant is open, and let it stand still; whether it has a cache, None for
+        one that is lost.
+        """
         contestant, _ = self._open[name]
         try:
-            opened: Opened = contestant.wait_until_open()
+            has_cache: bool = contestant.wait_until_open()
         except ContestantLost as lost:
             self._lose(name, lost)
             return None
         contestant.stop()
-        return opened
+        return has_cache
 
-    def _admit(self, name: str, opened: Opened) -> None:
+    def _admit(self, name: str, *, has_cache: bool) -> None:
         """Let a contestant fill its cache; note what its training costs besides its epochs."""
-        fill_s = self._fill(name) if opened.has_cache else 0.0
+        fill_s = self._fill(name) if has_cache else 0.0
         if fill_s is None:
             return
         held = self._open[name][0].memory_bytes()
@@ -193,8 +189,7 @@ class Pool:
         if (more := held - entrance.held_bytes) > 0:
             entrance = replace(entrance, ram_bytes=entrance.ram_bytes + more, held_bytes=held)
             self._journal.enter(name, entrance)
-        if entrance.ram_bytes > self._ram_bytes and name != CEILING:
-            self._journal.drop(name, exceeds(entrance.ram_bytes, self._ram_bytes))
+        if self._journal.drop_large(name, self._ram_bytes):
             self.end(name)
 
     def _lose(self, name: str, lost: ContestantLost) -> None:
@@ -211,7 +206,3 @@ class Pool:
         """Bytes of what its training keeps in memory, that a contestant does not."""
         kept = self._needs[name].ram_bytes - self._needs[CEILING].ram_bytes
         return (1 - self._sampled_share) * kept
-
-
-def _file_name(name: str) -> Path:
-    return Path(name.replace(" ", "-").replace("/", "-"))

@@ -31,7 +31,7 @@ from throughline.tuning.confirmation import confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.journal import Journal
-from throughline.tuning.needs import Need, exceeds, find_excess
+from throughline.tuning.needs import Need, find_excess
 from throughline.tuning.pool import Pool
 from throughline.tuning.race import MIN_ROUNDS, Race
 from throughline.tuning.space import (
@@ -81,9 +81,8 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
-        for name, entrance in journal.pages.entrances.items():  # by what it has taken before
-            if entrance.ram_bytes > question.limits.ram_bytes and name != CEILING:
-                journal.drop(name, exceeds(entrance.ram_bytes, question.limits.ram_bytes))
+        for name in journal.pages.entrances:  # by what it has taken before
+            journal.drop_large(name, question.limits.ram_bytes)
 
     def run(self) -> Choice:
         """Race, choose, confirm and prove; returns the choice.

@@ -35,7 +35,6 @@ from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.results.snapshot import SnapshotCost
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
@@ -75,8 +74,9 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
     needs = {
         each.name: Need(
             ram_bytes=least_bytes + kept.of(each, "memory"),
-            disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, snapshot),
-            prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
+            disk_bytes=kept.of(each, "disk")
+            + (snapshot.at(each.config.snapshot.fraction) if each.config.read == "snapshot" else 0),
+            prepare_s=SnapshotCost.read(root / "data").seconds if each.plan.reads_snapshot else 0.0,
             kept_bytes=kept.of_largest_split(each),
         )
         for each in space.candidates
@@ -180,15 +180,6 @@ class SnapshotBytes:
         """
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
-
-
-def _prepared_bytes(config: PipelineConfig, snapshot: SnapshotBytes) -> float:
-    """Bytes that preparation writes for a configuration besides the shards."""
-    return snapshot.at(config.snapshot.fraction) if config.read == "snapshot" else 0.0
-
-
-def _read_snapshot_seconds(root: Path) -> float:
-    return SnapshotCost.read(root / "data").seconds
 
 
 def estimate_costs(

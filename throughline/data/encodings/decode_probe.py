@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from throughline.shared.gc_pause import import_tensorflow_alone
@@ -34,12 +33,7 @@ class Decoder:
     def __enter__(self) -> Decoder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
