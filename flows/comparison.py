@@ -33,7 +33,7 @@ from flows.run.parameters import (
 from throughline.results.comparison import Comparison
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
-from throughline.tracking.experiments import RunKey
+from throughline.tracking.experiments import RunKey, make_run_key
 
 
 @flow(
@@ -74,8 +74,11 @@ def comparison(
         again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key = comparison_run.read_run_key(
-            run.workspace.root, run.params.data.path, run.params.window
+        run_key = make_run_key(
+            Layout(run.workspace.root).manifest,
+            run.params.data.path,
+            pipeline="comparison",
+            window=run.params.window,
         )
         certain = prepared.ran or bool(again)
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 import pynvml
 
@@ -72,10 +73,7 @@ def cuda_uuids() -> list[str] | None:
             or uuid_of(raw, device) != _CUDA_OK
         ):
             return None
-        digits = bytes(raw).hex()
-        uuids.append(
-            "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-        )
+        uuids.append(str(UUID(bytes=bytes(raw))))
     return uuids
 
 

@@ -19,6 +19,7 @@ import psutil
 import pynvml
 
 from throughline.measurement.gpus import visible_gpus
+from throughline.measurement.other_processes import read_times
 from throughline.results.base import Usage
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_problem
@@ -203,14 +204,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 def _cpu_seconds(process: psutil.Process) -> dict[int, float]:
     """CPU time by process id: of a process and of all below it that live."""
-    seconds = {}
-    for one in (process, *process.children(recursive=True)):
-        try:
-            times = one.cpu_times()
-        except psutil.Error:  # it has just ended
-            continue
-        seconds[one.pid] = times.user + times.system
-    return seconds
+    processes = (process, *process.children(recursive=True))
+    return {one.pid: sum(times[:2]) for one in processes if (times := read_times(one))}
 
 
 def _bytes_read(process: psutil.Process) -> int:

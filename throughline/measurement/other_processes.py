@@ -95,12 +95,15 @@ def _cpu_s_by_process() -> Counter[int]:
         {
             process.pid: sum(times[:4])
             for process in psutil.process_iter()
-            if (times := _times(process))
+            if (times := read_times(process))
         }
     )
 
 
-def _times(process: psutil.Process) -> tuple[float, ...]:
+def read_times(process: psutil.Process) -> tuple[float, ...]:
+    """What a process has computed in its own code and in the system's, and its children that have
+    ended [s]; nothing of one that has itself.
+    """
     try:
         return process.cpu_times()
     except psutil.Error:  # it has ended, or is none of ours to look at

@@ -14,6 +14,7 @@ import psutil
 import tensorflow as tf
 
 from throughline.kernels.elements import apply_ops
+from throughline.measurement.other_processes import read_times
 from throughline.measurement.rounds import SteadyState
 from throughline.measurement.steady_state import (
     WARM_UP_STEPS,
@@ -207,14 +208,7 @@ def _cpu_s(workers: list[psutil.Process]) -> float:
     """CPU seconds of this process, finer than psutil's ticks, and of the service's workers that it
     has started.
     """
-    others = 0.0
-    for process in workers:
-        try:
-            used = process.cpu_times()
-        except psutil.Error:  # it has ended
-            continue
-        others += used.user + used.system
-    return time.process_time() + others
+    return time.process_time() + sum(sum(read_times(each)[:2]) for each in workers)
 
 
 def _train_function(models: Models, settings: TrainSettings, feed: Feed) -> Any:

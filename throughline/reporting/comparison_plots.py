@@ -43,27 +43,10 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
         [row.steady_examples_per_s_high - row.steady_examples_per_s for row in rows],
     ]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
-    axes.scatter(
-        computed,
-        places,
-        marker="|",
-        s=420,
-        linewidths=3,
-        color=MODEL,
-        label="model alone",
-        zorder=3,
-    )
+    ceiling = {"marker": "|", "s": 420, "linewidths": 3, "zorder": 3}
+    axes.scatter(computed, places, color=MODEL, label="model alone", **ceiling)
     near = [place for place in places if fed[place] < edge]
-    axes.scatter(
-        [fed[place] for place in near],
-        near,
-        marker="|",
-        s=420,
-        linewidths=3,
-        color=INPUT,
-        label="input alone",
-        zorder=3,
-    )
+    axes.scatter([fed[place] for place in near], near, color=INPUT, label="input alone", **ceiling)
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}" + (" †" if rows[place].above_ceiling else "")

@@ -75,12 +75,6 @@ def find_measure_again(rows: Sequence[MeasuredRow]) -> list[str]:
     ]
 
 
-def name_disturbers(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
-    """What disturbed the measurement of any of the named configurations; empty: nothing."""
-    who = dict.fromkeys(row.disturbed_by for row in rows if row.pipeline in names)
-    return " and ".join(each for each in who if each)
-
-
 def _is_open(row: MeasuredRow, other: MeasuredRow, rows: Sequence[MeasuredRow]) -> bool:
     low, high = ratio_interval(row, other, among=rows)
     return low <= 1 <= high and high >= WIDE * low
@@ -187,8 +181,10 @@ def _say_undecided(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
 
 
 def _by_whom(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
-    who = name_disturbers(rows, names)
-    return f", disturbed by {who}" if who else ""
+    """What disturbed the measurement of any of the named configurations."""
+    who = dict.fromkeys(row.disturbed_by for row in rows if row.pipeline in names)
+    named = " and ".join(each for each in who if each)
+    return f", disturbed by {named}" if named else ""
 
 
 def _enumerate(names: Sequence[str]) -> str:

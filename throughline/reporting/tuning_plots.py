@@ -46,13 +46,11 @@ def plot_search(result: TuningResult, folder: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         style_axes(axes)
-    below = [
-        seconds - (each.seconds_low or seconds) for seconds, each in zip(times, shown, strict=True)
+    measured = list(zip(times, shown, strict=True))
+    reach = [
+        [max(0.0, seconds - (each.seconds_low or seconds)) for seconds, each in measured],
+        [max(0.0, (each.seconds_high or seconds) - seconds) for seconds, each in measured],
     ]
-    above = [
-        (each.seconds_high or seconds) - seconds for seconds, each in zip(times, shown, strict=True)
-    ]
-    reach = [[max(0.0, length) for length in side] for side in (below, above)]
     axes = columns[0]
     axes.errorbar(times, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     note = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}

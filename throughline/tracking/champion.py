@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from throughline.results.base import parse
 from throughline.results.comparison import MeasuredRow
 from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant, standard_error
 
@@ -68,20 +70,10 @@ def make_tags(score: Score) -> dict[str, str]:
 
 def score_from(tags: Mapping[str, str]) -> Score | None:
     """The score in the tags of a model's version; None where there is none."""
-    try:
-        kinds = {
-            "metric": str,
-            "value": float,
-            "split": str,
-            "examples": int,
-            "constant": float,
-            "error": float,
-        }
-        return Score(
-            **{name: kind(tags[f"{SCORE_TAG_PREFIX}{name}"]) for name, kind in kinds.items()}
-        )
-    except (KeyError, ValueError):
-        return None
+    own = [key for key in tags if key.startswith(SCORE_TAG_PREFIX)]
+    with suppress(TypeError):
+        return parse(Score, {key.removeprefix(SCORE_TAG_PREFIX): tags[key] for key in own})
+    return None
 
 
 def find_rejection_reason(

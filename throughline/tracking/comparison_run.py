@@ -16,8 +16,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.comparison import Comparison, Row, list_machines
-from throughline.settings import WindowSettings
-from throughline.shared.layout import Layout
 from throughline.shared.progress import echo
 from throughline.tracking.champion import (
     Score,
@@ -26,12 +24,7 @@ from throughline.tracking.champion import (
     read_score,
     score_from,
 )
-from throughline.tracking.experiments import (
-    EXPERIMENT_PREFIX,
-    RunKey,
-    get_experiment_id,
-    make_run_key,
-)
+from throughline.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id
 from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent, read_lineage
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
@@ -57,11 +50,6 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
     except STORE_ERRORS:
         return None
     return run_url(server, experiment, run_id), view_url(server, experiment, run_id)
-
-
-def read_run_key(root: Path, path: str, window: WindowSettings) -> RunKey:
-    """What a comparison in the project `root` is about, once its data at `path` is prepared."""
-    return make_run_key(Layout(root).manifest, path, pipeline="comparison", window=window)
 
 
 @contextmanager
@@ -156,9 +144,8 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     if len(list_machines(rows)) > 1:
         return "unchanged, since the configurations were measured on different machines"
     client = mlflow.MlflowClient()
-    name = EXPERIMENT_PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(
-        EXPERIMENT_PREFIX
-    )
+    experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
+    name = EXPERIMENT_PREFIX.replace("/", "-") + experiment.name.removeprefix(EXPERIMENT_PREFIX)
     scores = {row.pipeline: read_score(row) for row in rows}
     row, score = next(row for row in rows if row.pipeline == best), scores[best]
     present = _current_champion(name)
@@ -192,12 +179,8 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     finally:
         enable_logging()
     client.set_registered_model_alias(name, CHAMPION, version.version)
-    return f"version {version.version} of {name}, {best}: {_describe_change(score, present)}"
-
-
-def _describe_change(score: Score, present: Any) -> str:
-    former = score_from(present.tags) if present else None
-    return f"{score}; before it {former or 'there was none'}"
+    change = f"{score}; before it {current or 'there was none'}"
+    return f"version {version.version} of {name}, {best}: {change}"
 
 
 def _scores_of_versions(name: str) -> list[Score]:
@@ -214,10 +197,6 @@ def _current_champion(name: str) -> Any:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-
-
-def _find_experiment(run_id: str) -> Any:
-    return mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
 
 
 def _save_view(parent: str, metric: str) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -158,11 +158,6 @@ class Recorder:
     def call(self, function: Callable[[], Any]) -> None:
         """Do anything else with the active run, protected alike; it is not kept for later."""
         self._guarded(function)
-
-    def replay(self, calls: Sequence[Sequence[Any]]) -> None:
-        """Send what could not be sent before."""
-        for call in calls:
-            self._send(*call)
 
     def _send(self, kind: str, *values: Any) -> None:
         first = values[0]
@@ -329,7 +324,8 @@ def sync() -> tuple[int, int]:
         )
         with recorder:
             recorder.set_tags(unsent.tags)
-            recorder.replay(unsent.calls)
+            for call in unsent.calls:
+                recorder._send(*call)
         remove(file)
         if not recorder.sent or recorder.run_id is None:
             break  # it has enqueued everything again, in a file of its own
