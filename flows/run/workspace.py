@@ -20,13 +20,13 @@ from typing import Any
 from flows.run.changed_params import drop_pipelines
 from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment
 from flows.run.git_calls import find_committer, run_git, sign_as_nobody, without_hooks
-from flows.run.locks import hold, hold_if_free
 from flows.run.parameters import check_name
 from flows.run.processes import run_supervised
 from flows.run.resolution import ResolvedParams
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.file_lock import hold, hold_if_free
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.scratch import Scratch

@@ -28,11 +28,11 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows.run.locks import hold
 from flows.run.processes import supervised
 from flows.servers.credentials import USER, random_secret
 from flows.servers.services import HOST, find_free_port, responds
 from throughline.shared.errors import ServiceFailed
+from throughline.shared.file_lock import hold
 
 ATTEMPTS = 3  # another process may take the port first
 STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.run import locks
 from flows.run.dvc_calls import repair_locks
-from flows.run.locks import hold, hold_machine_and_folder
+from flows.run.locks import hold_machine_and_folder
 from throughline.shared import machine_lock
+from throughline.shared.file_lock import describe_holder, hold
 from throughline.shared.machine_lock import hold_machine
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +29,11 @@ import os, sys, time
 root, path, seconds, address, user = sys.argv[1:]
 sys.path.insert(0, root)
 from pathlib import Path
-from flows.run import locks
-from throughline.shared import machine_lock
+from throughline.shared import file_lock, machine_lock
 machine_lock.MACHINE_ADDRESS = address.replace("@", chr(0))
 os.setuid(int(user))
 waits = lambda who: print("waits:", who, flush=True)
-with locks.hold(Path(path), "run other", waits) if path else machine_lock.hold_machine(waits):
+with file_lock.hold(Path(path), "run other", waits) if path else machine_lock.hold_machine(waits):
     print("held", flush=True)
     time.sleep(float(seconds))
 """
@@ -138,7 +137,7 @@ def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_l
 def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
     path = tmp_path / "x.lock"
     path.write_bytes(content)
-    assert locks.describe_holder(path) == "another run"
+    assert describe_holder(path) == "another run"
     with hold(path, "run me", print):
         pass
 

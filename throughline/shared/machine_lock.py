@@ -10,11 +10,11 @@ import contextlib
 import pwd
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-POLL_S = 0.2
+from throughline.shared.file_lock import hold_when_free
+
 # An abstract socket address: one per machine (per network namespace), for all users, whatever their
 # TMPDIR, without a file that could belong to another user, be a link, or stay.
 MACHINE_ADDRESS = "\0throughline-measuring"
@@ -27,20 +27,20 @@ def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
 
     It says nothing about what its holder does; the kernel says which process that is.
     """
-    waiting = False
-    while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-            try:
-                lock.bind(MACHINE_ADDRESS)
-            except OSError:
-                if not waiting:
-                    on_wait(_describe_machine_holder())
-                waiting = True
-                time.sleep(POLL_S)
-                continue
-            lock.listen()  # so that those who wait can ask the kernel who we are
-            yield lock.fileno()
+    with hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder())) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def _hold_if_free() -> Iterator[int | None]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+        try:
+            lock.bind(MACHINE_ADDRESS)
+        except OSError:
+            yield None
             return
+        lock.listen()  # so that those who wait can ask the kernel who we are
+        yield lock.fileno()
 
 
 def _describe_machine_holder() -> str:

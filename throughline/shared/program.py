@@ -37,6 +37,7 @@ SUPPORTING = (
             "dask_task",
             "engine",
             "errors",
+            "file_lock",
             "gc_pause",
             "layout",
             "libraries",

@@ -14,13 +14,9 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from throughline.data.columns.index import INDEX, Column, SnapshotIndex, column_path
 from throughline.data.columns.stored import (
@@ -33,6 +29,7 @@ from throughline.data.object_folder import write_at
 from throughline.data.shards.index import ShardIndex
 from throughline.settings import StorageSettings
 from throughline.shared.errors import CorruptColumn, DiskRefused, ObjectStoreFailed
+from throughline.shared.file_lock import hold
 from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
@@ -109,7 +106,13 @@ class FetchedColumns:
         if column.ragged:
             self._whole.fetch(split, column.extent)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _hold(path.with_suffix(".lock"), f"fetches {split}/{column.name}"):
+        who = f"another process, which fetches {split}/{column.name} into {path.parent}"
+        with hold(
+            path.with_suffix(".lock"),
+            f"fetches {split}/{column.name}",
+            lambda _: echo_fact(f"waits for {who}"),
+            silent_s=SILENT_S,
+        ):
             whole = self._whole._path(split, column)
             if _is_whole(path, size):
                 return
@@ -193,23 +196,6 @@ class FetchedColumns:
             if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
                 return
         write_at(descriptor, fetch_checked(self.store, one), one.begin)
-
-
-@contextmanager
-def _hold(path: Path, who: str) -> Iterator[None]:
-    """Hold a lock for the block; where another process does for a while, say that it is waited
-    for.
-    """
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=SILENT_S)
-    except Timeout:
-        echo_fact(f"waits for another process, which {who} into {path.parent}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _is_whole(path: Path, size: int) -> bool:

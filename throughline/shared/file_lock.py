@@ -1,0 +1,118 @@
+"""Locks that are files, of which one process holds each at a time, and others say for whom they
+wait.
+
+They are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file
+descriptor can be passed on to other processes; the lock is free when none of them is left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+POLL_S = 0.2
+Held = TypeVar("Held")
+
+
+@contextmanager
+def hold(
+    path: Path, owner: str, on_wait: Callable[[str], object], *, silent_s: float = 0.0
+) -> Iterator[int]:
+    """Hold the lock `path` for the length of the block; yields its file descriptor.
+
+    `owner` is what others are shown who wait for it; `on_wait` is called once, with who holds it
+    since when, if this process has to wait for longer than `silent_s`. The file goes when the lock
+    is released.
+    """
+    with hold_when_free(
+        lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
+    ) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def hold_when_free(
+    attempt: Callable[[], AbstractContextManager[Held | None]],
+    on_wait: Callable[[], object],
+    *,
+    silent_s: float = 0.0,
+) -> Iterator[Held]:
+    """Hold for the length of the block what one `attempt` after another gives, None where another
+    process holds it; `on_wait` as of `hold`.
+    """
+    started_at, waits = time.monotonic(), False
+    while True:
+        with attempt() as held:
+            if held is not None:
+                yield held
+                return
+        if not waits and time.monotonic() >= started_at + silent_s:
+            waits = True
+            on_wait()
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
+    """Hold the lock `path` for the length of the block, as `hold` does, or yield None at once where
+    another holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _acquire(path)
+    if descriptor is None:
+        yield None
+        return
+    try:
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(
+            descriptor,
+            json.dumps({"owner": owner, "pid": os.getpid(), "since": since}).encode(),
+            0,
+        )
+        yield descriptor
+    finally:
+        # Before it is released: who opens the file from now on gets another one.
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path: Path) -> int | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if _is_current(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    """Whether a file that has been locked is still the one at `path`: its last holder may have
+    removed it meanwhile.
+    """
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def describe_holder(path: Path) -> str:
+    """Who holds a lock, since when, in words; the file is empty for an instant after its holder has
+    locked it.
+    """
+    try:
+        known = json.loads(path.read_text())
+        return f"{known['owner']} (process {known['pid']}, since {known['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"
