@@ -13,12 +13,7 @@ import typer
 from prefect import flow, get_run_logger
 
 from flows.orchestration import cli
-from flows.orchestration.artifacts import (
-    link_to_report,
-    report_failure,
-    show_comparison,
-    to_markdown,
-)
+from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
 from flows.run.parameters import (
@@ -36,13 +31,7 @@ from throughline.tracking import comparison_run
 from throughline.tracking.experiments import RunKey, make_run_key
 
 
-@flow(
-    name="comparison",
-    log_prints=True,
-    on_failure=[report_failure],
-    on_crashed=[report_failure],
-    on_cancellation=[report_failure],
-)
+@flow(name="comparison", **REPORTED)
 def comparison(
     pipelines: list[Pipeline] = OWN_PIPELINES,
     changes: Changes = UNCHANGED,

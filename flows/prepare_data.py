@@ -5,19 +5,13 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.orchestration import cli
-from flows.orchestration.artifacts import report_failure
+from flows.orchestration.artifacts import REPORTED
 from flows.orchestration.flow_run import start_run
 from flows.orchestration.stages import PREPARATION
 from flows.run.parameters import UNCHANGED, Changes, RunName
 
 
-@flow(
-    name="prepare-data",
-    log_prints=True,
-    on_failure=[report_failure],
-    on_crashed=[report_failure],
-    on_cancellation=[report_failure],
-)
+@flow(name="prepare-data", **REPORTED)
 def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns
     whether anything had to be done.

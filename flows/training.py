@@ -13,7 +13,7 @@ import typer
 from prefect import flow
 
 from flows.orchestration import cli
-from flows.orchestration.artifacts import report_failure, show_training
+from flows.orchestration.artifacts import REPORTED, show_training
 from flows.orchestration.flow_run import start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
 from flows.run.parameters import (
@@ -44,13 +44,7 @@ class TrainingResult:
     report: Path | None
 
 
-@flow(
-    name="training",
-    log_prints=True,
-    on_failure=[report_failure],
-    on_crashed=[report_failure],
-    on_cancellation=[report_failure],
-)
+@flow(name="training", **REPORTED)
 def training(
     pipeline: Pipeline = DEFAULT_PIPELINE,
     changes: Changes = UNCHANGED,

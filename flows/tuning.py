@@ -13,7 +13,7 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.orchestration import cli
-from flows.orchestration.artifacts import report_failure, show_search
+from flows.orchestration.artifacts import REPORTED, show_search
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_command
 from flows.run.parameters import UNCHANGED, Changes, RunName
@@ -30,13 +30,7 @@ BUDGETS = Budgets()
 TUNE = "tune"
 
 
-@flow(
-    name="tuning",
-    log_prints=True,
-    on_failure=[report_failure],
-    on_crashed=[report_failure],
-    on_cancellation=[report_failure],
-)
+@flow(name="tuning", **REPORTED)
 def tuning(
     budgets: Budgets = BUDGETS,
     changes: Changes = UNCHANGED,

@@ -283,11 +283,6 @@ def take_from_others(project: Path) -> None:
             path.chmod(path.stat().st_mode & 0o700)
 
 
-def is_telemetry_off() -> bool:
-    """Whether MLflow is kept from sending usage data, as it is unless the user has changed that."""
-    return os.environ.get("MLFLOW_DISABLE_TELEMETRY", "").lower() in ("1", "true")
-
-
 def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
     typer.echo(
@@ -295,7 +290,7 @@ def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
         " tuning, prepare-data"
     )
     typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
-    if is_telemetry_off():
+    if os.environ.get("MLFLOW_DISABLE_TELEMETRY", "").lower() in ("1", "true"):
         typer.echo(
             "            its page says that usage data is collected; here that is switched off"
         )

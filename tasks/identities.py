@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,12 @@ from pydantic import ValidationError
 
 from throughline import settings
 from throughline.config.cli import parse_command
-from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
+from throughline.config.named_files import (
+    MODELS,
+    TOKENIZER,
+    find_named_files,
+    read_model_objects,
+)
 from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.plan.op_parsing import parse_op
@@ -32,7 +36,7 @@ from throughline.shared.code_identity import (
 )
 from throughline.shared.errors import InvalidParams, WorkspaceProblem, report_user_errors
 from throughline.shared.files import atomic_file, digest_file, write_json
-from throughline.shared.layout import MODEL_SPEC, Layout
+from throughline.shared.layout import Layout
 from throughline.shared.libraries import (
     LIBRARIES,
     check_versions,
@@ -155,22 +159,11 @@ def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
     """What of a section of params.yaml may name user code; of a model's file, what it needs."""
     value = document.get(section)
     if section == "model" and isinstance(value, Mapping) and value.get("from"):
-        return _read_objects(root / value["from"])
+        return read_model_objects(root / value["from"])
     if section == "train" and isinstance(value, Mapping):
         keys = [value.get(key) for key in TRAINED_WITH]
         return [item for key in keys for item in (key if isinstance(key, list) else [key])]
     return value
-
-
-def _read_objects(path: Path) -> list[str]:
-    """The classes and functions that the file of a model needs, each module:name; none where it is
-    no file of this program. Imports no Keras.
-    """
-    try:
-        with zipfile.ZipFile(path) as file:
-            return [*json.loads(file.read(MODEL_SPEC))["objects"].values()]
-    except (zipfile.BadZipFile, ValueError, KeyError, OSError):  # training says what it is
-        return []
 
 
 def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:

@@ -149,6 +149,13 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
         )
 
 
+# What all flows are declared with.
+REPORTED: dict[str, Any] = {
+    "log_prints": True,
+    **{key: [report_failure] for key in ("on_failure", "on_crashed", "on_cancellation")},
+}
+
+
 def describe_failure(name: str, state: State) -> str:
     """Markdown that says how the run of this name ended, and why."""
     return f"# {name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"

@@ -20,6 +20,7 @@ from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
 from flows.run.fork_server import stage_server
+from flows.run.git_calls import list_files
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
@@ -31,7 +32,6 @@ from flows.run.workspace import (
     remove_workspace,
     save_experiment,
     sweep_workspaces,
-    tracked_python_files,
 )
 from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
@@ -204,7 +204,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
             own = find_own_code(document, workspace.project)
-            if lacking := sorted({*own} - {*tracked_python_files(workspace.project)}):
+            if lacking := sorted({*own} - {*list_files(workspace.project, "--", "*.py")}):
                 raise WorkspaceProblem(
                     f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
                     f" worktree lacks it: `git add --force {' '.join(lacking)}`"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from flows.run.git_calls import list_files
 from throughline.config.named_files import find_named_files
 from throughline.config.params_file import read_yaml
 from throughline.shared.data_url import is_address
@@ -27,9 +27,9 @@ from throughline.shared.errors import InvalidParams
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
-# Their functions are not made to be called with anybody's options.
 # Of a worker's environment: the tf.data service of the stack that it belongs to.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
+# Their functions are not made to be called with anybody's options.
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
@@ -183,7 +183,8 @@ class AccessPolicy:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
                 if name in known:
                     continue
-                tracked = _tracked_files(self.project) if tracked is None else tracked
+                if tracked is None:
+                    tracked = frozenset(list_files(self.project, "--", "*.py"))
                 if not _is_module(name.partition(":")[0], tracked):
                     yield (
                         f"{section}: {name} is not part of this project; runs from the UI may use"
@@ -240,11 +241,8 @@ def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
         name: as_mapping(as_mapping(config).get("service"))
         for name, config in as_mapping(document.get("pipelines")).items()
     }
-    return [(name, _hashable(service.get("address"))) for name, service in services.items()]
-
-
-def _hashable(value: object) -> str | None:
-    return None if value is None else str(value)
+    addresses = {name: service.get("address") for name, service in services.items()}
+    return [(name, None if one is None else str(one)) for name, one in addresses.items()]
 
 
 def _import_paths(value: object) -> Iterator[str]:
@@ -276,21 +274,3 @@ def _is_module(module: str, tracked: frozenset[str]) -> bool:
         return False
     stem = "/".join(parts)
     return f"{stem}.py" in tracked or f"{stem}/__init__.py" in tracked
-
-
-def _tracked_files(project: Path) -> frozenset[str]:
-    """Paths of the Python files below a project that git tracks, relative to it; none where git is
-    not asked successfully.
-    """
-    command = [
-        "git",
-        "-c",
-        "core.fsmonitor=false",
-        "-c",
-        "core.quotePath=false",
-        "ls-files",
-        "--",
-        "*.py",
-    ]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    return frozenset(done.stdout.splitlines()) if done.returncode == 0 else frozenset()

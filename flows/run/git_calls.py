@@ -27,10 +27,9 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
     # Up to `folder` and no further: within a damaged worktree git would find the project's
     # repository.
     ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
-    variables = {**inherited, **ceiling, **(environment or {})}
+    variables = {**_environment(), **ceiling, **(environment or {})}
     # These take time, and a killed run must not leave them at work.
     if arguments[0] in CHANGE_WORKTREES:
         done = run_supervised(command, folder, variables)
@@ -50,6 +49,20 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
             f" failed in {folder}: {done.stderr.strip()}"
         )
     return done.stdout.removesuffix("\n")
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what a hook of git in which we may run says of another repository."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+
+
+def list_files(folder: Path, *arguments: str) -> list[str]:
+    """What `git ls-files` lists in a folder, by which no program that the repository names is run;
+    nothing where git fails.
+    """
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *arguments]
+    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, check=False)
+    return os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
 
 
 def find_committer(project: Path) -> dict[str, str]:

@@ -7,7 +7,6 @@ them on; a flow that was started from the UI resolves them itself.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from typing import Any
 
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
+from flows.run.git_calls import list_files
 from flows.run.parameters import OVERRIDE, Changes, check_name
 from throughline.config.params import (
     Params,
@@ -208,11 +208,4 @@ def _is_mixed(project: Path, path: Path) -> bool:
     """Whether git tracks some of the files at a path, and others not: a worktree has the former
     alone.
     """
-    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z"]
-    tracked, others = (
-        subprocess.run(
-            [*command, *which, "--", str(path)], cwd=project, capture_output=True, check=False
-        ).stdout
-        for which in ((), ("--others",))
-    )
-    return bool(tracked and others)
+    return all(list_files(project, *which, "--", str(path)) for which in ((), ("--others",)))

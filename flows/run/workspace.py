@@ -237,11 +237,6 @@ def _own_index(folder: Path) -> Iterator[dict[str, str]]:
     shutil.rmtree(own)
 
 
-def tracked_python_files(project: Path) -> list[str]:
-    """Python files of the project that git tracks, which a worktree therefore has."""
-    return run_git(project, "ls-files", "-z", "--", "*.py").split("\0")
-
-
 def is_saved(workspace: Workspace, name: str) -> bool:
     """Whether the project's commit has a DVC experiment `name`."""
     reference = _experiment(workspace.root, name)

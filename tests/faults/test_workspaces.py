@@ -16,7 +16,7 @@ from dvc.config import Config
 from project import SMALL, write_params
 
 from flows.run.dvc_calls import DVC, dvc_environment
-from flows.run.git_calls import find_committer
+from flows.run.git_calls import find_committer, list_files
 from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
@@ -26,7 +26,6 @@ from flows.run.workspace import (
     open_workspace,
     save_experiment,
     sweep_workspaces,
-    tracked_python_files,
 )
 from throughline.config.params_file import read_yaml
 
@@ -105,9 +104,9 @@ def test_a_run_without_changes_may_have_any_name(project):
 def test_a_worktree_lacks_a_python_file_until_git_tracks_it(project, name):
     (project / ".gitignore").write_text("ignored.py\n")
     (project / name).touch()
-    assert name not in tracked_python_files(project)
+    assert name not in list_files(project, "--", "*.py")
     git(project, "add", "--force", name)
-    assert name in tracked_python_files(project)
+    assert name in list_files(project, "--", "*.py")
 
 
 @pytest.mark.parametrize("name", NAMES)

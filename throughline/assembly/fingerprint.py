@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from throughline.config.named_files import read_model_objects
 from throughline.config.params import Params
-from throughline.models.inference import find_spec
 from throughline.models.transformers import TransformerEncoder
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import PROGRAM
@@ -75,5 +75,4 @@ def layer_modules(params: Params) -> set[str]:
 
 def _file_modules(params: Params) -> set[str]:
     """The project's modules that the model needs which is trained on."""
-    spec = find_spec(Path(params.model.from_file)) if params.model.from_file else None
-    return {path.partition(":")[0] for path in (spec.objects.values() if spec else ())}
+    return {path.partition(":")[0] for path in read_model_objects(Path(params.model.from_file))}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from throughline.plan.ops import Rescale, Standardize
 from throughline.plan.schema import Encoding
 from throughline.settings import ModelSettings, WindowSettings
+from throughline.shared.code_identity import find_source
 from throughline.shared.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -168,7 +169,9 @@ def _read_arguments(name: str) -> list[str] | None:
         sources, function = ["throughline.models.builders", "throughline.models.transformers"], name
     else:
         sources, function = [], name
-    paths = [_find_source(module) for module in sources] or sorted(_applications().glob("*.py"))
+    paths = [find_source(module) for module in sources]
+    if not sources and (keras := find_source("keras")):
+        paths = sorted((keras.parent / "src" / "applications").glob("*.py"))
     for path in filter(None, paths):
         for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
@@ -179,27 +182,12 @@ def _read_arguments(name: str) -> list[str] | None:
     return None
 
 
-def _find_source(module: str) -> Path | None:
-    """The file of a module, which is not imported."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-
-
-def _applications() -> Path:
-    """The folder of keras.applications' sources; Keras is not imported."""
-    keras = _find_source("keras")
-    return keras.parent / "src" / "applications" if keras else Path("absent")
-
-
 def model_names() -> list[str]:
     """Names that `model.name` may have besides import paths; Keras is read, not imported."""
-    spec = importlib.util.find_spec("keras")
-    if spec is None or not spec.submodule_search_locations:
+    keras = find_source("keras")
+    if keras is None:
         return list(BUILT_IN_MODELS)
-    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
+    source = (keras.parent / "applications" / "__init__.py").read_text()
     imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
     names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
     return [*BUILT_IN_MODELS, *sorted(names)]

@@ -4,7 +4,12 @@ UI may not choose freely. A new key that names a file is added here.
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from throughline.shared.layout import MODEL_SPEC
 
 TOKENIZER = "preprocess: tokenize.model"
 MODELS = {"model.from": "from", "model.weights": "weights"}
@@ -20,6 +25,17 @@ def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
         *((TOKENIZER, file) for file in _tokenizer_files(document.get("preprocess"))),
         *((key, str(named[name])) for key, name in MODELS.items() if named.get(name)),
     ]
+
+
+def read_model_objects(path: Path) -> list[str]:
+    """The classes and functions that the file of a model needs, each module:name; none where it is
+    no file of this program, which training says. Imports no Keras.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return [*json.loads(file.read(MODEL_SPEC))["objects"].values()]
+    except (zipfile.BadZipFile, ValueError, KeyError, OSError):
+        return []
 
 
 def _tokenizer_files(value: object) -> Iterator[str]:

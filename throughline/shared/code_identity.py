@@ -38,7 +38,7 @@ def code_digest(
     files = project_files(*modules, roots=roots, without=without)
     parts = [f"{name}\n{_read(path).digest}" for name, path in files.items()]
     for name in (name for name in modules if name not in files):
-        path = _installed(name)
+        path = find_source(name)
         parts.append(f"{name}\n{_read(path).digest if path else ''}")
     return digest_blake2b(*(part.encode() for part in sorted(parts)))
 
@@ -167,7 +167,8 @@ def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
     return None
 
 
-def _installed(module: str) -> Path | None:
+def find_source(module: str) -> Path | None:
+    """The file of a module, which is not imported; None where it has none in Python."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
