@@ -35,7 +35,8 @@ from flows.servers.services import (
     responds,
     run_servers,
 )
-from throughline.shared.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import report_user_errors
 
 MLFLOW_SQLITE = "sqlite:///mlflow.db"
 STORE = "MLFLOW_BACKEND_STORE_URI"  # MLflow's own variable

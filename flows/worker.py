@@ -30,7 +30,8 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 
 from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_entrypoints, read_pool
 from flows.run.access_policy import CONFINED, Limits, load_limits
-from throughline.shared.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import report_user_errors
 from throughline.shared.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():

@@ -16,7 +16,7 @@ import os
 
 from throughline.plan.clusters import find_tf_config
 from throughline.plan.training_workers import TF_CONFIG
-from throughline.shared.errors import report_user_errors
+from throughline.shared.failures import report_user_errors
 
 
 def main() -> None:

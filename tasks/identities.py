@@ -34,7 +34,8 @@ from throughline.shared.code_identity import (
     imported_packages,
     project_files,
 )
-from throughline.shared.errors import InvalidParams, WorkspaceProblem, report_user_errors
+from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.shared.failures import report_user_errors
 from throughline.shared.files import atomic_file, digest_file, write_json
 from throughline.shared.layout import Layout
 from throughline.shared.libraries import (

@@ -36,7 +36,8 @@ from flows.run.workspace import (
 from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
-from throughline.shared.errors import WorkspaceProblem, disk_errors
+from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.failures import disk_errors
 from throughline.shared.fork_client import STAGE_SERVER
 from throughline.shared.layout import STORE_HOME
 from throughline.shared.scratch import clear_scratch

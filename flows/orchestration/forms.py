@@ -12,7 +12,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.orchestration.deployments import DEPLOYMENTS_FILE, read_entrypoints
-from throughline.shared.errors import report_user_errors
+from throughline.shared.failures import report_user_errors
 
 
 def send_forms() -> None:

@@ -24,7 +24,8 @@ from flows.orchestration.deployments import (
     run_module,
 )
 from flows.servers.services import HOST
-from throughline.shared.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect's
 

@@ -29,11 +29,8 @@ from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
 from flows.run.locks import hold_folder, hold_machine_and_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
-from throughline.shared.errors import (
-    FAILURE_FILE,
-    Failure,
-    StageFailed,
-)
+from throughline.shared.errors import StageFailed
+from throughline.shared.failures import FAILURE_FILE, Failure
 from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25

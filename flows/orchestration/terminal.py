@@ -27,7 +27,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from throughline.shared.errors import Failure, StageFailed, describe_failure
+from throughline.shared.errors import StageFailed
+from throughline.shared.failures import Failure, describe_failure
 from throughline.shared.progress import FACT_MARK, PROBLEM_MARK, RESULT_MARK
 
 LOGS = Path(".throughline") / "logs"

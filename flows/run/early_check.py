@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.run.resolution import keep_resolved, resolve_command
 from flows.run.source_check import check_exists
 from throughline.config.table_check import check_table
-from throughline.shared.errors import report_user_errors
+from throughline.shared.failures import report_user_errors
 
 
 def check_started_command() -> None:

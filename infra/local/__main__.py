@@ -31,7 +31,8 @@ from flows.ui import (
 )
 from infra.local import clusters, postgres, s3
 from infra.local.stack_config import StackConfig, load_stack
-from throughline.shared.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import report_user_errors
 
 REMOTE = "stack"
 ENVIRONMENT_FILE = "environment"

@@ -17,7 +17,7 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
-from throughline.shared.errors import report_user_errors
+from throughline.shared.failures import report_user_errors
 from throughline.shared.files import write_json
 
 

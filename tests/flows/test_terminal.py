@@ -31,7 +31,8 @@ from flows.orchestration.terminal import (
     StageView,
     show_on_terminal,
 )
-from throughline.shared.errors import FAILURE_FILE, DataNotFound, Failure, StageFailed
+from throughline.shared.errors import DataNotFound, StageFailed
+from throughline.shared.failures import FAILURE_FILE, Failure
 
 ROOT = Path(__file__).parents[2]
 BUG = "RuntimeError: odd"
@@ -214,7 +215,10 @@ def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_pat
 
 def run_stage_like(code, report):
     """A process that ends as a stage ends, with a flow that reads `report`."""
-    program = f"from throughline.shared.errors import *\nwith report_user_errors():\n    {code}"
+    program = (
+        "from throughline.shared.errors import *\nfrom throughline.shared.failures import *\n"
+        f"with report_user_errors():\n    {code}"
+    )
     return subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(report)},

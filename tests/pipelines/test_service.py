@@ -20,7 +20,8 @@ from project import ROOT
 
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
-from throughline.shared.errors import FAILURE_FILE, ServiceFailed
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import FAILURE_FILE
 
 service = tf.data.experimental.service
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]

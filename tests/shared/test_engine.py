@@ -18,7 +18,8 @@ from throughline.plan.ops import Decode
 from throughline.shared import dask_engine, dask_task
 from throughline.shared.dask_task import Stage, describe_program, run_task
 from throughline.shared.engine import in_parallel, use_engine
-from throughline.shared.errors import EngineFailed, InvalidParams, report_user_errors
+from throughline.shared.errors import EngineFailed, InvalidParams
+from throughline.shared.failures import report_user_errors
 
 HERE = "127.0.0.1"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from throughline.shared.errors import describe_failure
+from throughline.shared.failures import describe_failure
 
 # As a GPU says it.
 ON_A_GPU = """Graph execution error:

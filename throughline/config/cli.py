@@ -16,7 +16,8 @@ from throughline.config.params import Params, check_pipelines_exist, load_params
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.chatter import hide_tensorflow_chatter
-from throughline.shared.errors import MissingInput, did_you_mean, report_user_errors
+from throughline.shared.errors import MissingInput, did_you_mean
+from throughline.shared.failures import report_user_errors
 from throughline.shared.files import clear_leftovers
 from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout

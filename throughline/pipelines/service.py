@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from throughline.shared.errors import ServiceFailed, end_process
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.failures import end_process
 from throughline.shared.gc_pause import import_tensorflow_alone
 from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem

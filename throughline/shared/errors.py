@@ -2,24 +2,19 @@
 what to do.
 
 A `UserError` is shown as one paragraph without a traceback and ends the process with exit code 2.
-Anything else is a bug and keeps its traceback. `docs/errors.md` is generated from these docstrings.
+Anything else is a bug and keeps its traceback (`failures.py`). `docs/errors.md` is generated from
+these docstrings.
 """
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import re
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from traceback import format_exception
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs says why it ended
+if TYPE_CHECKING:
+    from throughline.shared.failures import Failure
 
 
 class UserError(Exception):
@@ -240,187 +235,6 @@ class ObjectStoreFailed(UserError):
 
 class WorkspaceProblem(UserError):
     """The git or DVC state does not allow an isolated run."""
-
-
-# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of
-# their own.
-_DISK = {
-    errno.ENOSPC: ("DiskFull", "no space is left", "Free some space"),
-    errno.EDQUOT: ("DiskFull", "no space is left within the quota", "Free some space"),
-    errno.EROFS: (
-        "ReadOnlyDisk",
-        "the file system is read-only",
-        "Make it writable, or work elsewhere",
-    ),
-    errno.EACCES: (
-        "NotPermitted",
-        "this user may not do that",
-        "Change the owner or the permissions",
-    ),
-    errno.EPERM: (
-        "NotPermitted",
-        "this user may not do that",
-        "Change the owner or the permissions",
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a command ended: the kind of error, its text and, of a bug, the traceback."""
-
-    kind: str
-    message: str
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.message}" if self.message else self.kind
-
-    @property
-    def first_line(self) -> str:
-        """What a list of runs has room for."""
-        return str(self).partition("\n")[0]
-
-
-@contextmanager
-def report_user_errors() -> Iterator[None]:
-    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2;
-    every command is wrapped in it.
-
-    A stage that a flow runs leaves the paragraph, or the traceback of a bug, to the flow, which
-    tells it once.
-    """
-    try:
-        yield
-    except Exception as error:
-        failure = describe_failure(error)
-        if not _leave_to_flow(failure):
-            if failure.traceback:
-                raise
-            print(failure, file=sys.stderr)
-        raise SystemExit(1 if failure.traceback else 2) from None
-
-
-def end_process(error: UserError) -> NoReturn:
-    """End this process at once with what `report_user_errors` would say, from a thread that watches
-    while the main one is in a call that nothing interrupts.
-    """
-    failure = describe_failure(error)
-    if not _leave_to_flow(failure):
-        print(failure, file=sys.stderr, flush=True)
-    os._exit(2)
-
-
-def _leave_to_flow(failure: Failure) -> bool:
-    """Write the failure where the flow reads it; False where there is none, or a full disk."""
-    path = os.environ.get(FAILURE_FILE)
-    with suppress(OSError):
-        if path:
-            Path(path).write_text(json.dumps(asdict(failure)))
-            return True
-    return False
-
-
-def describe_failure(error: Exception) -> Failure:
-    """What to say about an error: of a user's, of a disk's or for want of memory a paragraph, of a
-    bug its traceback.
-    """
-    error = _memory_error(error) or error
-    if isinstance(error, UserError):
-        return Failure(kind=type(error).__name__, message=str(error))
-    return _disk_failure(error) or Failure(
-        kind=type(error).__name__, message=str(error), traceback="".join(format_exception(error))
-    )
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback
-    would be shown before `report_user_errors` is reached.
-
-    Raises:
-      DiskRefused: with the paragraph.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        failure = _disk_failure(error)
-        if failure is None:
-            raise
-        raise DiskRefused(str(failure)) from error
-
-
-def disk_reason(error: Exception) -> str | None:
-    """Why a disk refused, in a few words; None where another error is the cause."""
-    known = _DISK.get(_disk_number(error) or 0)
-    return known[1] if known else None
-
-
-def _disk_number(error: Exception) -> int | None:
-    """The number of the disk's own error, which TensorFlow and HDF5 repeat in words."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in _DISK and (
-        isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
-    ):
-        number = next(
-            (
-                known
-                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-                if os.strerror(known) in str(error)
-            ),
-            None,
-        )
-    return number
-
-
-# What TensorFlow's allocators, and XLA's, had no room for.
-_UNALLOCATED = re.compile(
-    r"OOM when allocating tensor with (?P<what>shape\S+ and type \w+)"
-    r" on \S*device:(?P<device>\w+:\d+)"
-    r"|Out of memory while trying to allocate (?P<bytes>\d+) bytes"
-)
-_OPERATION = re.compile(r"\{\{node ([\w./:-]+)\}\}")
-
-
-def _memory_error(error: Exception) -> OutOfMemory | None:
-    """What to say of a tensor that was given no memory, or of an array; None of any other error."""
-    if isinstance(error, MemoryError):
-        return OutOfMemory(
-            f"{str(error) or 'the machine has no memory left'}. End what else is running, or lower"
-            " batch_size; earlier outputs are untouched"
-        )
-    found = _UNALLOCATED.search(str(error))
-    if not (found and type(error).__module__.startswith("tensorflow.")):
-        return None
-    device = found["device"] or "the device"
-    what = f"a tensor of {found['what']}" if found["what"] else f"{int(found['bytes']):,} bytes"
-    node = _OPERATION.search(str(error))
-    of = f" of {node[1]}" if node else ""
-    others = (
-        "; other programs on the same GPU take of it, too (nvidia-smi lists them)"
-        if not device.startswith("CPU")
-        else ""
-    )
-    return OutOfMemory(
-        f"{device} has no memory left for {what}{of}. Lower batch_size, use a smaller model or"
-        f" train.mixed_precision: true{others}. Earlier outputs are untouched"
-    )
-
-
-def _disk_failure(error: Exception) -> Failure | None:
-    """What to say about an error that a disk caused, None about any other."""
-    number = _disk_number(error)
-    if number not in _DISK:
-        return None
-    name, what, remedy = _DISK[number]
-    file = getattr(error, "filename", None)
-    return Failure(
-        kind=name,
-        message=f"{what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and"
-        " run the same command again.",
-    )
 
 
 # Which stage wrote a file; those of throughline/results/ know it themselves.

@@ -37,6 +37,7 @@ SUPPORTING = (
             "dask_task",
             "engine",
             "errors",
+            "failures",
             "file_lock",
             "gc_pause",
             "layout",

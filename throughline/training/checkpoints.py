@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import TrainSettings
-from throughline.shared.errors import ImpossiblePlan, disk_reason
+from throughline.shared.errors import ImpossiblePlan
+from throughline.shared.failures import disk_reason
 from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_state, load_state
 from throughline.training.checkpoint_store import CheckpointStore, first_line

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 import psutil
 
 from throughline.plan.training_workers import TF_CONFIG, list_addresses, make_tf_config
-from throughline.shared.errors import FAILURE_FILE, ProcessLost
+from throughline.shared.errors import ProcessLost
+from throughline.shared.failures import FAILURE_FILE
 from throughline.training.deadline import TIMED_OUT
 
 STARTED_HERE = "THROUGHLINE_PROCESS_OF"  # set for a process that ends when its standard input does

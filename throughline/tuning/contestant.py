@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from throughline.measurement.other_processes import list_children
-from throughline.shared.errors import Failure
+from throughline.shared.failures import Failure
 from throughline.shared.limits import own_memory
 from throughline.tuning.jobs import work
 

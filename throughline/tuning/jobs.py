@@ -21,7 +21,7 @@ from typing import Any
 from throughline.config.params import Params
 from throughline.settings import PipelineConfig
 from throughline.shared.allocator import raise_malloc_thresholds
-from throughline.shared.errors import describe_failure
+from throughline.shared.failures import describe_failure
 from throughline.shared.parent_death import end_with_parent
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Space
