@@ -19,10 +19,8 @@ def _(op: Tokenize, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Truncate, element: Element, draw: RandomStream) -> Element:
     tokens = element["text"]
-    return {
-        **element,
-        "text": tokens[: op.tokens] if tokens.shape.rank == 1 else tokens[:, : op.tokens],
-    }
+    first = tokens[: op.tokens] if tokens.shape.rank == 1 else tokens[:, : op.tokens]
+    return {**element, "text": first}
 
 
 @compute.register
