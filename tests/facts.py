@@ -21,7 +21,8 @@ from throughline.diagnosis.cost_model import (
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.trace_breakdown import Breakdown, IteratorTime
 from throughline.measurement.verdict import Stall
-from throughline.plan.ops import Decode, Flip, Rescale, Resize
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Decode, Rescale, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.plan.text_ops import Tokenize

@@ -17,8 +17,8 @@ from throughline.config.params_checks import RAW
 from throughline.config.params_file import apply_overrides
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
-from throughline.plan.augmentations import ResizedCenterCrop
-from throughline.plan.ops import Flip, Op, Resize
+from throughline.plan.augmentations import Flip, ResizedCenterCrop
+from throughline.plan.ops import Op, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig

@@ -21,7 +21,7 @@ from throughline.diagnosis.rules import (
 )
 from throughline.diagnosis.rules.base import Change, Effort, list_rules, rule
 from throughline.measurement.verdict import Stall
-from throughline.plan.ops import Flip
+from throughline.plan.augmentations import Flip
 from throughline.plan.parallelism import Parallelism
 from throughline.plan.steps import BucketBatch, Map
 from throughline.settings import BatchSettings

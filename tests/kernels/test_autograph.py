@@ -11,7 +11,8 @@ from small_pipelines import CONFIGS, batches, pipeline, prepare_snapshots
 
 from throughline.kernels.autograph import without_autograph
 from throughline.kernels.elements import apply_ops
-from throughline.plan.ops import Flip, Op
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Op
 
 
 class Darken(Op):

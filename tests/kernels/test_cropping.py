@@ -18,8 +18,8 @@ from throughline.kernels.cropping import draw_crops
 from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
 from throughline.pipelines.read.cropped_rows import make_crop_fn
-from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
-from throughline.plan.ops import CenterCrop, Flip, Op, RandomCrop, Resize
+from throughline.plan.augmentations import Flip, RandomCrop, RandomResizedCrop, ResizedCenterCrop
+from throughline.plan.ops import CenterCrop, Op, Resize
 
 KEYS = np.arange(20_000, dtype=np.int64) * 7919
 CROP = RandomResizedCrop(height=8, width=8)

@@ -9,7 +9,8 @@ import tensorflow as tf
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.kernels.elements import apply_ops, select_outputs, split_window
-from throughline.plan.ops import Brightness, Rescale, Standardize
+from throughline.plan.augmentations import Brightness
+from throughline.plan.ops import Rescale, Standardize
 
 COUNT = 64
 EPOCH = tf.constant(2, tf.int64)

@@ -19,31 +19,31 @@ from throughline.kernels.resampling import compute_on_device
 from throughline.models.device_ops import apply_as_layer
 from throughline.plan.augmentations import (
     Blur,
+    Brightness,
+    Contrast,
+    Cutmix,
+    Cutout,
+    Flip,
     Grayscale,
     Hue,
+    Mixup,
     RandAugment,
+    RandomCrop,
     RandomResizedCrop,
     ResizedCenterCrop,
+    Rotation,
     Saturation,
 )
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import (
     LONGEST_ASPECT,
     REGISTRY,
-    Brightness,
     Categories,
     CenterCrop,
-    Contrast,
-    Cutmix,
-    Cutout,
-    Flip,
-    Mixup,
     OneHot,
     Pad,
-    RandomCrop,
     Rescale,
     Resize,
-    Rotation,
     Standardize,
 )
 

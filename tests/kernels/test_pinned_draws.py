@@ -28,8 +28,15 @@ from throughline.pipelines.order.samplers import (
 )
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
-from throughline.plan.ops import Brightness, Decode, Flip, Op, RandomCrop
+from throughline.plan.augmentations import (
+    Blur,
+    Brightness,
+    Flip,
+    RandAugment,
+    RandomCrop,
+    RandomResizedCrop,
+)
+from throughline.plan.ops import Decode, Op
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig

@@ -27,8 +27,15 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
-from throughline.plan.ops import Brightness, CenterCrop, Cutout, Flip, Op, RandomCrop, Resize
+from throughline.plan.augmentations import (
+    Brightness,
+    Cutout,
+    Flip,
+    RandomCrop,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+)
+from throughline.plan.ops import CenterCrop, Op, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker

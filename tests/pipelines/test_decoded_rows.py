@@ -22,8 +22,8 @@ from throughline.pipelines.read.decoded_rows import join_rows
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.augmentations import RandomResizedCrop
-from throughline.plan.ops import Brightness, CenterCrop, Decode, Flip, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip, RandomCrop, RandomResizedCrop
+from throughline.plan.ops import CenterCrop, Decode
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker

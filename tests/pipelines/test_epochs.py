@@ -9,7 +9,8 @@ import pytest
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs
-from throughline.plan.ops import Decode, Flip, Resize
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Decode, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig

@@ -17,7 +17,7 @@ from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.snapshot_reader import SnapshotReader
-from throughline.plan.ops import Brightness, Flip, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip, RandomCrop
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShuffleSettings

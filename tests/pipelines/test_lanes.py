@@ -16,7 +16,7 @@ from small_pipelines import batches, pipeline, same
 from throughline.config.params import check
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.samplers import lane_shuffle
-from throughline.plan.ops import Brightness, Flip
+from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import ShuffleSettings
 from throughline.shared.errors import ImpossiblePlan, InvalidParams

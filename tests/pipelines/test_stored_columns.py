@@ -26,7 +26,7 @@ from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.plan.ops import RandomCrop
+from throughline.plan.augmentations import RandomCrop
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import SnapshotSettings
 from throughline.shared.errors import (

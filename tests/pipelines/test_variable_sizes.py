@@ -16,8 +16,8 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.augmentations import RandomResizedCrop
-from throughline.plan.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
+from throughline.plan.augmentations import Brightness, Flip, Mixup, RandomCrop, RandomResizedCrop
+from throughline.plan.ops import CenterCrop, Decode, Rescale
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig

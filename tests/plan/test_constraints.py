@@ -9,7 +9,14 @@ import pytest
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.texts import text_feature
-from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
+from throughline.plan.augmentations import (
+    Blur,
+    Flip,
+    Mixup,
+    RandAugment,
+    RandomCrop,
+    RandomResizedCrop,
+)
 from throughline.plan.constraints import (
     find_config_problems,
 )
@@ -24,11 +31,8 @@ from throughline.plan.ops import (
     Categories,
     CenterCrop,
     Decode,
-    Flip,
-    Mixup,
     OneHot,
     Op,
-    RandomCrop,
     Rescale,
     Resize,
     Standardize,

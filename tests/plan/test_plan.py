@@ -11,17 +11,8 @@ from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
-from throughline.plan.ops import (
-    CenterCrop,
-    Decode,
-    Flip,
-    Load,
-    Mixup,
-    OneHot,
-    RandomCrop,
-    Rescale,
-    Resize,
-)
+from throughline.plan.augmentations import Flip, Mixup, RandomCrop
+from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.schema import Schema
 from throughline.plan.shapes import output_shape

@@ -8,7 +8,8 @@ import pytest
 
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
-from throughline.plan.ops import Decode, Flip, Rescale, Resize
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Decode, Rescale, Resize
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
 from throughline.tuning.space import (

@@ -14,8 +14,8 @@ from functools import singledispatch
 import tensorflow as tf
 
 from throughline.kernels.randomness import RandomStream
-from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
-from throughline.plan.ops import CenterCrop, Op, RandomCrop
+from throughline.plan.augmentations import RandomCrop, RandomResizedCrop, ResizedCenterCrop
+from throughline.plan.ops import CenterCrop, Op
 
 ATTEMPTS = 10
 

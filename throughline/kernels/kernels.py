@@ -17,26 +17,28 @@ import tensorflow as tf
 from throughline.kernels.autograph import rewrite_for_tensors
 from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.randomness import RandomStream
-from throughline.plan.ops import (
+from throughline.plan.augmentations import (
     Brightness,
-    Categories,
-    CenterCrop,
     Contrast,
     Cutmix,
     Cutout,
+    Flip,
+    Mixup,
+    RandomCrop,
+    Rotation,
+)
+from throughline.plan.ops import (
+    Categories,
+    CenterCrop,
     DecodeImage,
     DecodeRaw,
-    Flip,
     Load,
-    Mixup,
     OneHot,
     Op,
     Pad,
     Parse,
-    RandomCrop,
     Rescale,
     Resize,
-    Rotation,
     Standardize,
 )
 

@@ -1,5 +1,6 @@
-"""The ops that photos are trained with at scale: random resized crops, changes of color, blur and
-RandAugment. No TensorFlow; `cropping.py`, `color_kernels.py` and `host_kernels.py` compute them.
+"""The ops that images are trained with: random crops, flips, changes of color, mixtures, and those
+of photos at scale. No TensorFlow; `kernels.py`, `cropping.py`, `color_kernels.py` and
+`host_kernels.py` compute them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from throughline.plan.ops import Op, Sized, register
+from throughline.plan.ops import CenterCrop, NeedsClasses, Op, Sized, register
+
+# Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
+LARGE_CROP = 112 * 112
 
 Method = Literal["area", "bilinear"]
 METHOD: Any = Field(
@@ -30,6 +34,113 @@ def _increasing(pair: tuple[float, float]) -> tuple[float, float]:
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+@register
+class RandomCrop(Sized):
+    """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
+
+    name = "random_crop"
+    random = True
+    counts_pixels = True
+    crops = True
+
+    @property
+    def prefers_single_examples(self) -> bool:
+        """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
+        return self.height * self.width >= LARGE_CROP
+
+    def in_evaluation(self) -> Op:
+        """The center crop of the same size."""
+        return CenterCrop(height=self.height, width=self.width)
+
+
+@register
+class Flip(Op):
+    """Mirror left to right with probability one half."""
+
+    name = "flip"
+    random = True
+    flips = True
+
+
+@register
+class Rotation(Op):
+    """Turn about the center by a random angle; what comes from outside is filled by reflection."""
+
+    name = "rotation"
+    random = True
+    degrees: float = Field(
+        default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]"
+    )
+
+
+@register
+class Brightness(Op):
+    """Add a random offset, the same for all pixels of an image, saturating at 0 and 255."""
+
+    name = "brightness"
+    random = True
+    delta: float = Field(
+        default=0.1, ge=0, le=1, description="largest offset as a share of the full range"
+    )
+
+
+@register
+class Contrast(Op):
+    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
+    factor.
+    """
+
+    name = "contrast"
+    random = True
+    delta: float = Field(
+        default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta"
+    )
+
+
+@register
+class Cutout(Op):
+    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
+    2017.
+    """
+
+    name = "cutout"
+    random = True
+    size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
+
+
+@register
+class Mixup(NeedsClasses):
+    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
+    Zhang et al., ICLR 2018.
+
+    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the
+    order of the epoch.
+    """
+
+    name = "mixup"
+    takes = "batch"
+    random = True
+    mixes_labels = True
+    alpha: float = Field(
+        default=0.2,
+        gt=0,
+        le=8,
+        description="1: every share is as likely; toward 0: mostly one of the two",
+    )
+
+
+@register
+class Cutmix(NeedsClasses):
+    """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
+    Needs `one_hot`. Source: Yun et al., ICCV 2019.
+    """
+
+    name = "cutmix"
+    takes = "batch"
+    random = True
+    mixes_labels = True
 
 
 class ResizedCrop(Sized):

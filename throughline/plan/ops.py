@@ -3,7 +3,7 @@
 No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
 computes stands in `kernels.py` under the same name. Changing what an op computes changes its
 `version`, and with it every snapshot key. A new op is a class under `@register` here, a kernel
-there and an equality test. `augmentations.py` has the ops that images are trained with at scale.
+there and an equality test. `augmentations.py` has the ops that images are trained with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from throughline.shared.code_identity import code_digest
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
 PROGRAM = ("throughline", "tasks", "flows")  # packages whose code is in the versions of the ops
-# Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
-LARGE_CROP = 112 * 112
 OPENCV = "opencv-python-headless"  # the distribution
 LONGEST_SIDE = 16384
 # Times the shorter side: more of an image is cut off before it is scaled by its shorter side, so
@@ -131,7 +129,7 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
-class _NeedsClasses(Op):
+class NeedsClasses(Op):
     """An op on labels that are vectors, one number per class."""
 
     classes: int = Field(
@@ -317,113 +315,6 @@ class Pad(Op):
 
 
 @register
-class RandomCrop(Sized):
-    """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
-
-    name = "random_crop"
-    random = True
-    counts_pixels = True
-    crops = True
-
-    @property
-    def prefers_single_examples(self) -> bool:
-        """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
-        return self.height * self.width >= LARGE_CROP
-
-    def in_evaluation(self) -> Op:
-        """The center crop of the same size."""
-        return CenterCrop(height=self.height, width=self.width)
-
-
-@register
-class Flip(Op):
-    """Mirror left to right with probability one half."""
-
-    name = "flip"
-    random = True
-    flips = True
-
-
-@register
-class Rotation(Op):
-    """Turn about the center by a random angle; what comes from outside is filled by reflection."""
-
-    name = "rotation"
-    random = True
-    degrees: float = Field(
-        default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]"
-    )
-
-
-@register
-class Brightness(Op):
-    """Add a random offset, the same for all pixels of an image, saturating at 0 and 255."""
-
-    name = "brightness"
-    random = True
-    delta: float = Field(
-        default=0.1, ge=0, le=1, description="largest offset as a share of the full range"
-    )
-
-
-@register
-class Contrast(Op):
-    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
-    factor.
-    """
-
-    name = "contrast"
-    random = True
-    delta: float = Field(
-        default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta"
-    )
-
-
-@register
-class Cutout(Op):
-    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
-    2017.
-    """
-
-    name = "cutout"
-    random = True
-    size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
-
-
-@register
-class Mixup(_NeedsClasses):
-    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
-    Zhang et al., ICLR 2018.
-
-    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the
-    order of the epoch.
-    """
-
-    name = "mixup"
-    takes = "batch"
-    random = True
-    mixes_labels = True
-    alpha: float = Field(
-        default=0.2,
-        gt=0,
-        le=8,
-        description="1: every share is as likely; toward 0: mostly one of the two",
-    )
-
-
-@register
-class Cutmix(_NeedsClasses):
-    """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
-    Needs `one_hot`. Source: Yun et al., ICCV 2019.
-    """
-
-    name = "cutmix"
-    takes = "batch"
-    random = True
-    mixes_labels = True
-
-
-@register
 class Rescale(Op):
     """Cast to float32 and multiply, usually from [0, 255] to [0, 1]."""
 
@@ -466,7 +357,7 @@ class Standardize(Op):
 
 
 @register
-class OneHot(_NeedsClasses):
+class OneHot(NeedsClasses):
     """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
 
     name = "one_hot"
