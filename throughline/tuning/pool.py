@@ -51,7 +51,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for contestant, _ in self._open.values():  # at once, whatever interrupts this
             contestant.kill()
         for name in list(self._open):
