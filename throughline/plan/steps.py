@@ -121,17 +121,13 @@ class ReadIndexedShards(Step):
     """
 
     params_key: ClassVar[str] = "read"
+    trace_name: ClassVar[str] = "records"
 
     shuffle: ShuffleSettings
     sampling: Sampling
     batch_size: int
     whole_batches: bool
     parallel: Parallelism
-
-    @property
-    def trace_name(self) -> str:
-        """The name of its transformation."""
-        return "records"
 
     def __str__(self) -> str:
         batches = f",{self.batch_size}" if self.whole_batches else ""
@@ -150,6 +146,7 @@ class Gather(Step):
     """
 
     params_key: ClassVar[str] = "read"
+    trace_name: ClassVar[str] = "gather"
 
     shuffle: ShuffleSettings
     sampling: Sampling
@@ -162,11 +159,6 @@ class Gather(Step):
     parallel: Parallelism
     fraction: float = 1.0
     decoding: tuple[Op, ...] = ()
-
-    @property
-    def trace_name(self) -> str:
-        """The name of its transformation."""
-        return "gather"
 
     @property
     def fetched_ops(self) -> tuple[Op, ...]:
@@ -217,13 +209,9 @@ class SampleByClass(Step):
     """Draw examples class by class, so that rare ones come more often."""
 
     params_key: ClassVar[str] = "sampling"
+    trace_name: ClassVar[str] = "sample"
 
     sampling: Sampling
-
-    @property
-    def trace_name(self) -> str:
-        """The name of its transformation."""
-        return "sample"
 
     def __str__(self) -> str:
         return f"sample:{_kind(self.sampling)}"
@@ -267,13 +255,9 @@ class Batch(Step):
     """
 
     params_key: ClassVar[str] = "batch_size"
+    trace_name: ClassVar[str] = "batch"
 
     size: int
-
-    @property
-    def trace_name(self) -> str:
-        """The name of its transformation."""
-        return "batch"
 
     def __str__(self) -> str:
         return f"batch[{self.size}]"
@@ -286,14 +270,10 @@ class BucketBatch(Step):
     """
 
     params_key: ClassVar[str] = "batch"
+    trace_name: ClassVar[str] = "bucket_batch"
 
     size: int
     batching: BatchSettings
-
-    @property
-    def trace_name(self) -> str:
-        """The name of its transformation."""
-        return "bucket_batch"
 
     def __str__(self) -> str:
         return f"bucket_batch[{_lengths(self.batching, self.size)}]"
