@@ -38,15 +38,8 @@ class ResultFile:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the value from its file below `folder`.
-
-        Raises:
-          MissingInput: the file is not there, or of another form than this program's.
-          DamagedFile: it is empty, cut off or no JSON.
-        """
-        path = cls.path(folder)
-        with expect_current_schema(path, cls.STAGE.format(name=folder.name)):
-            return parse(cls, json.loads(path.read_bytes()))
+        """Read the value from its file below `folder`; raises as `read_value`."""
+        return read_value(cls, cls.path(folder), cls.STAGE.format(name=folder.name))
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder that it is to be in, atomically."""
@@ -74,6 +67,17 @@ class Usage:
     gpu_utilization_pct_p50: float | None
     gpu_memory_mb_max: float | None
     gpu_power_w_mean: float | None
+
+
+def read_value(kind: type[Value], path: Path, stage: str) -> Value:
+    """The typed value that a stage has written into a JSON file.
+
+    Raises:
+      MissingInput: the file is not there, or of another form than this program's.
+      DamagedFile: it is empty, cut off or no JSON.
+    """
+    with expect_current_schema(path, stage):
+        return parse(kind, json.loads(path.read_bytes()))
 
 
 def parse(kind: type[Value], document: Any) -> Value:

@@ -28,7 +28,7 @@ import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.shards.index import Shard
-from throughline.results.base import parse
+from throughline.results.base import read_value
 from throughline.shared.errors import (
     CorruptColumn,
     ImpossiblePlan,
@@ -37,7 +37,7 @@ from throughline.shared.errors import (
     expect_current_schema,
     rebuild_hint,
 )
-from throughline.shared.files import digest_blake3, digest_file, read_json, write_json
+from throughline.shared.files import digest_blake3, digest_file, write_json
 from throughline.shared.limits import available_memory
 
 INDEX = "index.json"
@@ -235,8 +235,7 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
-    with expect_current_schema(folder / INDEX, "snapshot"):
-        index = parse(SnapshotIndex, read_json(folder / INDEX))
+    index = read_value(SnapshotIndex, folder / INDEX, "snapshot")
     if key is not None and index.key != key:
         raise StaleSnapshot(
             f"{folder} was made from other shards, by other preprocessing or code, or with another"

@@ -10,9 +10,9 @@ from pathlib import Path
 from throughline.data.shards.index import INDEX, ShardIndex
 from throughline.data.shards.tfrecord import Compression
 from throughline.plan.schema import Schema
-from throughline.results.base import parse
-from throughline.shared.errors import UserError, expect_current_schema
-from throughline.shared.files import copy_whole, read_json
+from throughline.results.base import read_value
+from throughline.shared.errors import UserError
+from throughline.shared.files import copy_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ def find_earlier_shards(
     """
     if folder is None:
         return {}
-    with suppress(UserError, OSError), expect_current_schema(folder / INDEX, "shard"):
-        index = parse(ShardIndex, read_json(folder / INDEX))
+    with suppress(UserError, OSError):
+        index = read_value(ShardIndex, folder / INDEX, "shard")
         return {
             shard.made_of: EarlierShard(path=folder / shard.name, digest=shard.digest)
             for shard in (index.shards if index.schema == schema else ())

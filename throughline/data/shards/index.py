@@ -11,14 +11,9 @@ from pathlib import Path
 from throughline.data import encodings  # noqa: F401 - a schema names them
 from throughline.data.shards.tfrecord import Compression, read_records
 from throughline.plan.schema import Schema
-from throughline.results.base import parse, to_json
-from throughline.shared.errors import (
-    CorruptShard,
-    MissingInput,
-    expect_current_schema,
-    rebuild_hint,
-)
-from throughline.shared.files import digest_file, digest_json, read_json, write_json
+from throughline.results.base import read_value, to_json
+from throughline.shared.errors import CorruptShard, MissingInput, rebuild_hint
+from throughline.shared.files import digest_file, digest_json, write_json
 
 INDEX = "index.json"
 
@@ -106,8 +101,7 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
-    with expect_current_schema(folder / INDEX, "shard"):
-        index = parse(ShardIndex, read_json(folder / INDEX))
+    index = read_value(ShardIndex, folder / INDEX, "shard")
     listed = {shard.name for shard in index.shards}
     unexpected = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
     if unexpected:

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from throughline.data.shards.record_offsets import RecordTable, open_records
 from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.pipelines.order.samplers import index_by_class
+from throughline.pipelines.order.samplers import ClassIndex, index_by_class
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.steps import ReadIndexedShards
 from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import Sampling
 from throughline.shared.errors import MissingInput
 
 # Steps whose rows one call computes, so that they share the cost of calling the samplers' ops.
@@ -44,18 +45,13 @@ class IndexedShardReader:
           ImpossiblePlan: the split lacks a class that is to be drawn.
         """
         step = self.step
-        classes = (
-            None
-            if step.sampling == "uniform"
-            else index_by_class(*read_labels_and_weights(step.sampling, self.data, self.split))
-        )
         return EpochOrder(
             count=sum(shard.records for shard in self.data.shards.for_split(self.split)),
             batch_size=step.batch_size,
             shuffle=step.shuffle,
             seed=self.seed,
             worker=self.worker,
-            classes=classes,
+            classes=index_classes(step.sampling, self.data, self.split),
         )
 
     @cached_property
@@ -85,6 +81,13 @@ class IndexedShardReader:
             num_parallel_calls=self.step.parallel.num_parallel_calls(on_host=self.worker.on_host),
             name=self.step.trace_name,
         )
+
+
+def index_classes(sampling: Sampling, data: PreparedData, split: str) -> ClassIndex | None:
+    """The rows of each class, where these are drawn by class; None where each row comes once."""
+    if sampling == "uniform":
+        return None
+    return index_by_class(*read_labels_and_weights(sampling, data, split))
 
 
 def open_record_table(data: PreparedData, split: str) -> RecordTable:

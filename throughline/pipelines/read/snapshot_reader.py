@@ -28,10 +28,10 @@ from throughline.kernels.sequences import pad_rows
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.length_batches import LengthBatches
 from throughline.pipelines.order.packed_batches import PackedBatches
-from throughline.pipelines.order.samplers import index_by_class
 from throughline.pipelines.read.cropped_rows import make_crop_fn
 from throughline.pipelines.read.decoded_rows import Columns, FetchFn, join_rows, make_decode_fn
-from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.pipelines.read.indexed_shard_reader import index_classes
+from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches
 from throughline.plan.steps import Gather, TokenWindow
 from throughline.plan.training_workers import TrainingWorker
@@ -134,18 +134,13 @@ class SnapshotReader:
         if batches is not None:
             return batches
         gather = self.gather
-        classes = (
-            None
-            if gather.sampling == "uniform"
-            else index_by_class(*read_labels_and_weights(gather.sampling, self.data, self.split))
-        )
         return EpochOrder(
             count=self.data.count_examples(self.split, gather.window),
             batch_size=gather.batch_size,
             shuffle=gather.shuffle,
             seed=self.seed,
             worker=self.worker,
-            classes=classes,
+            classes=index_classes(gather.sampling, self.data, self.split),
         )
 
     def make_gather_fn(self) -> GatherFn:

@@ -38,9 +38,9 @@ from throughline.data.shards.index import ShardIndex
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.rows import EarlierRows, PlacedShard, ShardRows, WriteContext
 from throughline.plan.ops import Op
-from throughline.results.base import parse
-from throughline.shared.errors import ObjectStoreFailed, UserError, expect_current_schema
-from throughline.shared.files import digest_file, read_json
+from throughline.results.base import read_value
+from throughline.shared.errors import ObjectStoreFailed, UserError
+from throughline.shared.files import digest_file
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_problem
@@ -66,10 +66,8 @@ def find_earlier_rows(
     try:
         if not (earlier.snapshot / INDEX).exists():
             return {}
-        with expect_current_schema(earlier.snapshot / INDEX, "snapshot"):
-            index = parse(SnapshotIndex, read_json(earlier.snapshot / INDEX))
-        with expect_current_schema(earlier.shards / SHARDS, "shard"):
-            shards = parse(ShardIndex, read_json(earlier.shards / SHARDS))
+        index = read_value(SnapshotIndex, earlier.snapshot / INDEX, "snapshot")
+        shards = read_value(ShardIndex, earlier.shards / SHARDS, "shard")
         same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
         in_files = holds_columns(earlier.snapshot)
         if (index.columns, dict(index.files), index.key) != same or in_files == bool(store):

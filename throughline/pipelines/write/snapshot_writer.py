@@ -28,9 +28,9 @@ from throughline.pipelines.write.earlier_rows import copy_rows
 from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
-from throughline.results.base import parse
-from throughline.shared.errors import CorruptShard, ImpossiblePlan, expect_current_schema
-from throughline.shared.files import digest_blake3, read_json, write_json
+from throughline.results.base import read_value
+from throughline.shared.errors import CorruptShard, ImpossiblePlan
+from throughline.shared.files import digest_blake3, write_json
 from throughline.shared.gc_pause import import_large
 from throughline.shared.progress import in_threads
 
@@ -60,8 +60,7 @@ def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
     if note.exists():
-        with expect_current_schema(note, "snapshot"):
-            done = parse(ShardRows, read_json(note))
+        done = read_value(ShardRows, note, "snapshot")
         if context.store is None or all(map(context.store.find, done.objects)):
             return done
     written = copy_rows(context, placed) or write_shard(context, shard, placed.start)
