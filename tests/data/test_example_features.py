@@ -12,8 +12,7 @@ from throughline.data.shards.example_features import (
     NotAnExample,
     bytes_places,
     parse_features,
-    read_floats,
-    read_integers,
+    read_numbers,
 )
 
 VALUES = st.one_of(
@@ -48,9 +47,9 @@ def test_any_example_of_tensorflow_s_is_read_as_it_was_written(features):
         if feature.kind == "bytes":
             assert [record[start:stop] for start, stop in bytes_places(record, feature)] == values
         elif feature.kind == "float":
-            np.testing.assert_array_equal(read_floats(record, feature), np.float32(values))
+            np.testing.assert_array_equal(read_numbers(record, feature), np.float32(values))
         else:
-            assert read_integers(record, feature).tolist() == values
+            assert read_numbers(record, feature).tolist() == values
 
 
 def test_lists_that_are_not_packed_are_read_too():
@@ -63,15 +62,15 @@ def test_lists_that_are_not_packed_are_read_too():
     )
     record = part(1, entry)
     found = parse_features(record)
-    assert read_floats(record, found["f"]).tolist() == [1.5, -2.0]
-    assert read_integers(record, found["i"]).tolist() == [5, 300]
+    assert read_numbers(record, found["f"]).tolist() == [1.5, -2.0]
+    assert read_numbers(record, found["i"]).tolist() == [5, 300]
 
 
 def test_a_negative_number_that_is_not_packed_is_read():
     """Ten bytes, the most that a number takes."""
     minus_one = b"\x08" + b"\xff" * 9 + b"\x01"
     record = part(1, part(1, part(1, b"i") + part(2, part(3, minus_one))))
-    assert read_integers(record, parse_features(record)["i"]).tolist() == [-1]
+    assert read_numbers(record, parse_features(record)["i"]).tolist() == [-1]
 
 
 def part(field: int, payload: bytes) -> bytes:
@@ -114,4 +113,4 @@ def test_what_is_no_example_is_refused_with_what_is_wrong(record, said):
 def test_packed_numbers_that_are_cut_off_are_refused():
     record = part(1, part(1, part(1, b"i") + part(2, part(3, part(1, b"\x05\xac")))))
     with pytest.raises(NotAnExample, match="ends within a number"):
-        read_integers(record, parse_features(record)["i"])
+        read_numbers(record, parse_features(record)["i"])

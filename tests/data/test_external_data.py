@@ -13,7 +13,7 @@ from conftest import SPLIT, picture
 
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.example_features import bytes_places, parse_features, read_integers
+from throughline.data.shards.example_features import bytes_places, parse_features, read_numbers
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
@@ -39,7 +39,7 @@ def contents(folder, split):
         for record in read_records(folder / "shards" / part.name, compression="none"):
             features = parse_features(record)
             ((start, stop),) = bytes_places(record, features["image"])
-            found.append((read_integers(record, features["label"])[0], record[start:stop]))
+            found.append((read_numbers(record, features["label"])[0], record[start:stop]))
     return found
 
 

@@ -58,24 +58,17 @@ def bytes_places(record: bytes, feature: Feature) -> list[tuple[int, int]]:
     ]
 
 
-def read_floats(record: bytes, feature: Feature) -> np.ndarray:
-    """The values (n,) float32 of a float feature, packed or not."""
+def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
+    """The values (n,) of a feature of numbers, float32 or int64, packed or not."""
+    dtype = np.float32 if feature.kind == "float" else np.int64
     parts = [
         np.frombuffer(record, "<f4", count=(stop - start) // 4, offset=start)
+        if feature.kind == "float"
+        else _decode_varints(record[start:stop])
         for number, _, start, stop in _fields(record, feature.start, feature.stop)
         if number == 1
     ]
-    return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-def read_integers(record: bytes, feature: Feature) -> np.ndarray:
-    """The values (n,) int64 of an int64 feature, packed or not."""
-    parts = [
-        _decode_varints(record[start:stop])
-        for number, _, start, stop in _fields(record, feature.start, feature.stop)
-        if number == 1
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | None]:

@@ -8,10 +8,11 @@ cannot be read to its end is refused, since what it lacks is unknown.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import shlex
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +27,7 @@ from throughline.data.shards.example_features import (
     NotAnExample,
     bytes_places,
     parse_features,
-    read_floats,
-    read_integers,
+    read_numbers,
 )
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
 from throughline.data.sources.base import Arrays, ExampleFile, Files, Rejected
@@ -247,7 +247,7 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
     """The usable records of a shard, and the others with their reasons."""
     data, edges = open_shard(shard)
     entries, rejected = [], []
-    for number, (start, stop) in enumerate(_pairs(edges)):
+    for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
         record, problem = read_frame(data, start, stop)
         try:
             if problem:
@@ -262,10 +262,6 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
     return entries, rejected
 
 
-def _pairs(edges: np.ndarray) -> Iterator[tuple[int, int]]:
-    return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-
-
 def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) -> _Entry:
     features = parse_features(record)
     label = _read_label(record, features, layout.label)
@@ -273,7 +269,10 @@ def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) 
     if feature is None:
         raise _Unusable(f"feature {layout.input.name} missing")
     if layout.input.form == "numbers":
-        values = _read_numbers(record, feature, layout)
+        if feature.kind == "bytes":
+            name = layout.input.name
+            raise _Unusable(f"feature {name} has another kind: bytes, not numbers")
+        values = read_numbers(record, feature)
         return _Entry(
             number=number,
             label=label,
@@ -307,8 +306,7 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
         texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
         values = [text.decode("utf-8", "backslashreplace").strip() for text in texts]
     else:
-        read = read_integers if feature.kind == "int64" else read_floats
-        values = read(record, feature).tolist()
+        values = read_numbers(record, feature).tolist()
     if len(values) != 1:
         raise _Unusable(f"label has several values: {len(values)}" if values else "label missing")
     if feature.kind == "int64" and values[0] < 0:
@@ -316,14 +314,6 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     if feature.kind == "float" and not np.isfinite(values[0]):
         raise _Unusable("label is no finite number")
     return values[0]
-
-
-def _read_numbers(record: bytes, feature: Feature, layout: ExampleLayout) -> np.ndarray:
-    """The values of a list of numbers."""
-    if feature.kind == "bytes":
-        raise _Unusable(f"feature {layout.input.name} has another kind: bytes, not numbers")
-    read = read_floats if feature.kind == "float" else read_integers
-    return read(record, feature)
 
 
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:

@@ -8,6 +8,7 @@ the shards if there is one, or text.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,7 @@ from throughline.data.shards.example_features import (
     NotAnExample,
     bytes_places,
     parse_features,
-    read_floats,
-    read_integers,
+    read_numbers,
 )
 from throughline.data.shards.tfrecord import read_frame
 from throughline.data.sources.base import Arrays, Files, count_kinds
@@ -155,9 +155,7 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
     """
     data, edges = open_shard(shard)
     parts, problem = [], ""
-    for start, stop in zip(
-        edges[:-1][:RECORDS_LOOKED_AT].tolist(), edges[1:][:RECORDS_LOOKED_AT].tolist(), strict=True
-    ):
+    for start, stop in itertools.pairwise(edges[: RECORDS_LOOKED_AT + 1].tolist()):
         record, damage = read_frame(data, start, stop)
         if damage:
             continue
@@ -182,8 +180,9 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
         head = record[start : start + 4]
         image = next((name for sign, name in SIGNATURES.items() if head.startswith(sign)), "")
         return FeatureSummary(kind="bytes", lengths=frozenset([stop - start]), image=image)
-    read = read_integers if feature.kind == "int64" else read_floats
-    return FeatureSummary(kind=feature.kind, lengths=frozenset([len(read(record, feature))]))
+    return FeatureSummary(
+        kind=feature.kind, lengths=frozenset([len(read_numbers(record, feature))])
+    )
 
 
 def merge_summaries(
