@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from throughline.results.comparison import Comparison, Row
 
@@ -115,9 +116,6 @@ def to_records(table: Table) -> list[dict[str, str]]:
 def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
     rate = "examples/s"
     on_test = any(row.test_metric is not None for row in comparison.configurations)
-    gpu = TableColumn(
-        heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
-    )
     speedup = TableColumn(
         heading=f"× {comparison.baseline}", cell=lambda row: _speedup(row, comparison.baseline)
     )
@@ -129,66 +127,42 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
         TableColumn(heading="training", unit=rate, cell=_training),
         *((speedup,) if len(comparison.configurations) > 1 else ()),
-        TableColumn(
-            heading="its epochs",
-            unit=rate,
-            essential=False,
-            cell=lambda row: _number(row.train_examples_per_s),
-        ),
-        TableColumn(
-            heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
-        ),
-        TableColumn(
-            heading="model alone",
-            unit=rate,
-            cell=lambda row: _number(row.model_ceiling_examples_per_s),
-        ),
+        _figure("its epochs", rate, "train_examples_per_s", essential=False),
+        _figure("input alone", rate, "input_examples_per_s"),
+        _figure("model alone", rate, "model_ceiling_examples_per_s"),
         *(_TEXT_COLUMNS if text else ()),
         TableColumn(heading="stall", unit="%", cell=_stall),
-        TableColumn(
-            heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_mean, digits=2)
-        ),
+        _figure("wait", "ms", "wait_ms_mean", digits=2),
         TableColumn(
             heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality
         ),
-        TableColumn(
-            heading="break-even",
-            unit="epoch",
-            essential=False,
-            cell=lambda row: _number(row.break_even_epoch),
-        ),
-        TableColumn(
-            heading="memory",
-            unit="MB",
-            essential=False,
-            cell=lambda row: _number(row.rss_mb_max),
-        ),
-        TableColumn(
-            heading="CPU busy",
-            unit="%",
-            essential=False,
-            cell=lambda row: _number(row.cpu_utilization_pct),
-        ),
-        *((gpu,) if comparison.machine.get("gpus") else ()),
+        _figure("break-even", "epoch", "break_even_epoch", essential=False),
+        _figure("memory", "MB", "rss_mb_max", essential=False),
+        _figure("CPU busy", "%", "cpu_utilization_pct", essential=False),
+        *((_GPU_COLUMN,) if comparison.machine.get("gpus") else ()),
     )
 
 
-def _of_text(name: str, digits: int = 0) -> Callable[[Row], Cell]:
-    """The cell of a figure that only batches of sequences have."""
-    return lambda row: _number(
-        None if row.sequence_batches is None else getattr(row.sequence_batches, name), digits=digits
-    )
+def _figure(
+    heading: str, unit: str, path: str, *, digits: int = 0, essential: bool = True
+) -> TableColumn:
+    """A column of a figure of the row, or of a part of it that only some rows have, by its path."""
+
+    def cell(row: Row) -> Cell:
+        value: Any = row
+        for name in path.split("."):
+            value = value and getattr(value, name)
+        return Cell(text=ABSENT if value is None else f"{value:,.{digits}f}")
+
+    return TableColumn(heading=heading, unit=unit, essential=essential, cell=cell)
 
 
+_GPU_COLUMN = _figure("GPU busy", "%", "gpu_utilization_pct_mean")
 _TEXT_COLUMNS = (
-    TableColumn(heading="input alone", unit="tokens/s", cell=_of_text("tokens_per_s")),
-    TableColumn(heading="padding", unit="%", cell=_of_text("padding_pct", 1)),
-    TableColumn(heading="distinct shapes", cell=_of_text("distinct_shapes")),
+    _figure("input alone", "tokens/s", "sequence_batches.tokens_per_s"),
+    _figure("padding", "%", "sequence_batches.padding_pct", digits=1),
+    _figure("distinct shapes", "", "sequence_batches.distinct_shapes"),
 )
-
-
-def _number(value: float | None, *, digits: int = 0) -> Cell:
-    return Cell(text=ABSENT if value is None else f"{value:,.{digits}f}")
 
 
 def _speedup(row: Row, baseline: str) -> Cell:
@@ -208,5 +182,5 @@ def _stall(row: Row) -> Cell:
 
 def _quality(row: Row) -> Cell:
     if row.test_metric is None:
-        return _number(row.val_metric, digits=4)
+        return Cell(text=f"{row.val_metric:.4f}")
     return Cell(text=f"{row.test_metric:.4f}", detail=f"validation {row.val_metric:.4f}")
