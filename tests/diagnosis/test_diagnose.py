@@ -31,7 +31,13 @@ from throughline.diagnosis.cost_model import (
     OverlappedWork,
     predict_step_ms,
 )
-from throughline.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
+from throughline.diagnosis.diagnose import (
+    Finding,
+    attainable_rate,
+    change_config,
+    diagnose,
+    rank_findings,
+)
 from throughline.diagnosis.rules import RULES
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.measurement.verdict import Stall
@@ -42,13 +48,9 @@ from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
 def judged(config: dict, *, model_ms: float = 10.0, on_accelerator: bool = True, **known):
     """The diagnosis of a configuration whose step takes exactly what the cost model says."""
-    ceilings = Ceilings(
-        input_examples_per_s=1000,
-        model_examples_per_s=BATCH / model_ms * 1e3,
-        on_accelerator=on_accelerator,
-    )
     facts = facts_of(config, model_ms=model_ms, on_accelerator=on_accelerator, **known)
-    return diagnose("p", facts, ceilings, model_step_of(model_ms, on_accelerator=on_accelerator))
+    step = model_step_of(model_ms, on_accelerator=on_accelerator)
+    return diagnose("p", facts, step, model_examples_per_s=BATCH / model_ms * 1e3)
 
 
 FIRST = [
@@ -253,12 +255,8 @@ def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_gains_noth
 
 
 def test_ceilings_add_up_where_the_cores_are_shared():
-    alone = {
-        "input_examples_per_s": 300.0,
-        "model_examples_per_s": 600.0,
-    }
-    assert Ceilings(**alone, on_accelerator=True).attainable_examples_per_s == 300
-    assert Ceilings(**alone, on_accelerator=False).attainable_examples_per_s == pytest.approx(200)
+    assert attainable_rate(300.0, 600.0, on_accelerator=True) == 300
+    assert attainable_rate(300.0, 600.0, on_accelerator=False) == pytest.approx(200)
 
 
 def test_the_cost_model_of_a_step():

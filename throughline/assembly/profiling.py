@@ -14,7 +14,7 @@ from throughline.assembly.inputs import (
 from throughline.assembly.model import build_models_for
 from throughline.config.cli import StageContext
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
-from throughline.diagnosis.diagnose import Ceilings, diagnose
+from throughline.diagnosis.diagnose import diagnose
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.diagnosis.summary import Profile, summarize_rounds
@@ -101,12 +101,8 @@ def profile(
             on_accelerator=on_accelerator,
             ahead=on_gpu and models.emulation is None,
         )
-        ceilings = Ceilings(
-            input_examples_per_s=facts.input_examples_per_s,
-            model_examples_per_s=pipeline.examples_per_step / state.model_step_ms * 1e3,
-            on_accelerator=on_accelerator,
-        )
-        diagnosis = diagnose(context.name, facts, ceilings, model_step)
+        model_rate = pipeline.examples_per_step / state.model_step_ms * 1e3
+        diagnosis = diagnose(context.name, facts, model_step, model_examples_per_s=model_rate)
         breakdown.write(folder)
         replace(diagnosis, costs=asdict(facts.costs)).write(folder)
         summarize_rounds(state).write(folder)

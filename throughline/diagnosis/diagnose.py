@@ -8,8 +8,9 @@ in `rules/`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from throughline.diagnosis.cost_model import (
@@ -47,29 +48,20 @@ FIX_WHEN_UNKNOWN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """Throughput of the input alone and of the model alone [examples/s]. `on_accelerator` is
-    false on a CPU, where input and model share the cores.
+def attainable_rate(input_rate: float, model_rate: float, *, on_accelerator: bool) -> float:
+    """The most that training can reach [examples/s], by what the input alone and the model alone
+    do: the lower ceiling or, on a CPU, where both share the cores, their sum of work.
     """
-
-    input_examples_per_s: float
-    model_examples_per_s: float
-    on_accelerator: bool
-
-    @property
-    def attainable_examples_per_s(self) -> float:
-        """The most that training can reach: the lower ceiling, or, where input and model share the
-        cores, their sum of work.
-        """
-        if self.on_accelerator:
-            return min(self.input_examples_per_s, self.model_examples_per_s)
-        return 1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)
+    if on_accelerator:
+        return min(input_rate, model_rate)
+    return 1 / (1 / input_rate + 1 / model_rate)
 
 
-def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepCost) -> Diagnosis:
-    """Judge the configuration `name` from what was measured; findings come with the one to act on
-    first.
+def diagnose(
+    name: str, facts: Facts, model_step: ModelStepCost, *, model_examples_per_s: float
+) -> Diagnosis:
+    """Judge the configuration `name` from what was measured, of the model alone its rate, too;
+    findings come with the one to act on first.
     """
     verdict = judge(facts.stall, facts.cross_check, on_accelerator=facts.on_accelerator)
     findings = rank_findings(
@@ -88,7 +80,9 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
         utilization_pct=100 - facts.stall_pct,
         stall_pct=facts.stall_pct,
         wait_pct=facts.wait_pct,
-        attainable_examples_per_s=ceilings.attainable_examples_per_s,
+        attainable_examples_per_s=attainable_rate(
+            facts.input_examples_per_s, model_examples_per_s, on_accelerator=facts.on_accelerator
+        ),
         cause=cause,
         fix=fix,
         evidence=_describe_step(facts),
@@ -280,8 +274,4 @@ def _to_yaml(value: Any) -> str:
     """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    return value if isinstance(value, str) else json.dumps(value)
