@@ -9,7 +9,6 @@ threads, and the peak memory of the process that is stage, client and scheduler.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import resource
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command_line import command_line
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
@@ -59,11 +59,7 @@ def write(work: Path, shards: int, workers: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure in alternation, and print medians."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.dask_shards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("dask_shards", __doc__, results=False)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--shards", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--workers", type=int, default=2)

@@ -4,7 +4,6 @@ series.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,29 +25,6 @@ from throughline.shared.layout import Layout
 ROOT = Path(__file__).parent.parent
 LEAST_STEPS = 10
 SERIES_SHAPE = (1_000_000, 8)
-
-
-def arguments(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The command line that the benchmarks of prepared data have in common."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--photos",
-        type=Path,
-        metavar="DIR",
-        help="class folders of JPEG photos; without it, photos are left out and this is said",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="keep the prepared data there for the next time; default: a temporary folder",
-    )
-    return parser
 
 
 def alternate(

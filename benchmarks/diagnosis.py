@@ -11,7 +11,6 @@ one of those that mend it. Every case has a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 
 ROUNDS, TURN_S = 9, 0.25
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -203,10 +203,8 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Examine all cases, print the table and the two figures that count, write all as JSON."""
-    options = data.arguments("diagnosis", __doc__).parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    options = data_command_line("diagnosis", __doc__).parse_args()
+    with open_work(options.work) as work:
         cases = [(data.fashion_mnist(work), case) for case in FASHION_MNIST]
         if options.photos:
             workload = data.photos(options.photos, work)
@@ -241,8 +239,7 @@ def main() -> None:
         f"named first: {sum(named)} of {len(named)}; median error of the predicted gain:"
         f" {statistics.median(errors):.0f} %"
     )
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ tensorflow.org/guide/data_performance, whose numbers these are.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 
 # isort: split
 import tensorflow as tf
+
+from benchmarks.command_line import command_line, write_results
 
 OPEN_S, READ_S, TRAIN_S, MAP_S = 0.03, 0.015, 0.01, 0.03
 QUICK_MAP_S, WIDENING_S = 0.001, 0.0001  # of the last two experiments: per sample
@@ -192,12 +191,7 @@ def seconds(experiment: Experiment) -> float:
 
 def main() -> None:
     """Run all experiments, print the table, write it as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.guide",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser = command_line("guide", __doc__)
     parser.add_argument(
         "--repeats", type=int, default=3, help="times that each experiment runs; the median counts"
     )
@@ -230,8 +224,7 @@ def main() -> None:
     for slow, quick in (*pairs, ("all naive, 5 epochs", "all optimized, 5 epochs")):
         gains = [results[slow][key] / results[quick][key] for key in ("published_s", "here_s")]
         print(f"{quick} over {slow}: {gains[0]:.2f} × in the guide, {gains[1]:.2f} × here")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

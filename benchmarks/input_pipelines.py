@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import multiprocessing
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 from throughline.shared.allocator import raise_malloc_thresholds
 
 PHOTOS = ("photos", "crops", "resized_crops", "imagenet")
@@ -235,7 +234,7 @@ def show(title: str, results: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, print the tables, and write them as JSON."""
-    parser = data.arguments("input_pipelines", __doc__)
+    parser = data_command_line("input_pipelines", __doc__)
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive"
     )
@@ -243,9 +242,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()
     written: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    with open_work(options.work) as work:
         makers = {
             "photos": lambda: data.photos(options.photos, work),
             "crops": lambda: data.crops(options.photos, work),
@@ -277,8 +274,7 @@ def main() -> None:
                     "decoding and resizing by the ops alone, one core times all:"
                     f" {written['decode_resize_images_per_s']:,.0f} images/s"
                 )
-            if options.json:
-                options.json.write_text(json.dumps(written, indent=2) + "\n")
+            write_results(options.json, written)
 
 
 if __name__ == "__main__":

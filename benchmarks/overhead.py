@@ -11,7 +11,6 @@ median of the pairs' ratios counts.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import data
+from benchmarks.command_line import command_line
 
 
 @contextmanager
@@ -88,11 +88,7 @@ def epochs(
 
 def main() -> None:
     """Train in alternation and print the ratio."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("overhead", __doc__, results=False)
     parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,17 +10,15 @@ left out, and this is said.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import statistics
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 from benchmarks.input_pipelines import worker
 
 OURS = ("naive", "map_parallel", "heuristic", "unordered", "fast_decode", "snapshot", "optimized")
@@ -30,14 +28,7 @@ SIZE = 224
 
 def main() -> None:
     """Measure all, print a table, and write it as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--photos", type=Path, required=True, metavar="DIR", help="class folders of JPEG photos"
-    )
+    parser = data_command_line("peers", __doc__, photos_required=True)
     parser.add_argument(
         "--python",
         type=Path,
@@ -45,18 +36,9 @@ def main() -> None:
         metavar="FILE",
         help="interpreter of the peers' environment",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="keep the prepared data there; default: a temporary folder",
-    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    with open_work(options.work) as work:
         theirs = Theirs(python=options.python, photos=options.photos, work=work, size=SIZE)
         rates = run_all(data.photos(options.photos, work), theirs, options.rounds)
     base = statistics.median(rates["naive"])
@@ -72,8 +54,7 @@ def main() -> None:
             f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}"
             f"{'  ours' if name in OURS else ''}"
         )
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_results(options.json, results)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,6 @@ is data and work of the same kind and size, whose ratios compare; *cited* was no
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -40,6 +38,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from benchmarks import data, peers
+from benchmarks.command_line import command_line, write_results
 from benchmarks.input_pipelines import start_workers, turn
 from benchmarks.tuning import run
 from throughline.data.known_datasets import make_photos
@@ -98,18 +97,13 @@ def _rate(value: float | None) -> str:
 
 def main() -> None:
     """Run a suite, print its table, and write it as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.published",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("published", __doc__)
     parser.add_argument("--suite", choices=("dlio", "presto", "landscape"), required=True)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="prepared data")
     parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos")
     parser.add_argument(
         "--python", type=Path, metavar="FILE", help="interpreter of the peers' environment"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     if options.suite == "landscape":
@@ -121,8 +115,7 @@ def main() -> None:
             dlio(options.work) if options.suite == "dlio" else presto(options.work, options.photos)
         )
     print(HEADING, *rows, sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps([vars(row) for row in rows], indent=2) + "\n")
+    write_results(options.json, [vars(row) for row in rows])
 
 
 def dlio(work: Path) -> list[Row]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 from benchmarks.stall import eaten_core
 
 
@@ -119,17 +118,14 @@ def main() -> None:
         ratio_interval,
         relative_rate,
     )
-    from throughline.shared.files import write_json
 
-    parser = data.arguments("ranking", __doc__)
+    parser = data_command_line("ranking", __doc__)
     parser.add_argument("--simulate", action="store_true", help="equal configurations, no profiles")
     options: argparse.Namespace = parser.parse_args()
     if options.simulate:
         return simulate()
     document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    with open_work(options.work) as work:
         workload = data.fashion_mnist(work)
         results = {
             label: compared(workload, document, disturbed=label == "disturbed")
@@ -146,8 +142,7 @@ def main() -> None:
             raw = row.raw_examples_per_s / base.raw_examples_per_s
             ratio = relative_rate(row) / relative_rate(base)
             print(f"{row.pipeline:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row.stall_pct:>7.0f}%")
-    if options.json:
-        write_json(options.json, results)
+    write_results(options.json, results)
     return None
 
 

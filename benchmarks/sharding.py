@@ -24,6 +24,7 @@ import numpy as np
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from benchmarks import data
+from benchmarks.command_line import command_line, write_results
 from throughline.data.ingest import ingest
 from throughline.data.manifest import Manifest, read_manifest
 from throughline.data.shards.writing import shard
@@ -124,18 +125,13 @@ def _spread(rates: list[float]) -> str:
 
 def main() -> None:
     """Measure, print, and write JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sharding",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("sharding", __doc__)
     parser.add_argument(
         "--photos",
         type=Path,
         metavar="DIR",
         help="class folders of JPEG photos; without it, photos are left out",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
@@ -190,8 +186,7 @@ def main() -> None:
         )
         results["curve"].append(json.loads(done.stdout.strip().splitlines()[-1]))
         print(results["curve"][-1])
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

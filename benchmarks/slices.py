@@ -10,7 +10,6 @@ runs, and with a small network on the cores.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -20,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.storm import NAME, SMALL, Trainings, open_trainings, write_params
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.profiling import ProfileResult
@@ -65,11 +65,7 @@ def profile(
 
 def main() -> None:
     """Measure in alternation, and print the rates of the model alone with their ratios."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.slices",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("slices", __doc__, results=False)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

@@ -11,16 +11,14 @@ does, by a plan of its own.
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 from benchmarks.input_pipelines import start_workers
 
 FRACTIONS = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0)
@@ -95,13 +93,11 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     """Measure, print the tables, and write them as JSON."""
-    parser = data.arguments("snapshot_parts", __doc__)
+    parser = data_command_line("snapshot_parts", __doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()
     written: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    with open_work(options.work) as work:
         makers: list[Callable[[], data.Workload]] = [lambda: data.fashion_mnist(work)]
         if options.photos is None:
             print("photos: left out, since --photos DIR is not given")
@@ -115,8 +111,7 @@ def main() -> None:
             written[workload.name] = summarize(measure(workload, options.rounds))
             size = workload.params.batch_size
             show(f"{workload.name}, batches of {size}", written[workload.name])
-    if options.json:
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+    write_results(options.json, written)
 
 
 if __name__ == "__main__":

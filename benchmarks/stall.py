@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import multiprocessing
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 
 EXAMPLES, BATCH = 20_000, 8
 STEP_ALONE_S = 1.5  # of a sleeping model, to learn what a step takes beyond its sleep
@@ -360,18 +359,15 @@ def _compute() -> None:
 
 def main() -> None:
     """Measure all cases, print a line each and the figures that count, write everything as JSON."""
-    parser: argparse.ArgumentParser = data.arguments("stall", __doc__)
+    parser: argparse.ArgumentParser = data_command_line("stall", __doc__)
     parser.add_argument(
         "--real", action="store_true", help="real inputs and models on real cores instead"
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name contains this")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    with open_work(options.work) as work:
         results = list(_real(options, work) if options.real else _sleeping(options, work))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_results(options.json, results)
 
 
 def _sleeping(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,6 @@ and on the few of the trials.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import json
@@ -34,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.command_line import command_line, write_results
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from project import SMALL, environment, make_project, run_stages, write_params
@@ -292,14 +293,9 @@ def time_first_batch(root: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Run the trials that are missing, and say how many went well."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.storm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("storm", __doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the trials there")
     parser.add_argument("--rows", type=int, metavar="N", help="time the first batch of so many")
     options = parser.parse_args()
     if options.rows:
@@ -330,8 +326,7 @@ def main() -> None:
     bad = [trial for trial in done if trial["problems"]]
     kills = sum(trial["kills"] for trial in done)
     print(f"{len(done) - len(bad)} of {len(done)} trials as if nothing had happened, {kills} kills")
-    if options.json:
-        options.json.write_text(json.dumps(done, indent=2) + "\n")
+    write_results(options.json, done)
     raise SystemExit(bool(bad))
 
 

@@ -11,14 +11,12 @@ half counts: what AUTOTUNE's buffers took in while the other trained is used up 
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks import data
+from benchmarks.command_line import data_command_line, open_work, write_results
 
 ROUNDS, TURN_S = 5, 1.5
 OTHERS = ("heuristic", "autotune")
@@ -60,10 +58,8 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all pairs, print the table and write it as JSON."""
-    options = data.arguments("training", __doc__).parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
+    options = data_command_line("training", __doc__).parse_args()
+    with open_work(options.work) as work:
         workloads = [data.fashion_mnist(work), data.windows(work)]
         if options.photos:
             workloads = [
@@ -92,8 +88,7 @@ def main() -> None:
                     f" ({found['from_to'][0]:.2f} to {found['from_to'][1]:.2f})",
                     flush=True,
                 )
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":
