@@ -24,6 +24,11 @@ def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
     return np.stack([array[first, 0], np.maximum.reduceat(array[:, 1], first)], axis=1)
 
 
+def merge(sets: Iterable[np.ndarray]) -> np.ndarray:
+    """The instants that are in any of the sets."""
+    return union((begin, end) for spans in sets for begin, end in spans.tolist())
+
+
 def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The instants that are in both."""
     if not len(first) or not len(second):

@@ -56,7 +56,8 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         # first look at them would not.
         read_us["snapshot"] = _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size
     batch = next(iter(gathering.dataset()))
-    rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
+    # In memory, so that delivering them costs next to nothing.
+    rows = tf.data.Dataset.from_tensor_slices(batch).take(count).cache()
     idle = _per_element(rows, count)
     call_us = (
         _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
@@ -69,10 +70,10 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     if config.read != "snapshot" and spec.window is None:
         examples = _stored_examples(pipeline, config)
         read_us[config.read] = _per_element(examples.take(4 * count), count)
-        first = _cached_in_memory(
-            examples.take(count).map(
-                lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
-            )
+        first = (
+            examples.take(count)
+            .map(lambda element: {"record": element} if tf.is_tensor(element) else element)
+            .cache()
         )
         stream_ops = [
             op
@@ -110,7 +111,7 @@ def _op_costs(
     for op in ops:
         run = _runner(pipeline, op)
         batches = (
-            _cached_in_memory(elements.batch(count))
+            elements.batch(count).cache()
             if op.takes != "example" and _alike(pipeline, elements)
             else None
         )
@@ -131,7 +132,7 @@ def _op_costs(
             batch_us=None if batch_us is None else max(0.0, batch_us),
         )
         costs.setdefault(op.name, []).append(cost)
-        elements = _cached_in_memory(results)
+        elements = results.cache()
     return {name: _mean(of_name) for name, of_name in costs.items()}
 
 
@@ -158,11 +159,6 @@ def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
 def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     """The same data by another plan, as dicts that every op can work on."""
     return replace(pipeline, plan=plan, with_keys=True, worker=TrainingWorker(), scratch=Scratch())
-
-
-def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The elements in memory, so that delivering them costs next to nothing."""
-    return dataset.cache()
 
 
 def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:

@@ -4,7 +4,7 @@ is simulated.
 
 from __future__ import annotations
 
-from throughline.diagnosis.intervals import close_gaps, intersection, union
+from throughline.diagnosis.intervals import close_gaps, intersection, merge, union
 from throughline.diagnosis.trace_breakdown import find_activity, find_waits
 from throughline.diagnosis.xspace import Trace
 from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
@@ -23,12 +23,8 @@ def find_timeline(trace: Trace) -> Timeline | None:
     begin, end = marks[0].start_ms, marks[-1].end_ms
     window = union([(begin, end)])
     lanes = {
-        TRAIN_LANE: union((event.start_ms, event.end_ms) for event in marks),
-        WAITING_LANE: union(
-            (begin, end)
-            for spans in find_waits(trace.host, trace.device)
-            for begin, end in spans.tolist()
-        ),
+        TRAIN_LANE: union(event.span for event in marks),
+        WAITING_LANE: merge(find_waits(trace.host, trace.device)),
         **{
             step: at_work
             for step, at_work in find_activity(trace.host).items()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from throughline.diagnosis.intervals import difference, intersection, total_length, union
+from throughline.diagnosis.intervals import difference, intersection, merge, total_length, union
 from throughline.diagnosis.xspace import WAIT, Event, Trace
 from throughline.results.profiling import Breakdown, IteratorTime
 
@@ -39,13 +39,9 @@ def break_down(trace: Trace) -> Breakdown:
     steps = [event for event in trace.host if event.step]
     begin = min((event.start_ms for event in steps), default=0.0)
     host = [event for event in trace.host if event.end_ms > begin]
-    window = union((event.start_ms, event.end_ms) for event in steps)
-    device = union(
-        (event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name)
-    )
-    copies = union(
-        (event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name)
-    )
+    window = union(event.span for event in steps)
+    device = union(event.span for event in trace.device if not _COPY.search(event.name))
+    copies = union(event.span for event in trace.device if _COPY.search(event.name))
     on_gpu = bool(trace.device and steps)
     waits = find_waits(host, trace.device)
     lengths = sorted(map(total_length, waits))
@@ -57,13 +53,7 @@ def break_down(trace: Trace) -> Breakdown:
         wait_ms_p50=statistics.median(lengths) if lengths else None,
         wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
-        iterators=tuple(
-            _iterators(
-                host,
-                union((begin, end) for spans in waits for begin, end in spans.tolist()),
-                total_length(window) or float("nan"),
-            )
-        ),
+        iterators=tuple(_iterators(host, merge(waits), total_length(window) or float("nan"))),
         gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
         gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
     )
@@ -73,12 +63,8 @@ def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarra
     """The spans of each wait for input: on a GPU, for which the host is one step ahead, those that
     the GPU is idle in.
     """
-    busy = union((event.start_ms, event.end_ms) for event in device)
-    return [
-        difference(union([(event.start_ms, event.end_ms)]), busy)
-        for event in host
-        if event.name == WAIT
-    ]
+    busy = union(event.span for event in device)
+    return [difference(union([event.span]), busy) for event in host if event.name == WAIT]
 
 
 def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
@@ -86,7 +72,7 @@ def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     iterators are taken together.
     """
     tallies = _tally(events)
-    spans: dict[str, list[tuple[float, float]]] = {}
+    spans: dict[str, list[np.ndarray]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
         at_work = union(tally.function_spans() if tally.works_elsewhere else tally.call_spans)
@@ -96,8 +82,8 @@ def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
             if other.rpartition("::")[0] == path and not tally.works_elsewhere
         ):
             at_work = difference(at_work, union(tallies[child].call_spans))
-        spans.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
-    return {step: union(pairs) for step, pairs in spans.items()}
+        spans.setdefault(tally.step, []).append(at_work)
+    return {step: merge(sets) for step, sets in spans.items()}
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:
@@ -210,7 +196,7 @@ def _count_calls(
         tally = tallies[path]
         tally.step = event.label
         tally.tuned = event.tuned if event.tuned is not None else tally.tuned
-        tally.call_spans.append((event.start_ms, event.end_ms))
+        tally.call_spans.append(event.span)
         tally.own_ms += event.duration_ms
         caller = ancestor(_serves)
         if caller is not None and caller.iterator:
@@ -250,9 +236,7 @@ def _count_functions(
         if event.name != _EXECUTES or event.run not in owners:
             continue
         if ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
-            tallies[owners[event.run]].function_runs[event.run].append(
-                (event.start_ms, event.end_ms)
-            )
+            tallies[owners[event.run]].function_runs[event.run].append(event.span)
 
 
 def _serves(span: Event) -> bool:

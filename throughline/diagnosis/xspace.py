@@ -52,6 +52,11 @@ class Event:
         return self.start_ms + self.duration_ms
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Its begin and end."""
+        return self.start_ms, self.end_ms
+
+    @property
     def step(self) -> bool:
         """Whether it is a train step of the traced window."""
         return self.name in STEPS

@@ -17,9 +17,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def word_or_count(*words: str) -> PlainValidator:
+def word_or_count(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
     """Check a field that is one of a few words or a whole number from 1, with one plain message for
-    anything else.
+    anything else; and its JSON schema.
     """
 
     def check(value: Any) -> str | int:
@@ -27,9 +27,5 @@ def word_or_count(*words: str) -> PlainValidator:
             return value
         raise ValueError(f"expected {', '.join(words)} or a whole number from 1; found {value!r}")
 
-    return PlainValidator(check)
-
-
-def json_word_or_count(*words: str) -> WithJsonSchema:
-    """The JSON schema of such a field."""
-    return WithJsonSchema({"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]})
+    schema = {"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]}
+    return PlainValidator(check), WithJsonSchema(schema)

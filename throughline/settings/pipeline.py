@@ -6,23 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from throughline.settings.base import Fraction, Settings, json_word_or_count, word_or_count
+from throughline.settings.base import Fraction, Settings, word_or_count
 from throughline.settings.batch import BatchSettings
 
-Parallel = Annotated[
-    str | int, word_or_count("none", "auto", "cores"), json_word_or_count("none", "auto", "cores")
-]
-PrefetchSize = Annotated[
-    str | int, word_or_count("none", "auto"), json_word_or_count("none", "auto")
-]
-ThreadPool = Annotated[str | int, word_or_count("shared"), json_word_or_count("shared")]
+Parallel = Annotated[str | int, *word_or_count("none", "auto", "cores")]
+PrefetchSize = Annotated[str | int, *word_or_count("none", "auto")]
+ThreadPool = Annotated[str | int, *word_or_count("shared")]
 # A tagged union reports a problem once.
 Sampling = Annotated[
     Annotated[Literal["uniform", "balanced"], Tag("literal")]
     | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
 ]
-ShuffleSize = Annotated[str | int, word_or_count("auto"), json_word_or_count("auto")]
+ShuffleSize = Annotated[str | int, *word_or_count("auto")]
 
 
 class InterleaveSettings(Settings):

@@ -15,7 +15,7 @@ import psutil
 from pydantic import AfterValidator, Field, ValidationError
 
 from throughline.plan.training_workers import training_worker_from_tf_config
-from throughline.settings.base import Settings, json_word_or_count, word_or_count
+from throughline.settings.base import Settings, word_or_count
 from throughline.shared.errors import InvalidBudget, Untunable
 from throughline.shared.layout import Layout
 from throughline.shared.limits import KEPT_SHARE, available_memory
@@ -94,7 +94,7 @@ class Budgets(Settings):
         default=UNLIMITED,
         description="time to write a snapshot, such as 10min; unlimited: any, but it is counted",
     )
-    epochs: Annotated[str | int, word_or_count(AUTO), json_word_or_count(AUTO)] = Field(
+    epochs: Annotated[str | int, *word_or_count(AUTO)] = Field(
         default=AUTO, description="of the training that is to be fast; auto: train.epochs"
     )
     time: Annotated[str, AfterValidator(_check_search_time)] = Field(
