@@ -114,9 +114,7 @@ def run_project(folder: Path, *, kept: bool) -> dict[str, float]:
 def ingest_here(root: Path, work: Path, *, profile: bool) -> None:
     """Ingest, and print seconds and the peak of memory; with `profile` where the seconds go."""
     settings = DataSettings(
-        source="image_folder",
-        path=str(root),
-        split=SplitSettings(validation=0.1, test=0.1),
+        source="image_folder", path=str(root), split=SplitSettings(validation=0.1, test=0.1)
     )
     profiler = cProfile.Profile()
     before = resource.getrusage(resource.RUSAGE_SELF)

@@ -56,11 +56,7 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
         spec = replace(spec, postprocess=())
     with open_input_service(config) as address:
         pipeline = InputPipeline(
-            plan=make_plan(config, spec),
-            data=data,
-            split="train",
-            seed=0,
-            service_address=address,
+            plan=make_plan(config, spec), data=data, split="train", seed=0, service_address=address
         )
         batches = pipeline.batches(epochs=PLENTY)
         warm_up(pipeline, batches)

@@ -69,11 +69,7 @@ def epochs(
     def epoch(callbacks: list) -> float:
         began = time.perf_counter()
         fit(
-            train_function,
-            pipeline.dataset(),
-            schedule,
-            evaluation=evaluation,
-            callbacks=callbacks,
+            train_function, pipeline.dataset(), schedule, evaluation=evaluation, callbacks=callbacks
         )
         return time.perf_counter() - began
 

@@ -67,10 +67,7 @@ def summarize(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
         ratios = [
             part / (none + fraction * (whole - none))
             for part, none, whole in zip(
-                taken[name_of(fraction)],
-                taken[name_of(0)],
-                taken[name_of(1)],
-                strict=True,
+                taken[name_of(fraction)], taken[name_of(0)], taken[name_of(1)], strict=True
             )
         ]
         low, median, high = statistics.quantiles(ratios, n=4)

@@ -18,12 +18,7 @@ from pydantic import ValidationError
 
 from throughline import settings
 from throughline.config.cli import parse_command
-from throughline.config.named_files import (
-    MODELS,
-    TOKENIZER,
-    find_named_files,
-    read_model_objects,
-)
+from throughline.config.named_files import MODELS, TOKENIZER, find_named_files, read_model_objects
 from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.plan.op_parsing import parse_op

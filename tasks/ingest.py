@@ -145,10 +145,7 @@ def main() -> None:
             use_engine(**params.engine.model_dump()),
         ):
             manifest = ingest(
-                params.data,
-                layout.manifest,
-                inspections=layout.inspections,
-                verify=options.verify,
+                params.data, layout.manifest, inspections=layout.inspections, verify=options.verify
             )
         report(manifest)
 

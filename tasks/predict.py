@@ -100,11 +100,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
         "--every-window", action="store_true", help="all windows of a series, not the last alone"
     )
     parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=256,
-        metavar="N",
-        help="examples at once; 256 if left out",
+        "--batch-size", type=int, default=256, metavar="N", help="examples at once; 256 if left out"
     )
     parser.add_argument("--strict", action="store_true", help="fail where any input cannot be used")
 

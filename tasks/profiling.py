@@ -15,11 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from throughline.assembly.inputs import (
-    open_input_pipeline,
-    open_input_service,
-    open_inputs,
-)
+from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import measure_one_process, meet_processes
 from throughline.assembly.profiling import profile

@@ -30,12 +30,7 @@ from throughline.shared.layout import STORE_HOME, Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
-from throughline.tuning.budgets import (
-    Budgets,
-    find_limits,
-    read_budgets,
-    refuse_several_hosts,
-)
+from throughline.tuning.budgets import Budgets, find_limits, read_budgets, refuse_several_hosts
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal

@@ -54,12 +54,10 @@ NameOption = Annotated[
     ),
 ]
 DebugOption = Annotated[
-    bool,
-    typer.Option("--debug", help="show all that Prefect and the stages say, and tracebacks"),
+    bool, typer.Option("--debug", help="show all that Prefect and the stages say, and tracebacks")
 ]
 VerboseOption = Annotated[
-    bool,
-    typer.Option("--verbose", help="show all that the stages print, not their results alone"),
+    bool, typer.Option("--verbose", help="show all that the stages print, not their results alone")
 ]
 
 
@@ -159,12 +157,7 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
         with shown, resolved as changes:
             typer.echo(resolve(project, changes, pipelines).text, nl=False)
             raise SystemExit(0)
-    with (
-        shown,
-        use_running_servers(project),
-        resolved as changes,
-        prefect_server(),
-    ):
+    with shown, use_running_servers(project), resolved as changes, prefect_server():
         yield changes
 
 

@@ -32,13 +32,7 @@ from typing import Any
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
-from throughline.shared.fork_client import (
-    HEAVY_STAGES,
-    READY,
-    REFUSED,
-    STAGE_SERVER,
-    STREAMS,
-)
+from throughline.shared.fork_client import HEAVY_STAGES, READY, REFUSED, STAGE_SERVER, STREAMS
 from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_collection
 from throughline.shared.scratch import Scratch
 

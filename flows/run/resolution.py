@@ -19,12 +19,7 @@ from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
 from flows.run.git_calls import list_files
 from flows.run.parameters import OVERRIDE, Changes, check_name
-from throughline.config.params import (
-    Params,
-    check,
-    check_pipelines_exist,
-    find_read_fraction,
-)
+from throughline.config.params import Params, check, check_pipelines_exist, find_read_fraction
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml, read_yaml_text
 from throughline.shared.errors import InvalidParams, WorkspaceProblem

@@ -8,9 +8,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from throughline.assembly.inputs import (
-    estimate_snapshot_bytes,
-)
+from throughline.assembly.inputs import estimate_snapshot_bytes
 from throughline.assembly.model import build_models_for
 from throughline.config.cli import StageContext
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
@@ -33,9 +31,7 @@ from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.reporting.plots import plot_steps, plot_timelines
 from throughline.results.build import BuildResult, InputThroughput, name_machine
-from throughline.results.profiling import (
-    Breakdown,
-)
+from throughline.results.profiling import Breakdown
 from throughline.results.train import TrainResult
 from throughline.settings import MeasureSettings, TrainSettings
 from throughline.shared.errors import MissingInput
@@ -169,11 +165,7 @@ def collect_facts(
     trained: TrainResult | None,
 ) -> Facts:
     """Everything that the rules look at."""
-    config, data, worker = (
-        context.params.pipelines[context.name],
-        pipeline.data,
-        pipeline.worker,
-    )
+    config, data, worker = (context.params.pipelines[context.name], pipeline.data, pipeline.worker)
     cores = worker.share(usable_cores())
     state, breakdown = measurements.state, measurements.breakdown
     steps_per_epoch = pipeline.steps_per_epoch

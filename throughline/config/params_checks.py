@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 
 from throughline.config.model_checks import find_model_problems
 from throughline.data import encodings  # noqa: F401 - sources name them
-from throughline.plan.constraints import (
-    find_config_problems,
-    find_lane_problems,
-)
+from throughline.plan.constraints import find_config_problems, find_lane_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
     find_fraction_problems,

@@ -138,11 +138,7 @@ CHANGES = (
         signed=True,
     ),
     ImageChange(apply=_posterize, most=4.0),
-    ImageChange(
-        apply=_solarize,
-        least=256.0,
-        most=0.0,
-    ),
+    ImageChange(apply=_solarize, least=256.0, most=0.0),
     ImageChange(apply=_autocontrast),
     ImageChange(apply=_equalize),
 )

@@ -130,13 +130,7 @@ def _sentencepiece(content: bytes) -> Tokenizer:
 
     def encode(texts: tf.Tensor) -> tf.RaggedTensor:
         tokens, splits = kernels.sentencepiece_tokenize_op(
-            handle,
-            texts,
-            nbest_size=0,
-            alpha=1.0,
-            add_bos=False,
-            add_eos=False,
-            reverse=False,
+            handle, texts, nbest_size=0, alpha=1.0, add_bos=False, add_eos=False, reverse=False
         )
         return _shifted(tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), shift)
 

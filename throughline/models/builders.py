@@ -26,10 +26,7 @@ from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
 from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
 from throughline.models.inference import find_last_activation
-from throughline.models.transformers import (
-    transformer_decoder,
-    transformer_encoder,
-)
+from throughline.models.transformers import transformer_decoder, transformer_encoder
 from throughline.plan.ops import Op
 from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel

@@ -48,9 +48,7 @@ def make_serve_fn(
     probabilities = gives_probabilities(model)
     if spec.schema.is_text:
         return lambda texts: _name_outputs(
-            _answer_texts(trained, texts, kernels),
-            spec,
-            probabilities=probabilities,
+            _answer_texts(trained, texts, kernels), spec, probabilities=probabilities
         )
 
     def serve(stored: tf.Tensor) -> Outputs:

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from throughline.plan.constraints import (
-    find_config_problems,
-    find_lane_problems,
-)
+from throughline.plan.constraints import find_config_problems, find_lane_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
     find_label_problems,

@@ -200,10 +200,7 @@ def read_history(folder: Path) -> list[dict[str, float]]:
       MissingInput, DamagedFile: it is not there, or no table of numbers.
     """
     path = folder / HISTORY
-    with (
-        expect_current_schema(path, f"train@{folder.name}"),
-        path.open(newline="") as file,
-    ):
+    with expect_current_schema(path, f"train@{folder.name}"), path.open(newline="") as file:
         epochs = [
             {name: float(value) for name, value in row.items()} for row in csv.DictReader(file)
         ]

@@ -29,8 +29,7 @@ class InterleaveSettings(Settings):
         default=16, ge=1, description="consecutive records taken from one shard"
     )
     parallel: Parallel = Field(
-        default="none",
-        description="parallel readers: none, auto (AUTOTUNE), cores or a number",
+        default="none", description="parallel readers: none, auto (AUTOTUNE), cores or a number"
     )
 
 
@@ -38,8 +37,7 @@ class MapSettings(Settings):
     """Running the per-example or per-batch functions."""
 
     parallel: Parallel = Field(
-        default="none",
-        description="parallel calls: none, auto (AUTOTUNE), cores or a number",
+        default="none", description="parallel calls: none, auto (AUTOTUNE), cores or a number"
     )
 
 

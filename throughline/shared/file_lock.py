@@ -73,9 +73,7 @@ def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         os.ftruncate(descriptor, 0)
         os.pwrite(
-            descriptor,
-            json.dumps({"owner": owner, "pid": os.getpid(), "since": since}).encode(),
-            0,
+            descriptor, json.dumps({"owner": owner, "pid": os.getpid(), "since": since}).encode(), 0
         )
         yield descriptor
     finally:

@@ -33,9 +33,7 @@ VERSIONS = {
         file_pages=("total_active_file", "total_inactive_file"),
     ),
     "cgroup2": CgroupVersion(
-        limit="memory.max",
-        usage="memory.current",
-        file_pages=("active_file", "inactive_file"),
+        limit="memory.max", usage="memory.current", file_pages=("active_file", "inactive_file")
     ),
 }
 

@@ -57,9 +57,7 @@ PROVIDERS = {
         endpoint="AWS_ENDPOINT_URL",
     ),
     "gs": Provider(
-        variables="GOOGLE",
-        credentials="GOOGLE_APPLICATION_CREDENTIALS",
-        endpoint="GOOGLE_BASE_URL",
+        variables="GOOGLE", credentials="GOOGLE_APPLICATION_CREDENTIALS", endpoint="GOOGLE_BASE_URL"
     ),
     "az": Provider(
         variables="AZURE",

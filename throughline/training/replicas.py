@@ -171,10 +171,7 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
     with explain_losses(worker), deadline.start_within(settings.start_timeout_s):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         replicas = Replicas(
-            worker=worker,
-            strategy=strategy,
-            deadline=deadline,
-            timeout_s=settings.step_timeout_s,
+            worker=worker, strategy=strategy, deadline=deadline, timeout_s=settings.step_timeout_s
         )
         replicas.exchange([worker.index], timeout_s=settings.start_timeout_s)
     return replicas

@@ -22,12 +22,7 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_split_pipelines
 from throughline.config.params import Params
-from throughline.diagnosis.cost_model import (
-    Costs,
-    ModelStepCost,
-    estimate_load,
-    predict_step_ms,
-)
+from throughline.diagnosis.cost_model import Costs, ModelStepCost, estimate_load, predict_step_ms
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples

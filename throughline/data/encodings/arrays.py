@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from throughline.plan.ops import DecodeRaw, Op
-from throughline.plan.schema import (
-    Encoding,
-    Feature,
-    Shape,
-    TableColumns,
-    find_encoding,
-    register,
-)
+from throughline.plan.schema import Encoding, Feature, Shape, TableColumns, find_encoding, register
 from throughline.settings import PipelineConfig
 
 

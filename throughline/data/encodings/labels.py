@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from throughline.plan.schema import (
-    Encoding,
-    Feature,
-    Schema,
-    find_encoding,
-    register,
-)
+from throughline.plan.schema import Encoding, Feature, Schema, find_encoding, register
 from throughline.settings import PipelineConfig
 
 LabelKind = Literal["class", "number"]

@@ -28,11 +28,7 @@ from throughline.data.shards.earlier_shards import EarlierShard, find_earlier_sh
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
-from throughline.data.shards.records import (
-    encode_example,
-    encode_examples,
-    encode_head_and_tail,
-)
+from throughline.data.shards.records import encode_example, encode_examples, encode_head_and_tail
 from throughline.data.shards.tfrecord import (
     Compression,
     frame,
@@ -41,12 +37,7 @@ from throughline.data.shards.tfrecord import (
     shard_name,
     write_frames,
 )
-from throughline.data.splits import (
-    block_ranges,
-    first_of_digests,
-    shard_order,
-    shard_ranges,
-)
+from throughline.data.splits import block_ranges, first_of_digests, shard_order, shard_ranges
 from throughline.plan.schema import Schema
 from throughline.settings import ShardSettings
 from throughline.shared.engine import in_parallel

@@ -18,11 +18,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from throughline.data.manifest import SPLITS
-from throughline.data.sources.delimited import (
-    FieldCount,
-    open_delimited,
-    refuse_joined_lines,
-)
+from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
 from throughline.data.sources.number_text import find_decimal, find_lone_points, read_numbers
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
@@ -65,11 +61,7 @@ class TextTable:
         """What divides a number's fraction from its whole where this table has it as text."""
         texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
         return find_decimal(
-            texts,
-            self.settings,
-            self.path,
-            delimiter=self.delimiter,
-            likely=self.likely_decimal,
+            texts, self.settings, self.path, delimiter=self.delimiter, likely=self.likely_decimal
         )
 
     def decimal_of(self, name: str) -> str:

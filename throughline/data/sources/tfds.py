@@ -24,12 +24,7 @@ from throughline.data.sources.external_shards import (
     read_examples,
 )
 from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
-from throughline.data.sources.tfrecord import (
-    INPUTS,
-    LABELS,
-    choose_feature,
-    read_class_names,
-)
+from throughline.data.sources.tfrecord import INPUTS, LABELS, choose_feature, read_class_names
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

@@ -204,9 +204,7 @@ def merge_summaries(
 
 
 def _check_schema(
-    shard: ExternalShard,
-    found: Mapping[str, FeatureSummary],
-    needed: Mapping[str, FeatureSummary],
+    shard: ExternalShard, found: Mapping[str, FeatureSummary], needed: Mapping[str, FeatureSummary]
 ) -> None:
     """Refuse a shard whose records are of another schema; an empty one has none."""
     for name, summary in needed.items() if found else ():
@@ -223,11 +221,7 @@ def _check_schema(
 
 
 def choose_feature(
-    key: str,
-    configured: str,
-    features: Mapping[str, object],
-    *,
-    usual: Sequence[Sequence[str]],
+    key: str, configured: str, features: Mapping[str, object], *, usual: Sequence[Sequence[str]]
 ) -> str:
     """The feature that the settings name or, where they name none, the one with a usual name;
     `features` are described by their text.

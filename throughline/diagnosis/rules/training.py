@@ -9,11 +9,7 @@ from throughline.results.profiling import GOOD_UTILIZATION_PCT
 STEPS_PER_EXECUTION = 8  # the Python of so many steps runs once
 
 
-@rule(
-    params_key="train.epochs",
-    cause="only the first epoch is slow",
-    change=Change(),
-)
+@rule(params_key="train.epochs", cause="only the first epoch is slow", change=Change())
 def _cold_start(facts: Facts) -> str | None:
     slower = facts.cold_examples_per_s < 0.7 * facts.input_examples_per_s
     return (

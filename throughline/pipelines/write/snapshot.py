@@ -33,17 +33,8 @@ from throughline.data.shards.repair import (
 )
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
-from throughline.pipelines.write.rows import (
-    STATISTICS_OF,
-    EarlierRows,
-    PlacedShard,
-    WriteContext,
-)
-from throughline.pipelines.write.snapshot_writer import (
-    NotDecoded,
-    finish_split,
-    write_or_resume,
-)
+from throughline.pipelines.write.rows import STATISTICS_OF, EarlierRows, PlacedShard, WriteContext
+from throughline.pipelines.write.snapshot_writer import NotDecoded, finish_split, write_or_resume
 from throughline.pipelines.write.undecodable import find_undecodable
 from throughline.plan.ops import Op, Parse
 from throughline.plan.schema import Schema
@@ -51,10 +42,7 @@ from throughline.plan.shapes import resolve_decode, stored_shape
 from throughline.settings import SnapshotSettings
 from throughline.shared.engine import in_parallel
 from throughline.shared.errors import CorruptShard
-from throughline.shared.files import (
-    digest_json,
-    resumable_folder,
-)
+from throughline.shared.files import digest_json, resumable_folder
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import digest_program
 from throughline.shared.progress import echo_problem, progress
@@ -290,8 +278,6 @@ def _place(
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
         yield PlacedShard(
-            shard=shard,
-            start=passed[shard.split],
-            earlier=earlier.get((shard.split, shard.digest)),
+            shard=shard, start=passed[shard.split], earlier=earlier.get((shard.split, shard.digest))
         )
         passed[shard.split] += shard.examples

@@ -164,11 +164,7 @@ def _fit_wordpiece(lines: Iterable[str], op: Tokenize) -> bytes:
     words = [(word.decode(), count) for word, count in frequent]
     try:
         vocabulary = learner.learn(
-            words,
-            op.vocabulary,
-            [PADDING, UNKNOWN],
-            lower_thresh=1,
-            max_token_length=LONGEST_WORD,
+            words, op.vocabulary, [PADDING, UNKNOWN], lower_thresh=1, max_token_length=LONGEST_WORD
         )
     except (ValueError, IndexError, ZeroDivisionError) as error:
         raise InvalidParams(
