@@ -76,13 +76,9 @@ class Facts:
         """Parallel calls of the maps."""
         return Parallelism(self.config.map.parallel)
 
-    def step_share_pct(self, milliseconds: float) -> float:
-        """The share of a step that work of this duration is [%]."""
-        return 100 * milliseconds / self.train_step_ms
-
     def is_worthwhile(self, milliseconds: float) -> bool:
         """Whether work of this duration is a large enough share of a step to be worth a change."""
-        return self.step_share_pct(milliseconds) >= WORTH_PCT
+        return 100 * milliseconds / self.train_step_ms >= WORTH_PCT
 
     @property
     def map_steps(self) -> list[Map]:

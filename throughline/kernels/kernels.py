@@ -8,7 +8,6 @@ depend on order or parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import singledispatch
 
 import numpy as np
@@ -43,7 +42,6 @@ from throughline.plan.ops import (
 )
 
 Element = dict[str, tf.Tensor]
-Kernel = Callable[[Op, Element, RandomStream], Element]
 _PIXELS = (-3, -2, -1)
 # What an element holds besides the model's input; of packed rows, the last three.
 _BESIDES_INPUT = ("key", "label", "weight", "segment_ids", "positions")

@@ -158,7 +158,8 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
         f"postprocess: {op.name} has no layer, and a model holds what postprocess does; move it to"
         " preprocess, or give a class of your own a method layer()"
         for section, op in ops
-        if section == "postprocess" and not (op.random or op.on_labels or _has_layer(op))
+        if section == "postprocess"
+        and not (op.random or op.on_labels or op.device or hasattr(op, "layer"))
     ]
     names = [op.name for _, op in ops]
     if "categories" in names and "rescale" in names[: names.index("categories")]:
@@ -167,11 +168,6 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
             " leaves them as they are, or put it after `categories`"
         )
     return problems + _of_measured_values([op for section, op in ops if section == "postprocess"])
-
-
-def _has_layer(op: Op) -> bool:
-    """Whether it can be part of a model, on the device or for use."""
-    return op.device or hasattr(op, "layer")
 
 
 def _of_measured_values(postprocess: Sequence[Op]) -> list[str]:
