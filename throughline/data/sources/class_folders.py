@@ -16,7 +16,7 @@ from pathlib import Path
 
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import ExampleFile, Rejected, find_suffix
-from throughline.data.sources.split_names import SPLITS_BY_WORD
+from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -119,17 +119,15 @@ def divide_by_split(
     Where no folder is for validation, the files for training leave that open: some are assigned.
     """
     divided, outside = [], []
-    splits = {SPLITS_BY_WORD.get(file.label.partition("/")[0].lower()) for file in files}
-    for file in files:
-        top, _, label = file.label.partition("/")
-        split = SPLITS_BY_WORD.get(top.lower())
-        if split is None:
+    named = [SPLITS_BY_WORD.get(file.label.partition("/")[0].lower()) for file in files]
+    for file, name, split in zip(files, named, leave_validation_open(named), strict=True):
+        label = file.label.partition("/")[2]
+        if name is None:
             outside.append(Rejected(id=file.id, reason="is outside any split's folder"))
         elif classes and not label:
             outside.append(Rejected(id=file.id, reason="is outside any class folder"))
         else:
-            is_open = split == "train" and "validation" not in splits
-            divided.append(replace(file, label=label, split=None if is_open else split))
+            divided.append(replace(file, label=label, split=split))
     return divided, outside
 
 
