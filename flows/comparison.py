@@ -69,7 +69,7 @@ def comparison(
             pipeline="comparison",
             window=run.params.window,
         )
-        certain = prepared.ran or bool(again)
+        certain = prepared.changed or bool(again)
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             profiled = [
                 run.with_parent_run(parent).chain(
@@ -78,8 +78,8 @@ def comparison(
                 for pipeline in chosen
             ]
             finished = [run.chain(["report"], after=profiled)] if complete else profiled
-            ran = any(one.ran for one in finished)
-            run.check_up_to_date(stages, ran=ran)
+            changed = any(one.changed for one in finished)
+            run.check_up_to_date(stages, changed=changed)
             if not complete:
                 get_run_logger().info(
                     "skipping report: it compares all configurations of params.yaml, and only some"
@@ -101,7 +101,7 @@ def comparison(
                     promotion=promotion,
                 )
         show_comparison(compared, report, parent)
-        report = run.save_experiment(ran=ran) or report
+        report = run.save_experiment(changed=changed) or report
         link_to_report(report)
         return report
 
@@ -112,7 +112,7 @@ def open_parent(
     """Open the MLflow run that the configurations' runs belong to, unless all of a comparison's
     `stages` is up to date; without any stages there is no comparison.
 
-    `certain`: something of them will run, whatever DVC said at the start.
+    `certain`: DVC will be asked about them, whatever it said at the start.
     """
     if stages and (certain or run.stage_env.stale & {*stages}):
         return comparison_run.open_comparison(run_key, run.name)

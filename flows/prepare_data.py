@@ -24,7 +24,7 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     with start_run(changes, name) as run:
         last = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)
         run.cleanup()
-    return last.ran
+    return last.changed
 
 
 def command(

@@ -76,7 +76,7 @@ def training(
             *(["report"] if measure and run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
-        run.check_up_to_date(stages, ran=last.ran, saves=measure)
+        run.check_up_to_date(stages, changed=last.changed, saves=measure)
         folder = Layout(run.workspace.root).results(pipeline)
         trained = TrainResult.read(folder)
         figures = {
@@ -87,7 +87,7 @@ def training(
         }
         compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
         show_training(pipeline, figures, folder, compared)
-        report = (run.save_experiment(ran=last.ran) if measure else None) or (
+        report = (run.save_experiment(changed=last.changed) if measure else None) or (
             Layout(run.workspace.root).report if measure and run.workspace.isolated else None
         )
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)

@@ -61,7 +61,7 @@ def tuning(
         run = run.with_progress_bar(len(PREPARATION) + 1)
         *earlier, snapshot = PREPARATION
         sharded = run.chain(earlier)
-        if sharded.ran or snapshot in run.stage_env.stale:
+        if sharded.changed or snapshot in run.stage_env.stale:
             refuse_large_snapshot(run.params, run.workspace.root, budgets)
         run.chain([snapshot], after=[sharded])
         result = search(run, budgets, apply=apply)

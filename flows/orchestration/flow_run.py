@@ -49,27 +49,28 @@ IDENTITIES = "identities"  # what else decides results; all stages depend on wha
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedStage:
-    """A stage that has finished, and whether it or one before it ran; the run's graph has an edge
-    from it to those that come after it.
+    """A stage that has finished, and whether it or one before it may have `changed`: it ran, came
+    from DVC's cache, or was another run's meanwhile. The run's graph has an edge from it to those
+    that come after it.
     """
 
     state: State
-    ran: bool
+    changed: bool
 
 
 def _run_stage(
     stage: str, stage_env: StageEnvironment, after: Sequence[FinishedStage]
 ) -> FinishedStage:
-    upstream_ran = any(one.ran for one in after)
+    upstream_changed = any(one.changed for one in after)
     state = run_stage(
         stage,
         stage_env,
-        upstream_ran=upstream_ran,
+        upstream_changed=upstream_changed,
         wait_for=[one.state for one in after],
         return_state=True,
     )
-    ran = bool(state.result())  # raises what the stage raised
-    return FinishedStage(state=state, ran=ran or upstream_ran)
+    changed = bool(state.result())  # raises what the stage raised
+    return FinishedStage(state=state, changed=changed or upstream_changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ class Run:
         return replace(self, progress=StageProgress(stages))
 
     def chain(self, stages: Sequence[str], *, after: Sequence[FinishedStage] = ()) -> FinishedStage:
-        """Run stages one after another, the first of them after others; once one has run, the later
-        ones ask DVC. Returns the last.
+        """Run stages one after another, the first of them after others; once one may have changed,
+        the later ones ask DVC. Returns the last.
         """
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
@@ -115,15 +116,15 @@ class Run:
                 self.progress.advance(stage)
         return after[-1]
 
-    def check_up_to_date(self, stages: Sequence[str], *, ran: bool, saves: bool = True) -> None:
+    def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
         """Ask DVC whether all these stages, which the run was to bring up to date, are; only where
-        something `ran`, since each stage reads params.yaml and code by itself. `saves`: an isolated
-        run is to be an experiment.
+        something `changed`, since each stage reads params.yaml and code by itself. `saves`: an
+        isolated run is to be an experiment.
 
         Raises:
           WorkspaceProblem: some are not, so that the run's results may not belong together.
         """
-        if not ran:
+        if not changed:
             return
         # New data since then, as where photos keep arriving, are in none of the run's results, and
         # another run may have measured again; an experiment would still not match its dvc.lock.
@@ -137,16 +138,16 @@ class Run:
                 " them up to date"
             )
 
-    def save_experiment(self, *, ran: bool) -> Path | None:
+    def save_experiment(self, *, changed: bool) -> Path | None:
         """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
-        its report. One of which nothing `ran` is kept where it was cut before it was.
+        its report. One of which nothing `changed` is kept where it was cut before it was.
 
         Returns where the report has moved to, if it has.
 
         Raises:
           WorkspaceProblem: DVC could not save it.
         """
-        if not self.workspace.isolated or (not ran and is_saved(self.workspace, self.name)):
+        if not self.workspace.isolated or (not changed and is_saved(self.workspace, self.name)):
             return None
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
@@ -274,7 +275,7 @@ def _run_identities(
     """
     if IDENTITIES not in stage_env.stale:
         return [], stage_env
-    identified = replace(_run_stage(IDENTITIES, stage_env, []), ran=False)
+    identified = replace(_run_stage(IDENTITIES, stage_env, []), changed=False)
     stale = _stale_stages(workspace, stage_env.environment)
     return [identified], replace(stage_env, stale=stale)
 

@@ -84,14 +84,15 @@ def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     retry_delay_seconds=[5, 30],
     retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.data),
 )
-def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) -> State:
-    """Bring one DVC stage up to date. The state is named Cached when it already was.
+def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool) -> State:
+    """Bring one DVC stage up to date; the state's data is False where DVC was not asked, since it
+    already was. Named Cached is one whose command did not run.
 
     Raises:
       StageFailed: the stage ended with an error, which is reported in its own words.
     """
     logger = get_run_logger()
-    if not upstream_ran and stage not in stage_env.stale | stage_env.forced:
+    if not upstream_changed and stage not in stage_env.stale | stage_env.forced:
         logger.info(f"{stage} is up to date", extra={STAGE_EVENT: "up to date"})
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
     logger.info(f"{stage} starts", extra={STAGE_EVENT: STARTED})
@@ -99,7 +100,7 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) ->
         logger.info(f"{stage} ran", extra={STAGE_EVENT: RAN})
         return Completed(message=f"{stage} ran", data=True)
     logger.info(f"{stage} came from DVC's cache", extra={STAGE_EVENT: "from DVC's cache"})
-    return Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
+    return Completed(name="Cached", message=f"{stage} came from DVC's cache", data=True)
 
 
 @contextmanager
