@@ -24,6 +24,7 @@ from flows.run.parameters import (
     Pipeline,
     RunName,
 )
+from flows.run.workspace import keep_worktree
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
@@ -79,6 +80,8 @@ def training(
         run.check_up_to_date(stages, changed=last.changed, saves=measure)
         folder = Layout(run.workspace.root).results(pipeline)
         trained = TrainResult.read(folder)
+        if not measure:
+            keep_worktree(run.workspace)
         figures = {
             **(asdict(trained.throughput) if trained.throughput else {}),
             **trained.last_epoch,

@@ -131,6 +131,11 @@ def _mark(root: Path, *, ephemeral: bool) -> None:
         mark.unlink(missing_ok=True)
 
 
+def keep_worktree(workspace: Workspace) -> None:
+    """Let the worktree of a run that nobody gave a name stay: it alone has what the run made."""
+    _mark(workspace.root, ephemeral=False)
+
+
 def sweep_workspaces(project: Path) -> list[str]:
     """Remove what killed runs without a name have left, a day after the last change there; returns
     the names of the worktrees. One that is in use stays.

@@ -19,6 +19,7 @@ from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 from shared_servers import shared_libraries
 
+from flows.run.workspace import EPHEMERAL
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
@@ -287,3 +288,13 @@ def test_a_training_measures_nothing_and_waits_for_nobody_or_is_a_complete_exper
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
         "what is kept is what dvc.lock says"
     )
+
+
+@pytest.mark.slow
+def test_what_a_run_without_a_name_has_trained_and_not_measured_stays(first):
+    folder, _ = first
+    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
+    run(folder, *command, "--set", "train.epochs=1")
+    (worktree,) = (folder / ".throughline" / "workspaces").iterdir()
+    assert (worktree / "runs" / "naive" / "model.keras").exists()
+    assert not (worktree / EPHEMERAL).exists(), "it would be removed a day later"
