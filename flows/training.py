@@ -63,8 +63,8 @@ def training(
         goes when the run is kept
       measure_again: the configuration, to profile it once more although nothing has changed; it is
         not trained again
-      measure: whether to measure where time goes; without, the run ends with the training, waits
-        for no other that measures, and is no experiment yet
+      measure: whether to measure where time goes; without, the run ends with the training, which
+        waits for no other that measures, and is no experiment yet
     """
     with start_run(changes, name, only=[pipeline]) as run:
         run = run.with_forced(list_profiles(measure_again, [pipeline]))
@@ -109,7 +109,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="measure where time goes, or only train, and wait for no other run",
+            help="measure where time goes, or only train, which waits for no other run",
         ),
     ] = True,
     verbose: cli.VerboseOption = False,

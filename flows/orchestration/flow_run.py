@@ -99,7 +99,7 @@ class Run:
         return replace(self, stage_env=replace(self.stage_env, forced=frozenset(stages)))
 
     def without_measuring(self) -> Run:
-        """The same run whose stages wait for no other run that measures on this machine."""
+        """The same run whose training waits for no other run that measures on this machine."""
         return replace(self, stage_env=replace(self.stage_env, measures=False))
 
     def with_progress_bar(self, stages: int) -> Run:

@@ -54,7 +54,7 @@ class StageEnvironment:
 
     `lock`: the file to lock around each call of DVC, where runs share the folder; `lock_fds`: file
     descriptors of locks that are held for the run's whole length. `owner` is what others are shown
-    who wait. Where a run measures nothing (`measures`), its stages wait for none that does.
+    who wait. `measures`: the run is to measure where time goes; else its training waits for none.
     """
 
     root: Path
@@ -113,7 +113,9 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     """
     logger = get_run_logger()
     lock, owner = stage_env.lock, stage_env.owner
-    measures = stage_env.measures and stage.partition("@")[0] in MEASURED
+    name = stage.partition("@")[0]
+    # What `build` measures is kept for later runs, which measure.
+    measures = name in MEASURED and (stage_env.measures or name != "train")
     locks = (
         hold_machine_and_folder(lock, owner, lambda why: logger.info(f"{stage} waits: {why}"))
         if measures

@@ -9,8 +9,15 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+from prefect.logging import disable_run_logger
 
-from flows.orchestration.stages import TIMEOUT_S, with_timeout
+from flows.orchestration.stages import (
+    TIMEOUT_S,
+    StageEnvironment,
+    measurement_lock,
+    with_timeout,
+)
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import run_supervised, supervised
 
@@ -71,3 +78,20 @@ def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
     ):
         assert process.wait() == 0
     assert not timed_out.is_set()
+
+
+@pytest.mark.parametrize(
+    ("stage", "measures", "takes_turns"),
+    [
+        ("train@a", True, True),
+        ("train@a", False, False),
+        ("build@a", False, True),
+        ("shard", True, False),
+    ],
+)
+def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kept(
+    tmp_path, stage, measures, takes_turns
+):
+    stage_env = StageEnvironment(tmp_path, frozenset(), measures=measures)
+    with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
+        assert bool(lock_fds) is takes_turns
