@@ -35,7 +35,7 @@ from flows.run.workspace import (
 )
 from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
-from throughline.config.params_file import PARAMS_FILE, parse_yaml
+from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.failures import disk_errors
 from throughline.shared.fork_client import STAGE_SERVER
@@ -184,6 +184,8 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
     configure_logging()
     resolved = resolve(Path.cwd(), changes, only)
     run_name = name or str(flow_run.name)
+    for number in changes.numbers(read_yaml(Path.cwd() / PARAMS_FILE)):
+        get_run_logger().info(f"{number} is of the form; {PARAMS_FILE} says something else")
     for swept in sweep_workspaces(resolved.request.project):
         get_run_logger().info(f"removed what the run {swept} left more than a day ago")
     opened = open_workspace(

@@ -155,13 +155,20 @@ class Changes(BaseModel):
         return {name: overlay for name, overlay in named.items() if overlay}
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:
-        """Everything else, as KEY=VALUE; of the numbers those that were given and differ from
-        `own`, the document of params.yaml.
+        """Everything else, as KEY=VALUE; of the numbers those that differ from `own`, the document
+        of params.yaml.
+        """
+        return [*self.numbers(own), *self.overrides]
+
+    def numbers(self, own: Mapping[str, Any]) -> list[str]:
+        """The numbers that were given, as by a form that may be older than `own`, the document of
+        params.yaml, and differ from it, as KEY=VALUE.
         """
         present = find_numbers(own)
         given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
-        changed = {name: value for name, value in given.items() if value != present[name]}
-        return [*(f"{NUMBERS[name]}={value}" for name, value in changed.items()), *self.overrides]
+        return [
+            f"{NUMBERS[name]}={value}" for name, value in given.items() if value != present[name]
+        ]
 
 
 UNCHANGED = Changes()

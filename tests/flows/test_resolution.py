@@ -239,3 +239,11 @@ def test_a_change_is_not_one_of_what_shares_its_anchor():
     named = NamedChanges(overlays={"overlay": {"a": {"x": 2}}}, overrides=["b.x=3"])
     changed = parse_yaml(dump_params(named.apply(text)), "it")
     assert changed == {"a": {"x": 2}, "b": {"x": 3}, "c": {"x": 1}}
+
+
+def test_numbers_of_a_form_that_is_older_than_params_yaml_are_named(project):
+    form = Changes(**UNTOUCHED)
+    assert form.numbers(read_yaml(project / "params.yaml")) == []
+    later = SMALL | {"train": SMALL["train"] | {"epochs": 10}}
+    assert form.numbers(later) == ["train.epochs=2"]
+    assert Changes(overrides=["train.epochs=2"]).numbers(later) == [], "nobody's but the user's"
