@@ -254,3 +254,20 @@ def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
     )
     rule = "no rule" if direct == "*" else "None"
     assert done.stdout.strip() == f"{direct};{direct};{rule}"
+
+
+def test_an_experiment_that_was_made_over_a_server_takes_artifacts_without_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    use_store()
+    mlflow.create_experiment("throughline/sent", artifact_location="mlflow-artifacts:/7")
+    (tmp_path / "report.txt").write_text("what was found")
+    with Recorder(KEY) as recorder:
+        recorder.log_artifact(tmp_path / "report.txt", folder="report")
+    assert recorder.sent
+    kept = tmp_path / "mlartifacts" / "7" / recorder.run_id / "artifacts" / "report" / "report.txt"
+    assert kept.read_text() == "what was found"
+    assert Path(mlflow.artifacts.download_artifacts(run_id=recorder.run_id)).samefile(
+        kept.parents[1]
+    )

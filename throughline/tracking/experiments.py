@@ -28,7 +28,7 @@ from throughline.results.base import parse
 from throughline.settings import WindowSettings
 from throughline.shared.errors import MissingInput
 from throughline.shared.files import digest_blake2b, digest_json, read_json
-from throughline.tracking.store import store_home
+from throughline.tracking.store import OWN_ARTIFACTS, store_home
 
 EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "mlflow.throughline.sketch"  # a tag of this prefix takes no room in the UI
@@ -151,7 +151,7 @@ def _named(name: str) -> str:
             try:
                 return mlflow.create_experiment(
                     candidate,
-                    artifact_location=(store_home() / "mlartifacts").as_uri() if local else None,
+                    artifact_location=(store_home() / OWN_ARTIFACTS).as_uri() if local else None,
                 )
             except MlflowException:
                 # Made by another run, at the same time.

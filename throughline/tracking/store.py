@@ -19,10 +19,15 @@ from urllib.parse import unquote, urlsplit
 import mlflow
 import requests
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
 from throughline.shared.layout import STORE_HOME
 
 ADDRESS, USER, PASSWORD = (f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD"))
+OWN_STORE, OWN_ARTIFACTS = "sqlite:///mlflow.db", "mlartifacts"  # of a project
 # How a store shows that it cannot be reached or written.
 STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
 # Answers to what may be taken later.
@@ -46,13 +51,26 @@ def use_store() -> None:
     SQLite file in the project's folder.
     """
     home = store_home()
-    address = make_absolute(os.environ.get(ADDRESS) or "sqlite:///mlflow.db", home)
+    _artifact_repository_registry.register("mlflow-artifacts", _open_artifacts)
+    address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.username and parts.password:
         # Where MLflow's client reads them, too, and puts them into no message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     mlflow.set_tracking_uri(address)
+
+
+def _open_artifacts(
+    uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
+) -> ArtifactRepository:
+    """Artifacts of an experiment that was made over `make ui`: through its server, or without one,
+    in the project's own store, in the folder where that keeps them.
+    """
+    home = store_home()
+    if (tracking_uri or mlflow.get_tracking_uri()) == make_absolute(OWN_STORE, home):
+        return LocalArtifactRepository((home / OWN_ARTIFACTS).as_uri() + urlsplit(uri).path)
+    return MlflowArtifactsRepository(uri, tracking_uri, registry_uri)
 
 
 def make_absolute(address: str, home: Path) -> str:
