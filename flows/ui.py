@@ -33,7 +33,6 @@ from flows.servers.services import (
     check_free,
     keep_running,
     responds,
-    run_servers,
 )
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
@@ -104,11 +103,11 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     """Both servers and a worker with the deployments; yields a function that looks after them, to
     be called now and then.
 
-    It starts a worker that has died again; what it was running can be retried. It updates the forms
-    when params.yaml changes. Without its servers nothing goes on.
+    It starts again what has died; what a worker was running can be retried. It updates the forms
+    when params.yaml changes.
 
     Raises:
-      ServiceFailed: a port is taken, something did not start, or the worker dies again and again.
+      ServiceFailed: a port is taken, something did not start, or dies again and again.
     """
     check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
     python, pool = [sys.executable, "-m"], read_pool(DEPLOYMENTS_FILE)
@@ -125,8 +124,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         environment={**endpoints.environment, **endpoints.worker},
     )
     with ExitStack() as open_services:
-        running = open_services.enter_context(
-            run_servers(server, tracking_process(endpoints), logs=LOGS)
+        look_after_servers = open_services.enter_context(
+            keep_running(server, tracking_process(endpoints), logs=LOGS)
         )
         sources = form_sources()
         deploy(endpoints.environment)
@@ -137,8 +136,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
             if (changed := form_sources()) != sources:
                 sources = changed
                 _report_updated_forms(endpoints)
-            for one in running:
-                one.check()
+            look_after_servers()
             look_after_worker()
 
         yield check_services

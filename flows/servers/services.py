@@ -61,27 +61,28 @@ class Running:
 
 
 @contextmanager
-def keep_running(server: ServerProcess, *, logs: Path) -> Iterator[Callable[[], None]]:
-    """Start a server, as `run_servers`; yields a function, to be called now and then, that starts
-    it again where it has ended, and says why it had.
+def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
+    """Start servers, as `run_servers`; yields a function, to be called now and then, that starts
+    again those that have ended, and says why they had.
 
     Raises:
-      ServiceFailed: it ended, or was not healthy in time; the function raises it where the server
-        ends again and again.
+      ServiceFailed: one ended, or was not healthy in time; the function raises it where servers end
+        again and again.
     """
     with ExitStack() as starts:
-        (running,) = starts.enter_context(run_servers(server, logs=logs))
+        running = starts.enter_context(run_servers(*servers, logs=logs))
         restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
 
         def look_after() -> None:
-            nonlocal running
-            if end := running.describe_end():
-                now = time.monotonic()
-                if len(restarted_at) == MOST_RESTARTS and now - restarted_at[0] < RESTARTS_WITHIN_S:
-                    raise ServiceFailed(end)
-                restarted_at.append(now)
-                typer.echo(f"{end}\nrestarting {server.name}")
-                (running,) = starts.enter_context(run_servers(server, logs=logs, append=True))
+            for place, one in enumerate(running):
+                if end := one.describe_end():
+                    now, full = time.monotonic(), len(restarted_at) == MOST_RESTARTS
+                    if full and now - restarted_at[0] < RESTARTS_WITHIN_S:
+                        raise ServiceFailed(end)
+                    restarted_at.append(now)
+                    typer.echo(f"{end}\nrestarting {one.server.name}")
+                    again = run_servers(one.server, logs=logs, append=True)
+                    (running[place],) = starts.enter_context(again)
 
         yield look_after
 

@@ -39,3 +39,23 @@ def test_a_store_s_password_is_not_on_the_command_line_that_all_users_see():
     process = tracking_process(Endpoints(prefect_port=1, mlflow_port=2, store=store))
     assert not any("secret" in word for word in process.command)
     assert process.environment[STORE] == store
+
+
+def test_of_several_servers_the_one_that_ends_is_started_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    once = "test -e died || { touch died; exit 3; }; sleep 60"
+    commands = {"prefect-server": f"cd {tmp_path}; sleep 60", "mlflow": f"cd {tmp_path}; {once}"}
+    servers = [
+        ServerProcess(
+            name=name, command=["sh", "-c", command], healthy=lambda: True, environment={}
+        )
+        for name, command in commands.items()
+    ]
+    with keep_running(*servers, logs=tmp_path) as look_after:
+        said = ""
+        while "restarting" not in said:
+            time.sleep(0.05)
+            look_after()
+            said += capsys.readouterr().out
+        look_after()
+    assert "mlflow ended with exit code 3" in said and "prefect-server ended" not in said
