@@ -189,12 +189,13 @@ def _describe_failure(
     """The error of a stage that has ended with this exit code, in its own words where it has left
     some.
     """
-    if not failure_file.is_file():
+    try:
+        failure = Failure(**json.loads(failure_file.read_text()))
+    except (OSError, ValueError, TypeError):  # there is none, or a full disk, or a kill, has cut it
         last_lines = "\n".join(tail)
         return StageFailed(
             f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}", stage=stage
         )
-    failure = Failure(**json.loads(failure_file.read_text()))
     if failure.traceback:
         get_run_logger().error(failure.traceback, extra={LOG_ONLY: True})
     return StageFailed(f"{stage}: {failure.first_line}", stage=stage, failure=failure)

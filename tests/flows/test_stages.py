@@ -15,6 +15,7 @@ from prefect.logging import disable_run_logger
 from flows.orchestration.stages import (
     TIMEOUT_S,
     StageEnvironment,
+    _describe_failure,
     measurement_lock,
     with_timeout,
 )
@@ -95,3 +96,10 @@ def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kep
     stage_env = StageEnvironment(tmp_path, frozenset(), measures=measures)
     with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
         assert bool(lock_fds) is takes_turns
+
+
+def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
+    reason = tmp_path / "failure.json"
+    reason.write_text("")
+    failed = _describe_failure("shard", 2, ["DiskFull: no space is left"], reason)
+    assert "DiskFull: no space is left" in str(failed) and failed.failure is None
