@@ -7,10 +7,12 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.artifacts import (
     create_image_artifact,
     create_link_artifact,
@@ -23,6 +25,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 
+from flows.servers.services import is_of_connection
 from throughline.reporting import tuning_table
 from throughline.reporting.table import comparison_table, to_records
 from throughline.reporting.table import to_markdown as table_to_markdown
@@ -35,6 +38,19 @@ UI_URL = "PREFECT_UI_URL"
 LONGEST_REASON = 4000  # characters
 
 
+@contextmanager
+def _for_the_page() -> Iterator[None]:
+    """Nothing depends on what a run's page shows: that the server is away is logged."""
+    try:
+        yield
+    except Exception as error:
+        if not is_of_connection(error):
+            raise
+        get_run_logger().warning(
+            f"the run's page lacks something: Prefect's server is away ({type(error).__name__})"
+        )
+
+
 class StageProgress:
     """A bar on the run's page: how many of its stages are done."""
 
@@ -44,6 +60,7 @@ class StageProgress:
             0.0, key="progress", description=f"none of {stages} stages yet"
         )
 
+    @_for_the_page()
     def advance(self, stage: str) -> None:
         """One more stage is done."""
         self._done += 1
@@ -54,6 +71,7 @@ class StageProgress:
         )
 
 
+@_for_the_page()
 def show_comparison(comparison: Comparison, report: Path, run_id: str | None) -> None:
     """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
     run.
@@ -77,6 +95,7 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
         )
 
 
+@_for_the_page()
 def show_search(result: TuningResult, folder: Path) -> None:
     """A search as a table of its candidates with the sentence, in words, as the picture in
     `folder`, and a link to its MLflow run.
@@ -90,12 +109,14 @@ def show_search(result: TuningResult, folder: Path) -> None:
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=result.sentence)
 
 
+@_for_the_page()
 def link_to_report(report: Path) -> None:
     """Where the page is on the disk of the machine that made it; MLflow's run has it, too."""
     page = (report / "index.html").resolve()
     create_link_artifact(key="comparison-page", link=page.as_uri(), link_text=f"the report: {page}")
 
 
+@_for_the_page()
 def show_training(
     pipeline: str, result: Mapping[str, Any], folder: Path, compared: Comparison | None
 ) -> None:

@@ -147,6 +147,11 @@ def responds(url: str) -> bool:
         return False
 
 
+def is_of_connection(error: Exception) -> bool:
+    """Whether an error is of the connection to Prefect's server, whose client raises httpx's."""
+    return any(kind.__module__.startswith("httpx") for kind in type(error).__mro__)
+
+
 def find_free_port() -> int:
     """A port of this machine's loopback that nothing listens on."""
     with socket.socket() as probe:

@@ -30,7 +30,7 @@ from prefect.settings import (
 
 from flows.run.processes import supervised
 from flows.servers.credentials import USER, random_secret
-from flows.servers.services import HOST, find_free_port, responds
+from flows.servers.services import HOST, find_free_port, is_of_connection, responds
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold
 
@@ -47,8 +47,22 @@ def prefect_server() -> Iterator[None]:
     one.
 
     Raises:
-      ServiceFailed: it did not start, or nothing answers where one is configured.
+      ServiceFailed: it did not start, nothing answers where one is configured, or it has gone.
     """
+    try:
+        with _started_or_configured():
+            yield
+    except Exception as error:
+        if not is_of_connection(error):
+            raise
+        raise ServiceFailed(
+            f"Prefect's server is away, or refuses ({type(error).__name__}: {error}). What has"
+            " finished is kept; the same command goes on from there"
+        ) from error
+
+
+@contextmanager
+def _started_or_configured() -> Iterator[None]:
     if configured := PREFECT_API_URL.value():
         check_reachable(configured)
         yield
