@@ -20,11 +20,10 @@ from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
 from flows.run.fork_server import stage_server
-from flows.run.git_calls import list_files
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
-from flows.run.source_check import check_named_files, check_source
+from flows.run.source_check import check_code, check_named_files, check_source
 from flows.run.workspace import (
     Workspace,
     is_saved,
@@ -207,12 +206,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         document = parse_yaml(resolved.text, PARAMS_FILE.name)
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
-            own = find_own_code(document, workspace.project)
-            if lacking := sorted({*own} - {*list_files(workspace.project, "--", "*.py")}):
-                raise WorkspaceProblem(
-                    f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
-                    f" worktree lacks it: `git add --force {' '.join(lacking)}`"
-                )
+            check_code(workspace.project, find_own_code(document, workspace.project))
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
         check_named_files(workspace.root, document)

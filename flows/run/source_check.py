@@ -16,11 +16,18 @@ from itertools import islice
 from pathlib import Path
 
 from flows.run.dvc_calls import DVC, dvc_environment
+from flows.run.git_calls import list_files
 from throughline.config.named_files import find_named_files
 from throughline.shared.data_url import check_object_exists, is_address
-from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
+from throughline.shared.errors import (
+    DataNotFound,
+    InvalidParams,
+    UnreadableSource,
+    WorkspaceProblem,
+)
 
 SHOWN = 3
+SUBMODULE = "160000 "  # git's mode of one
 CHECKED = 100  # odd files; more are not looked for
 
 
@@ -66,6 +73,30 @@ def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
             f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
             " relative to the project"
         )
+
+
+def check_code(project: Path, own: Sequence[str]) -> None:
+    """Refuse a run with changes whose worktree would lack files of own code.
+
+    Raises:
+      WorkspaceProblem: names them, and what to do.
+    """
+    lacking = sorted({*own} - {*list_files(project, "--", "*.py")})
+    if not lacking:
+        return
+    entries = (entry.partition("\t") for entry in list_files(project, "--stage"))
+    submodules = (Path(name) for entry, _, name in entries if entry.startswith(SUBMODULE))
+    for submodule in submodules:
+        if inside := [name for name in lacking if Path(name).is_relative_to(submodule)]:
+            raise WorkspaceProblem(
+                f"{', '.join(inside)} is needed, but is in the git submodule {submodule}, and the"
+                " run's worktree has no submodules: copy it into the project itself, and `git add`"
+                " it there"
+            )
+    raise WorkspaceProblem(
+        f"{', '.join(lacking)} is needed, but git does not track it, so the run's worktree lacks"
+        f" it: `git add --force {' '.join(lacking)}`"
+    )
 
 
 def check_named_files(root: Path, document: Mapping[str, object]) -> None:

@@ -94,8 +94,8 @@ def open_workspace(
     is called with its name. An `ephemeral` one is marked, and swept should its run be killed.
 
     Raises:
-      WorkspaceProblem: the project is no git repository with a commit, or the name could lead out
-        of it.
+      WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
+        name could lead out of it.
     """
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
@@ -171,6 +171,12 @@ def _check_out(project: Path, root: Path) -> None:
 
     It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
     """
+    if not (project / ".git").exists():
+        raise WorkspaceProblem(
+            f"a run with changes happens in a git worktree of the project, and {project} is not the"
+            " top folder of a git repository: make it one, with a commit (`git init`), also where"
+            " it lies in another one"
+        )
     head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
     commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
