@@ -98,11 +98,12 @@ def find_identities(
             if modules
             else []
         )
+        watched = list_watched_files(root) if modules or _reads_files(stage, document) else []
         identity = {
             "code": {
                 module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
             },
-            "files": _watched_files(root) if modules or _reads_files(stage, document) else {},
+            "files": {name: digest_file(root / name) for name in watched},
             "libraries": installed_versions([*libraries, *brought]),
             "program": digest_code(stage),
             "rules": rules,
@@ -225,10 +226,10 @@ def _quote(name: str) -> str:
     return name if plain else json.dumps(name, ensure_ascii=False)
 
 
-def _watched_files(root: Path) -> dict[str, str]:
-    """Digests of what is listed with own code and is no Python: files that it reads."""
+def list_watched_files(root: Path) -> list[str]:
+    """What is listed with own code in dvc.yaml and is no Python: files that it reads."""
     listed = _split((root / PIPELINE_FILE).read_text(encoding="utf-8"))[1]
-    return {name: digest_file(root / name) for name in listed if not name.endswith(".py")}
+    return [name for name in listed if not name.endswith(".py")]
 
 
 def _split(text: str) -> tuple[str, list[str], str]:

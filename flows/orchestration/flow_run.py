@@ -32,7 +32,7 @@ from flows.run.workspace import (
     save_experiment,
     sweep_workspaces,
 )
-from tasks.identities import find_own_code, watch_own_code
+from tasks.identities import find_own_code, list_watched_files, watch_own_code
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.shared.errors import WorkspaceProblem
@@ -203,13 +203,14 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             STORE_HOME: str(workspace.project),
             recorder.FLOW_RUN: str(flow_run.id or ""),
         }
-        document = parse_yaml(resolved.text, PARAMS_FILE.name)
+        document, listed = parse_yaml(resolved.text, PARAMS_FILE.name), []
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
             check_code(workspace.project, find_own_code(document, workspace.project))
+            listed = list_watched_files(workspace.root)
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
-        check_named_files(workspace.root, document)
+        check_named_files(workspace.root, document, listed)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

@@ -99,14 +99,16 @@ def check_code(project: Path, own: Sequence[str]) -> None:
     )
 
 
-def check_named_files(root: Path, document: Mapping[str, object]) -> None:
-    """Refuse files that a document of params.yaml names and that are not in the run's folder
-    `root`, a worktree without the files that git does not know.
+def check_named_files(
+    root: Path, document: Mapping[str, object], listed: Sequence[str] = ()
+) -> None:
+    """Refuse files that a document of params.yaml names, or that are `listed` in dvc.yaml, and that
+    are not in the run's folder `root`, a worktree without the files that git does not know.
 
     Raises:
       InvalidParams: names each file, and what to do.
     """
-    named = find_named_files(document)
+    named = [*find_named_files(document), *(("dvc.yaml", name) for name in listed)]
     lacking = [(key, name) for key, name in named if not (root / name).is_file()]
     if lacking:
         raise InvalidParams(

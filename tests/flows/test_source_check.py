@@ -9,6 +9,7 @@ import pytest
 from project import run
 
 from flows.run.source_check import check_named_files, check_source
+from tasks.identities import list_watched_files
 from throughline.config.named_files import find_named_files
 from throughline.shared.errors import (
     DataNotFound,
@@ -116,3 +117,14 @@ def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_
         ("preprocess: tokenize.model", "vocab.txt"),
         ("model.weights", "some.h5"),
     ]
+
+
+def test_a_file_that_dvc_yaml_lists_and_git_does_not_know_is_refused_as_such(tmp_path):
+    (tmp_path / "dvc.yaml").write_text(
+        "      # Own ops and models\n      - my_ops.py\n      - lookup.csv\n    outs: []\n"
+    )
+    assert list_watched_files(tmp_path) == ["lookup.csv"]
+    with pytest.raises(InvalidParams, match=r"^1 problem.*\n.*dvc\.yaml: lookup\.csv is not in"):
+        check_named_files(tmp_path, {}, ["lookup.csv"])
+    (tmp_path / "lookup.csv").touch()
+    check_named_files(tmp_path, {}, ["lookup.csv"])
