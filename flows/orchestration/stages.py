@@ -35,7 +35,7 @@ from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
-TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
+TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; the worker sets it
 # They touch networks and shared disks; measured stages are not retried.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 # DVC's advice for people at a terminal, and its report of a failure that the stage itself has
@@ -230,11 +230,12 @@ def _run_once(
             logger.info(text, extra={STAGE_OUTPUT: True})
         code = process.wait()
     if timed_out.is_set():
-        raise StageFailed(
-            f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it"
-            " has finished is kept",
-            stage=stage,
+        reason = (
+            f"ended after {os.environ[TIMEOUT_S]} s, which `stage_timeout_s` of worker.yaml allows;"
+            " what it has finished is kept"
         )
+        failure = Failure(kind="StageTimeout", message=reason)
+        raise StageFailed(f"{stage}: {reason}", stage=stage, failure=failure)
     return code, ran
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -16,11 +17,14 @@ from flows.orchestration.stages import (
     TIMEOUT_S,
     StageEnvironment,
     _describe_failure,
+    _run_once,
+    _should_retry,
     measurement_lock,
     with_timeout,
 )
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import run_supervised, supervised
+from throughline.shared.errors import StageFailed
 
 
 def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
@@ -103,3 +107,14 @@ def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
     reason.write_text("")
     failed = _describe_failure("shard", 2, ["DiskFull: no space is left"], reason)
     assert "DiskFull: no space is left" in str(failed) and failed.failure is None
+
+
+def test_an_overdue_stage_is_told_by_what_allowed_so_long_and_not_tried_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(TIMEOUT_S, "0.2")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    command, stage_env = ["sleep", "60"], StageEnvironment(tmp_path, frozenset())
+    with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
+        _run_once("shard", command, stage_env, (), deque())
+    assert not _should_retry("shard", failed.value)
