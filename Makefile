@@ -1,4 +1,4 @@
-# Two commands for a fresh machine with Python 3.11, git and make: `make demo` and `make test`.
+# Two commands for a fresh machine with Python 3.11 or 3.12, git and make: `make demo` and `make test`.
 #   make setup [GPU=1]              install the locked packages into .venv (GPU=1: with CUDA libraries)
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
@@ -12,7 +12,7 @@
 #   make mutations [MUTATIONS=--help]   plant faults in a copy and see that the tests catch them
 #   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser
 #   make audit                      ask the vulnerability database about every locked package
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 UV := 0.13.8
 # What was set up for a GPU stays so.
 GPU ?= $(if $(wildcard .venv/.ready1),1)
