@@ -17,6 +17,7 @@ from pathlib import Path
 
 import prefect
 import requests
+from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
@@ -97,24 +98,25 @@ def _started_or_configured() -> Iterator[None]:
         if attempt == ATTEMPTS:
             raise ServiceFailed(
                 f"Prefect's temporary server ended with exit code {process.returncode}, or did not"
-                f" answer within {STARTUP_TIMEOUT_S:.0f} s; start one with `make ui`, and name it"
-                " in PREFECT_API_URL"
+                f" answer within {STARTUP_TIMEOUT_S:.0f} s. Should its database in"
+                f" {PREFECT_HOME.value()} be why: `export PREFECT_HOME=$PWD/.throughline/prefect`"
+                " gives this project one of its own"
             )
 
 
 def check_reachable(api: str) -> None:
-    """Ask the Prefect server that the user has named whether it is there; whatever it answers.
+    """Ask the Prefect server that the user has named whether it is there, and answers us.
 
     Raises:
-      ServiceFailed: nothing answers.
+      ServiceFailed: nothing answers, or what does is no API of Prefect's, or wants a password.
     """
+    by_environment = "PREFECT_API_URL" in os.environ
+    source = "the environment" if by_environment else "Prefect's settings"
     try:
         requests.get(f"{api}/health", timeout=REACH_TIMEOUT_S)
     except requests.exceptions.SSLError:
         pass  # it is there; Prefect may know its certificate
     except requests.RequestException as error:
-        by_environment = "PREFECT_API_URL" in os.environ
-        source = "the environment" if by_environment else "Prefect's settings"
         unset = (
             "unset PREFECT_API_URL" if by_environment else "prefect config unset PREFECT_API_URL"
         )
@@ -122,6 +124,16 @@ def check_reachable(api: str) -> None:
             f"no Prefect server answers at {api}, which PREFECT_API_URL of {source} names"
             f" ({type(error).__name__}): start it, or let the run have one of its own: `{unset}`"
         ) from None
+    try:
+        with get_client(sync_client=True) as client:
+            client.raise_for_api_version_mismatch_once()  # as every flow does, with the password
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise ServiceFailed(
+            f"what answers at {api}, which PREFECT_API_URL of {source} names, does not answer as a"
+            f" Prefect server ({reason}): its address ends in /api, and PREFECT_API_AUTH_STRING"
+            " holds its USER:PASSWORD, if it wants one"
+        ) from error
 
 
 def _send_what_is_queued() -> None:

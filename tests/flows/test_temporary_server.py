@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from base64 import b64encode
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import prefect
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.logging import disable_run_logger
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.artifacts import link_to_report
 from flows.servers.services import HOST, find_free_port
@@ -17,15 +21,50 @@ from flows.servers.temporary_server import prefect_server
 from throughline.shared.errors import ServiceFailed
 
 
-def test_a_configured_server_is_used_as_it_is():
+class Api(BaseHTTPRequestHandler):
+    """As much of Prefect's API as a client asks for first."""
+
+    def do_GET(self):
+        password = f"Basic {b64encode(b'me:right').decode()}"
+        status = 401 if self.headers["Authorization"] != password else 200
+        status = 404 if not self.path.startswith("/api/") else status
+        self.send_response(status)
+        self.end_headers()
+        said = "Unauthorized" if status == 401 else prefect.__version__
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer((HOST, 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def test_a_configured_server_is_used_as_it_is(server):
     before = psutil.Process().children()
-    # Whatever it answers, here that it knows no GET.
-    with HTTPServer((HOST, 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://{HOST}:{server.server_port}/api"
-        with temporary_settings(updates={PREFECT_API_URL: url}), prefect_server():
-            assert PREFECT_API_URL.value() == url
-            assert psutil.Process().children() == before
+    url = f"http://{HOST}:{server.server_port}/api"
+    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}
+    with temporary_settings(updates=settings), prefect_server():
+        assert PREFECT_API_URL.value() == url
+        assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize(("path", "password"), [("", "right"), ("/api", "wrong")])
+def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, path, password):
+    url = f"http://{HOST}:{server.server_port}{path}"
+    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
+    with (
+        temporary_settings(settings),
+        pytest.raises(ServiceFailed, match=r"does not answer as a Prefect server.*ends in /api"),
+        prefect_server(),
+    ):
+        pytest.fail("the block was entered")
 
 
 @pytest.mark.parametrize(
@@ -48,17 +87,16 @@ def test_a_configured_server_that_is_gone_is_named_with_what_to_do(
     assert url in str(failed.value) and advice in str(failed.value)
 
 
-def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(tmp_path):
-    with HTTPServer((HOST, 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://{HOST}:{server.server_port}/api"
-        with (
-            temporary_settings({PREFECT_API_URL: url}),
-            disable_run_logger(),
-            pytest.raises(ServiceFailed, match="the same command goes on"),
-            prefect_server(),
-        ):
-            server.server_close()
-            link_to_report(tmp_path)
-            with get_client(sync_client=True) as client:
-                client.hello()
+def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
+    url = f"http://{HOST}:{server.server_port}/api"
+    with (
+        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
+        disable_run_logger(),
+        pytest.raises(ServiceFailed, match="the same command goes on"),
+        prefect_server(),
+    ):
+        server.shutdown()
+        server.server_close()
+        link_to_report(tmp_path)
+        with get_client(sync_client=True) as client:
+            client.hello()
