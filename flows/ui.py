@@ -172,7 +172,7 @@ def _report_updated_forms(endpoints: Endpoints) -> None:
 
 def _has_worker(endpoints: Endpoints, pool: str) -> bool:
     """Whether a pool has a worker that is online; its state is asked for, which needs no CSRF
-    token as a search would.
+    token as a search would. Of a paused pool it does not say.
     """
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
@@ -183,7 +183,7 @@ def _has_worker(endpoints: Endpoints, pool: str) -> bool:
         )
     except requests.RequestException:
         return False
-    return found.ok and found.json()["status"] == "READY"
+    return found.ok and found.json()["status"] in ("READY", "PAUSED")
 
 
 def run_until_interrupted(check_services: Callable[[], None]) -> None:

@@ -8,14 +8,21 @@ again, one that was made in the UI is gone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import typer
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectAlreadyExists
 
 from flows.orchestration.deployments import (
     DEPLOYMENTS_FILE,
@@ -40,16 +47,29 @@ def deploy_all() -> None:
     Raises:
       ServiceFailed: with what Prefect said; or deployments of these names are another project's.
     """
-    pool = ("work-pool", "create", read_pool(DEPLOYMENTS_FILE), "--type", "process", "--overwrite")
+    names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
+    ours = DeploymentFilter(name=names)
     with get_client(sync_client=True) as client:
-        before = client.read_deployments()
+        before = client.read_deployments(deployment_filter=ours)
         refuse_other_project(before, Path.cwd(), str(client.api_url))
-        template = ["--base-job-template", str(JOB_TEMPLATE)]
-        run_module(["prefect", "--no-prompt", *pool, *template])
+        make_pool(client, read_pool(DEPLOYMENTS_FILE))
         run_module(["prefect", "--no-prompt", "deploy", "--all"])
-        after = {deployment.id: deployment for deployment in client.read_deployments()}
+        after = {one.id: one for one in client.read_deployments(deployment_filter=ours)}
         for deployment in before:
-            restore_schedules(client, deployment, after[deployment.id])
+            if deployment.id in after:
+                restore_schedules(client, deployment, after[deployment.id])
+
+
+def make_pool(client: SyncPrefectClient, name: str) -> None:
+    """Make the work pool; one that is there gets the template alone: whether it is paused, and how
+    many runs it takes at once, is set in the UI.
+    """
+    template = json.loads(JOB_TEMPLATE.read_text())
+    pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
+    try:
+        client.create_work_pool(pool)
+    except ObjectAlreadyExists:
+        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
 def refuse_other_project(
@@ -95,8 +115,8 @@ def _read_folder(deployment: DeploymentResponse) -> Path | None:
 def restore_schedules(
     client: SyncPrefectClient, before: DeploymentResponse, after: DeploymentResponse
 ) -> None:
-    """Make the schedules of a deployment what they were: those of prefect.yaml, which have a slug,
-    switched on or off, and those that were made in the UI.
+    """Make the schedules of a deployment what they were: those of prefect.yaml, which have a slug
+    and run when that says, switched on or off, and those that were made in the UI.
     """
     kept = {schedule.id for schedule in after.schedules}
     by_slug = {schedule.slug: schedule for schedule in after.schedules if schedule.slug}

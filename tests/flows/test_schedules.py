@@ -1,4 +1,6 @@
-"""Whose deployments are replaced: a project's own, and those of one that is no longer there."""
+"""Whose deployments are replaced: a project's own, and those of one that is no longer there; and
+what was set in the UI stays.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from project import ROOT
+from shared_servers import shared_prefect
 
 from flows.orchestration.deployments import read_pool
-from flows.orchestration.schedules import refuse_other_project
+from flows.orchestration.schedules import make_pool, refuse_other_project
 from throughline.shared.errors import MissingInput, ServiceFailed
 
 HERE, ELSEWHERE = "http://127.0.0.1:4200/api", "https://prefect.example.org/api"
@@ -53,3 +59,18 @@ def test_all_deployments_are_of_one_pool(projects):
     file.write_text(file.read_text().replace("work_pool: *pool", "work_pool: {name: other}", 1))
     with pytest.raises(MissingInput, match="one work pool for all deployments"):
         read_pool(file)
+
+
+@pytest.mark.slow
+def test_what_was_set_of_the_work_pool_stays():
+    access = shared_prefect.environment(["flows."])
+    settings = {PREFECT_API_URL: access["PREFECT_API_URL"]}
+    settings[PREFECT_API_AUTH_STRING] = access["PREFECT_API_AUTH_STRING"]
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        make_pool(client, "mine")
+        client.update_work_pool("mine", WorkPoolUpdate(is_paused=True, concurrency_limit=3))
+        client.update_work_pool("mine", WorkPoolUpdate(base_job_template={}))
+        make_pool(client, "mine")
+        pool = client.read_work_pool("mine")
+    assert pool.is_paused and pool.concurrency_limit == 3
+    assert pool.base_job_template["variables"]["additionalProperties"] is False
