@@ -45,13 +45,15 @@ class NamedChanges:
         return document
 
     def name_origin(self, problem: str) -> str:
-        """A problem of the changed parameters with what it comes from in place of params.yaml."""
+        """A problem of the changed parameters with what it comes from in place of params.yaml; of
+        an override its key, since the value may hold a secret.
+        """
         found = _PROBLEM.match(problem)
         path = found["path"].split(".") if found else []
         for override in reversed(self.overrides):
             key = _split_key(override)
             if path and path[: len(key)] == key:
-                return f"--set {override}{problem.removeprefix(PARAMS_FILE.name)}"
+                return f"--set {'.'.join(key)}{problem.removeprefix(PARAMS_FILE.name)}"
         for name, overlay in reversed(list(self.overlays.items())):
             if path and _reaches(overlay, path):
                 return f"{name}{problem.removeprefix(PARAMS_FILE.name)}"
