@@ -49,7 +49,8 @@ EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
 # What a run changes itself; the parameters are in the run.
-OWN_CHANGES = (":(exclude)params.yaml", ":(exclude)dvc.lock")
+OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
+LISTED = "^      - "  # a line of dvc.yaml that a run adds: own code
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
 
@@ -342,7 +343,9 @@ def read_lineage() -> dict[str, str]:
     """Tags that tie a run to its code, experiment and flow run."""
     tags = {}
     if commit := _git("rev-parse", "HEAD"):
-        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES)
+        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _git(
+            "diff", "--no-ext-diff", f"--ignore-matching-lines={LISTED}", "HEAD", "--", "dvc.yaml"
+        )
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
     for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
         if os.environ.get(variable):
