@@ -190,9 +190,12 @@ def use_running_servers(project: Path) -> Iterator[None]:
         temporary_settings,
     )
 
-    running = {} if PREFECT_API_URL.value() else find_running(project)
-    if os.environ.get("MLFLOW_TRACKING_URI"):
-        running = {name: value for name, value in running.items() if not name.startswith("MLFLOW_")}
+    named = {"PREFECT": PREFECT_API_URL.value(), "MLFLOW": os.environ.get("MLFLOW_TRACKING_URI")}
+    running = {
+        name: value
+        for name, value in find_running(project).items()
+        if not named.get(name.partition("_")[0])
+    }
     if not running:
         yield
         return

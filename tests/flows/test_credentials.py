@@ -138,10 +138,8 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
             temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}),
             use_running_servers(tmp_path),
         ):
-            assert (
-                PREFECT_API_URL.value() == "http://elsewhere/api"
-                and "MLFLOW_TRACKING_URI" not in os.environ
-            )
+            assert PREFECT_API_URL.value() == "http://elsewhere/api"
+            assert os.environ.pop("MLFLOW_TRACKING_URI") == RUNNING["MLFLOW_TRACKING_URI"]
         with use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
