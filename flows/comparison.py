@@ -25,6 +25,7 @@ from flows.run.parameters import (
     RunName,
     select_pipelines,
 )
+from throughline.reporting.comparing import compare, read_all
 from throughline.results.comparison import Comparison
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
@@ -155,12 +156,13 @@ def command(  # noqa: PLR0913 - the options of a command line
         if report:
             compared = Comparison.read(report)
             where = [f"The page about it: {from_here(report / 'index.html')}"]
-            if compared.measure_again:
-                again = cli.compose_measure_again(
-                    "comparison", sys.argv[1:], compared.measure_again
-                )
-                where = [again, *where]
-            cli.print_comparison(compared, "\n".join(where))
+        else:  # some of the project's
+            compared = compare(*read_all(selected, Layout()), Layout())
+            where = [f"Their files: {', '.join(str(Layout().results(one)) for one in selected)}"]
+        if compared.measure_again:
+            again = cli.compose_measure_again("comparison", sys.argv[1:], compared.measure_again)
+            where = [again, *where]
+        cli.print_comparison(compared, "\n".join(where))
 
 
 if __name__ == "__main__":

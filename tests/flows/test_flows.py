@@ -296,3 +296,11 @@ def test_what_a_run_without_a_name_has_trained_and_not_measured_stays(first):
     (worktree,) = (folder / ".throughline" / "workspaces").iterdir()
     assert (worktree / "runs" / "naive" / "model.keras").exists()
     assert not (worktree / EPHEMERAL).exists(), "it would be removed a day later"
+
+
+@pytest.mark.slow
+def test_a_comparison_of_some_configurations_ends_with_their_table(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.comparison", "--pipeline", "optimized")
+    assert "skipping report" in output and "Their files: runs/optimized" in output
+    assert re.search(r"^\W*optimized\b", output.partition("skipping report")[2], re.MULTILINE)
