@@ -359,8 +359,6 @@ def _share_cache(project: Path, root: Path) -> None:
         raise WorkspaceProblem(
             f"DVC's configuration in {project / '.dvc'} cannot be read: {error}"
         ) from None
-    kind = local["cache"].get("type", "")
-    kind = kind if isinstance(kind, str) else ",".join(kind)
     target = Path(cache.get("dir") or project / ".dvc" / "cache")
     target.mkdir(parents=True, exist_ok=True)
     link = root / ".dvc" / "cache"
@@ -372,9 +370,10 @@ def _share_cache(project: Path, root: Path) -> None:
         )
         link.symlink_to(target, target_is_directory=True)
     with atomic_file(root / ".dvc" / "config.local") as temporary:
-        temporary.write_text(
-            "[cache]\n    dir = cache\n" + (f'    type = "{kind}"\n' if kind else "")
-        )
+        own = {**local["cache"], "dir": "cache"}
+        texts = {key: ",".join(one) if isinstance(one, list) else one for key, one in own.items()}
+        lines = (f'    {key} = "{text}"\n' for key, text in texts.items())
+        temporary.write_text(f"[cache]\n{''.join(lines)}")
 
 
 def _exclusive(project: Path, name: str, owner: str) -> contextlib.AbstractContextManager[int]:
