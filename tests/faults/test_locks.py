@@ -94,8 +94,6 @@ def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
     with hold(path, "run me", print) as descriptor:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,))
         inode = path.stat().st_ino
-        (tmp_path / "again").hardlink_to(path)  # as if this process had been killed: the file stays
-    (tmp_path / "again").rename(path)
     said = []
 
     def on_wait(who: str) -> None:
@@ -105,6 +103,7 @@ def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
 
     with hold(path, "run next", on_wait):
         assert said and path.stat().st_ino == inode
+    assert not path.exists()
 
 
 def test_a_file_that_was_removed_by_its_holder_is_not_taken_for_the_lock(tmp_path):

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ def hold(
 
     `owner` is what others are shown who wait for it; `on_wait` is called once, with who holds it
     since when, if this process has to wait for longer than `silent_s`. The file goes when the lock
-    is released.
+    is free.
     """
     with hold_when_free(
         lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
@@ -77,9 +77,13 @@ def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
         )
         yield descriptor
     finally:
-        # Before it is released: who opens the file from now on gets another one.
-        path.unlink(missing_ok=True)
         os.close(descriptor)
+        with suppress(OSError):  # the folder may be gone
+            # The file stays where another holds the lock by now, or a process that it was passed on
+            # to is left. Before it is released: who opens the file then gets another one.
+            if (again := _acquire(path)) is not None:
+                path.unlink(missing_ok=True)
+                os.close(again)
 
 
 def _acquire(path: Path) -> int | None:
