@@ -33,6 +33,7 @@ from throughline.shared.scratch import Scratch
 
 STATE_DIR = ".throughline"
 EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
+KEPT_REPORTS = 50  # of runs without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
 
 
@@ -299,7 +300,7 @@ def _replace_params(root: Path, name: str, params: str) -> None:
 
 def remove_workspace(workspace: Workspace) -> Path | None:
     """Remove the worktree of a run that has been kept as an experiment; its report, if there is
-    one, stays in .throughline/reports/.
+    one, stays in .throughline/reports/, where the oldest go.
 
     What the run made is in DVC's cache. Returns where the report is.
     """
@@ -310,6 +311,10 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
+        kept.touch()
+        by_age = sorted(kept.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for old in by_age[:-KEPT_REPORTS]:
+            shutil.rmtree(old, ignore_errors=True)
     with _exclusive(workspace.project, "git", workspace.owner):
         run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
