@@ -52,8 +52,14 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what a hook of git in which we may run says of another repository."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    """Ours, without what a hook of git in which we may run says of another repository; settings
+    stay.
+    """
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("GIT_") or key.startswith("GIT_CONFIG_")
+    }
 
 
 def list_files(folder: Path, *arguments: str) -> list[str]:
@@ -81,9 +87,10 @@ def sign_as_nobody() -> dict[str, str]:
 
 
 def without_hooks() -> dict[str, str]:
-    """What keeps DVC's own calls of git from running hooks."""
+    """What keeps DVC's own calls of git from running hooks, after other settings of ours."""
+    number = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     return {
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.hooksPath",
-        "GIT_CONFIG_VALUE_0": os.devnull,
+        "GIT_CONFIG_COUNT": str(number + 1),
+        f"GIT_CONFIG_KEY_{number}": "core.hooksPath",
+        f"GIT_CONFIG_VALUE_{number}": os.devnull,
     }
