@@ -115,13 +115,14 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
     """The line that says how to measure these configurations again; `arguments` are those of the
     flow's command that has measured them.
 
-    >>> compose_measure_again("comparison", ["--name", "x", "--measure-again", "a"], ["b"])
+    >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
+    >>> compose_measure_again("comparison", options, ["b"])
     'Measure again while nothing else runs: python -m flows.comparison --name x --measure-again b'
     """
     kept = [
         argument
         for before, argument in zip(["", *arguments], arguments, strict=False)
-        if argument != MEASURE_AGAIN and before != MEASURE_AGAIN
+        if MEASURE_AGAIN not in (argument.partition("=")[0], before)
     ]
     again = [word for name in names for word in (MEASURE_AGAIN, name)]
     command = shlex.join(["python", "-m", f"flows.{flow}", *kept, *again])
