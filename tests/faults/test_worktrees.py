@@ -1,0 +1,93 @@
+"""What stays of a run's worktree, and what a worktree cannot have: `flows.run.workspace`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from dvc.config import Config
+from project import SMALL, write_params
+from test_workspaces import age, cheap_project, git, opened
+
+from flows.run.git_calls import run_git, without_hooks
+from flows.run.source_check import check_code
+from flows.run.workspace import (
+    KEPT_REPORTS,
+    SWEPT_AFTER_S,
+    keep_worktree,
+    remove_workspace,
+    sweep_workspaces,
+)
+from throughline.shared.errors import WorkspaceProblem
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    return cheap_project(tmp_path / "project")
+
+
+def test_a_finished_run_that_is_no_experiment_keeps_its_worktree(project):
+    with opened(project, ephemeral=True) as workspace:
+        keep_worktree(workspace)
+    age(workspace.root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == [] and workspace.root.exists()
+
+
+def test_a_folder_within_a_repository_is_said_to_be_no_repository_of_its_own(project):
+    within = project / "within"
+    within.mkdir()
+    write_params(within, SMALL)
+    with pytest.raises(WorkspaceProblem, match=r"within is not the top folder of a git"):
+        opened(within).__enter__()
+
+
+def test_code_in_a_submodule_is_refused_with_the_submodule(project, tmp_path):
+    git(cheap_project(tmp_path / "other"), "tag", "there")
+    add = ("submodule", "--quiet", "add", str(tmp_path / "other"), "sub")
+    git(project, "-c", "protocol.file.allow=always", *add)
+    for name in ("sub/my_models.py", "my_ops.py"):
+        (project / name).touch()
+    with pytest.raises(
+        WorkspaceProblem, match=r"^sub/my_models\.py is .* in the git submodule sub,"
+    ):
+        check_code(project, ["my_ops.py", "sub/my_models.py"])
+    with pytest.raises(WorkspaceProblem, match=r"`git add --force my_ops\.py`"):
+        check_code(project, ["my_ops.py"])
+    git(project, "add", "my_ops.py")
+    check_code(project, ["my_ops.py"])
+
+
+def test_a_worktree_shares_the_cache_with_those_whom_the_project_shares_it_with(project):
+    (project / ".dvc" / "config.local").write_text(
+        "[cache]\n    shared = group\n    slow_link_warning = false\n"
+    )
+    with opened(project) as workspace:
+        cache = Config(str(workspace.root / ".dvc"))["cache"]
+        assert cache["shared"] == "group" and cache["slow_link_warning"] is False
+
+
+def test_the_latest_reports_of_runs_without_a_name_stay(project):
+    reports = project / ".throughline" / "reports"
+    for number in range(KEPT_REPORTS):
+        (reports / f"earlier-{number}").mkdir(parents=True)
+        os.utime(reports / f"earlier-{number}", (number, number))
+    with opened(project, ephemeral=True) as workspace:
+        (workspace.root / "report").mkdir()
+        (workspace.root / "report" / "index.html").write_text("found")
+        kept = remove_workspace(workspace)
+    assert kept is not None and (kept / "index.html").read_text() == "found"
+    left = {path.name for path in reports.iterdir()}
+    assert len(left) == KEPT_REPORTS and "earlier-0" not in left and "earlier-1" in left
+
+
+def test_settings_of_git_in_the_environment_stay(project, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/elsewhere")
+    for key, value in {"COUNT": "1", "KEY_0": "user.name", "VALUE_0": "me"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
+    assert run_git(project, "config", "user.name") == "me"
+    both = without_hooks()
+    assert run_git(project, "config", "user.name", environment=both) == "me"
+    assert both["GIT_CONFIG_COUNT"] == "2" and both["GIT_CONFIG_KEY_1"] == "core.hooksPath"
