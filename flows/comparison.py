@@ -70,7 +70,7 @@ def comparison(
             pipeline="comparison",
             window=run.params.window,
         )
-        certain = prepared.changed or bool(again)
+        certain = prepared.changed or bool(again) or promote
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             profiled = [
                 run.with_parent_run(parent).chain(
@@ -113,7 +113,8 @@ def open_parent(
     """Open the MLflow run that the configurations' runs belong to, unless all of a comparison's
     `stages` is up to date; without any stages there is no comparison.
 
-    `certain`: DVC will be asked about them, whatever it said at the start.
+    `certain`: DVC will be asked about them, whatever it said at the start, or a champion is asked
+    for.
     """
     if stages and (certain or run.stage_env.stale & {*stages}):
         return comparison_run.open_comparison(run_key, run.name)

@@ -69,6 +69,14 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
 
 
 @pytest.mark.slow
+def test_a_champion_that_is_asked_for_is_chosen_although_nothing_has_changed(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.comparison", "--promote")
+    assert "Running stage" not in output
+    assert len(re.findall(r"^champion: ", output, re.MULTILINE)) == 1
+
+
+@pytest.mark.slow
 def test_a_configuration_is_measured_again_although_nothing_has_changed(first):
     folder, _ = first
     before = ProfileResult.read(folder / "runs" / "naive")
