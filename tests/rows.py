@@ -25,7 +25,7 @@ def row(
     """
     usual: dict[str, Any] = {
         "plan": "read → batch", "examples": 1000, "gathers": False, "caches": False,
-        "model_layers": (), "machine": "4 cores", "disturbed_by": "",
+        "drawn_by_class": False, "model_layers": (), "machine": "4 cores", "disturbed_by": "",
         "train_examples_per_s": relative * 100, "reference_examples_per_s": 100.0,
         "input_examples_per_s": 400.0, "cold_examples_per_s": 300.0,
         "model_examples_per_s": 100.0, "attainable_examples_per_s": 80.0,

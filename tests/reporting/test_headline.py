@@ -157,3 +157,11 @@ def test_examples_and_quality_are_the_same_only_where_they_are():
         for each, error in ((NAIVE, 0.312), (FAST, 0.301))
     ]
     assert write_headline(errors).endswith("same examples, mae 0.301 instead of 0.312.")
+
+
+def test_examples_that_are_drawn_by_class_are_not_called_the_same():
+    drawn = replace(FAST, drawn_by_class=True)
+    said = write_headline([NAIVE, drawn])
+    assert "the same data, drawn by class in `optimized`, same accuracy" in said
+    said = write_headline([replace(NAIVE, drawn_by_class=True), drawn])
+    assert "the same data, drawn by class in `naive` and `optimized`, same" in said

@@ -312,3 +312,11 @@ def test_the_page_names_what_the_best_configuration_gets_wrong(layout):
     assert "which classes optimized takes for which" in page
     assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))
     assert "Mean absolute error of each target on the test split: load 0.25, wind 12." in page
+
+
+def test_the_page_names_what_draws_by_class(layout, tmp_path):
+    config = {"read": "snapshot", "shuffle": {"kind": "global"}, "sampling": "balanced"}
+    write_results(layout.results("optimized"), config, (0.9, 0.91, 0.92))
+    report(["naive", "optimized"], layout, tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "how often each is drawn depends on its class in optimized." in page

@@ -261,6 +261,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         examples=result.plan.examples,
         gathers=result.plan.config["read"] == "snapshot",
         caches=result.plan.config["cache"] is not None,
+        drawn_by_class=result.plan.config["sampling"] != "uniform",
         machine=BOTH.join(dict.fromkeys((name_machine(built.machine), profiled.machine))),
         model_layers=tuple(
             json.dumps(each, sort_keys=True)

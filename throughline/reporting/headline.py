@@ -42,7 +42,7 @@ def write_headline(rows: Sequence[MeasuredRow]) -> str:
     undecided = find_undecided(rows)
     if top not in find_winners(rows):
         return _about_no_gain(rows, base, undecided)
-    gain = f"{_times(top, base, rows)}, {_same_examples(top)}, {_same_quality(top, base)}"
+    gain = f"{_times(top, base, rows)}, {_same_examples(top, base)}, {_same_quality(top, base)}"
     others = [
         name for name in find_tied(rows) if name not in (top.pipeline, base.pipeline, *undecided)
     ]
@@ -153,11 +153,15 @@ def _times(top: MeasuredRow, base: MeasuredRow, rows: Sequence[MeasuredRow]) -> 
     return f"{ratio:.{digits}f}× as fast ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def _same_examples(row: MeasuredRow) -> str:
-    """Their digests were compared, or of approximate decoding the pixels."""
-    if row.difference_mean is None:
-        return "same examples"
-    return f"examples whose pixels differ by {row.difference_mean:.2f} of 256 levels on average"
+def _same_examples(top: MeasuredRow, base: MeasuredRow) -> str:
+    """Their digests were compared, or of approximate decoding the pixels; what sampling draws of
+    the same data is not the same.
+    """
+    drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
+    what = "the same data" if drawn else "same examples"
+    if top.difference_mean is not None:
+        what = f"examples whose pixels differ by {top.difference_mean:.2f} of 256 levels on average"
+    return f"{what}, drawn by class in {_enumerate(drawn)}" if drawn else what
 
 
 def _same_quality(top: MeasuredRow, base: MeasuredRow) -> str:

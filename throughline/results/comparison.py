@@ -29,6 +29,7 @@ class MeasuredRow:
     examples: int
     gathers: bool
     caches: bool
+    drawn_by_class: bool
     model_layers: tuple[str, ...]
     machine: str
     disturbed_by: str
