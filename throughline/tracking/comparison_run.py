@@ -25,7 +25,14 @@ from throughline.tracking.champion import (
     score_from,
 )
 from throughline.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id
-from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent, read_lineage
+from throughline.tracking.recorder import (
+    PARENT_TAG,
+    UNSENT_TAG,
+    Recorder,
+    find_run,
+    find_sent,
+    read_lineage,
+)
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
@@ -218,7 +225,7 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         run = find_run(row.mlflow_run_id)
         if run is None:  # of another store, or deleted
             continue
-        own = run.data.tags.get("mlflow.parentRunId") == parent
+        own = run.data.tags.get(PARENT_TAG) == parent
         target = run.info.run_id
         if not own:
             kept = {
@@ -226,7 +233,7 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
                 for key, value in run.data.tags.items()
                 if not key.startswith("mlflow.") and key != UNSENT_TAG  # that names the run itself
             }
-            tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
+            tags = {**kept, PARENT_TAG: parent, "reused_run_id": run.info.run_id}
             target = client.create_run(
                 run.info.experiment_id, run_name=run.info.run_name, tags=tags
             ).info.run_id

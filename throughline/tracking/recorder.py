@@ -44,6 +44,7 @@ from throughline.tracking.store import (
 )
 
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
+PARENT_TAG = "mlflow.parentRunId"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
@@ -65,8 +66,8 @@ def import_client() -> None:
 
 class Recorder:
     """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it
-    continues an earlier run, with `follows` one that was kept for later, by its tag. At its end the
-    run has the status `ends_as`, unless an error ends it.
+    continues an earlier run, with `follows` one that was kept for later, by its tag. `kept` is what
+    an earlier one has kept, and is sent as that was.
 
     After the first failure to reach the store everything is kept in a file of .throughline/unsent/
     instead, for `sync`; `unsent` is the tag of a run that the store does not have yet.
@@ -78,13 +79,14 @@ class Recorder:
         *,
         run_id: str | None = None,
         follows: str | None = None,
-        ends_as: str = "FINISHED",
+        kept: PendingRun | None = None,
     ) -> None:
         self.run_id = run_id
         self.sent = True
         self.unsent: str | None = None
-        self._follows, self._ends_as = follows, ends_as
-        self._run_key = run_key
+        self._run_key, self._follows, self._kept = run_key, follows, kept
+        self._ends_as = kept.status if kept else "FINISHED"
+        self._tags = dict(kept.tags) if kept else read_lineage() | read_parent()
         self._unsent: list[list[Any]] = []
         self._problems: set[str] = set()
 
@@ -104,10 +106,8 @@ class Recorder:
         self._forget(status)
         if self.sent:
             return
-        tags = read_lineage()
         if self.run_id is None and self._follows is None:
-            self.unsent = uuid4().hex
-            tags[UNSENT_TAG] = self.unsent
+            self.unsent = self._tags.setdefault(UNSENT_TAG, uuid4().hex)
         enqueue(
             store_home() / UNSENT,
             PendingRun(
@@ -115,7 +115,7 @@ class Recorder:
                 run_id=self.run_id,
                 follows=self._follows,
                 status=status,
-                tags=tags,
+                tags=self._tags,
                 calls=self._unsent,
             ),
         )
@@ -175,22 +175,23 @@ class Recorder:
         tags = {
             "pipeline": self._run_key.pipeline,
             "data.digest": self._run_key.data_digest,
-            **read_lineage(),
+            **self._tags,
         }
         if self.run_id is None and self._follows:
             self.run_id = find_sent(self._run_key, self._follows)
             if self.run_id is None:
                 raise MissingInput("the run that this belongs to has not been sent yet")
-        if find_run(self.run_id) is not None:
+        if (run := find_run(self.run_id)) is not None:
+            tags.pop(PARENT_TAG, None)
+            if self._kept and run.info.status == "FINISHED":  # by what has continued it since
+                self._ends_as, tags = "FINISHED", {}
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
-        if parent := os.environ.get(PARENT_RUN):
-            tags["mlflow.parentRunId"] = parent
         self.run_id = mlflow.start_run(
             experiment_id=get_experiment_id(self._run_key),
             run_name="/".join(filter(None, [tags.get(EXPERIMENT_TAG), self._run_key.pipeline])),
             tags=tags,
-            log_system_metrics=True,
+            log_system_metrics=self._kept is None,
         ).info.run_id
 
     def _forget(self, status: str) -> None:
@@ -321,10 +322,9 @@ def sync() -> tuple[int, int]:
     waiting = sorted(list_pending(store_home() / UNSENT), key=lambda each: bool(each[1].follows))
     for file, unsent in waiting:
         recorder = Recorder(
-            unsent.run_key, run_id=unsent.run_id, follows=unsent.follows, ends_as=unsent.status
+            unsent.run_key, run_id=unsent.run_id, follows=unsent.follows, kept=unsent
         )
         with recorder:
-            recorder.set_tags(unsent.tags)
             for call in unsent.calls:
                 recorder._send(*call)
         remove(file)
@@ -351,6 +351,12 @@ def read_lineage() -> dict[str, str]:
         if os.environ.get(variable):
             tags[tag] = os.environ[variable]
     return tags
+
+
+def read_parent() -> dict[str, str]:
+    """The tag that makes a new run a child of the comparison that it is trained for, if any."""
+    parent = os.environ.get(PARENT_RUN)
+    return {PARENT_TAG: parent} if parent else {}
 
 
 def _git(*arguments: str) -> str:

@@ -11,7 +11,13 @@ from mlflow.entities import Metric, Param, RunTag
 
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.tracking.experiments import RunKey, get_experiment_id
-from throughline.tracking.recorder import LONGEST_PARAM, Recorder, flatten, read_lineage
+from throughline.tracking.recorder import (
+    LONGEST_PARAM,
+    PARENT_TAG,
+    Recorder,
+    flatten,
+    read_lineage,
+)
 
 
 def record_search(run_key: RunKey, result: TuningResult, folder: Path, *, note: str) -> str | None:
@@ -50,7 +56,7 @@ def _add_children(run_key: RunKey, parent: str, result: TuningResult) -> None:
         if each.examples_per_s is None:
             continue
         tags = {
-            "mlflow.parentRunId": parent,
+            PARENT_TAG: parent,
             "pipeline": each.name,
             "family": each.family,
             "dropped": each.dropped,
