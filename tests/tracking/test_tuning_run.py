@@ -17,7 +17,7 @@ from throughline.tracking.tuning_run import record_search
 RACED = replace(
     made_up(TunedCandidate),
     name="stream",
-    config={"read": "shards", "map": {"parallel": 2}},
+    config={"read": "shards", "map": {"parallel": 2}, "sampling": {"(m)": 5}},
     examples_per_s=900.0,
     predicted_examples_per_s=None,
     dropped="2.00 times as long",
@@ -47,7 +47,11 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(tmp_path, monkeypatc
     (child,) = mlflow.MlflowClient().search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'"
     )
-    assert child.data.params == {"read": "shards", "map.parallel": "2"}
+    assert child.data.params == {
+        "read": "shards",
+        "map.parallel": "2",
+        "sampling._m_": "5",
+    }
     assert child.data.metrics["tuning/examples_per_s"] == 900.0
     assert "tuning/predicted_examples_per_s" not in child.data.metrics
     assert (child.data.tags["dropped"], child.data.tags["chosen"]) == (RACED.dropped, "true")

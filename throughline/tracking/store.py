@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import mlflow
@@ -37,7 +37,6 @@ _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/@]+@")
 _REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
 LONGEST_KEY = 250
-Value = TypeVar("Value")
 _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
 
 
@@ -87,15 +86,15 @@ def make_absolute(address: str, home: Path) -> str:
     return address
 
 
-def name_keys(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values under keys that MLflow takes: `_` stands for each character that it refuses. It would
-    refuse all values for one key.
+def name_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values, nested ones with dots, under keys that MLflow takes: `_` stands for each character
+    that it refuses. It would refuse all values for one key.
 
-    >>> name_keys({"data.areas.m²": 1, "data.areas.(m)": 2, "data.areas._m_": 3})
-    {'data.areas.m²': 1, 'data.areas._m_': 2, 'data.areas._m__2': 3}
+    >>> name_keys({"data": {"m²": 1, "(m)": 2, "_m_": 3}})
+    {'data.m²': 1, 'data._m_': 2, 'data._m__2': 3}
     """
-    named: dict[str, Value] = {}
-    for key, value in values.items():
+    named: dict[str, Any] = {}
+    for key, value in _flatten(values):
         known = _REFUSED.sub("_", key)[:LONGEST_KEY]
         if posixpath.normpath(known) != known or known.startswith((".", "/")):
             known = known.replace("/", "_").lstrip(".") or "_"
@@ -104,6 +103,14 @@ def name_keys(values: Mapping[str, Value]) -> dict[str, Value]:
             place += 1
         named[unique] = value
     return named
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def show_address() -> str:

@@ -15,9 +15,9 @@ from throughline.tracking.recorder import (
     LONGEST_PARAM,
     PARENT_TAG,
     Recorder,
-    flatten,
     read_lineage,
 )
+from throughline.tracking.store import name_keys
 
 
 def record_search(run_key: RunKey, result: TuningResult, folder: Path, *, note: str) -> str | None:
@@ -68,7 +68,7 @@ def _add_children(run_key: RunKey, parent: str, result: TuningResult) -> None:
             metrics=_metrics(each, run.info.start_time),
             params=[
                 Param(key, str(value)[:LONGEST_PARAM])
-                for key, value in flatten(each.config).items()
+                for key, value in name_keys(each.config).items()
             ],
             tags=[RunTag("chosen", str(each.name == result.chosen).lower())],
         )
