@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 
+from throughline import DEFAULT_ENVIRONMENT
+from throughline.shared.failures import report_user_errors
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo
-from throughline.tracking.recorder import sync
-from throughline.tracking.store import show_address, use_store
+from throughline.tracking.recorder import UNSENT, sync
+from throughline.tracking.store import show_address, store_home, use_store
+
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+PATIENCE_S = "120"
 
 
 def main() -> None:
@@ -17,9 +24,13 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="python -m tasks.sync", description=inspect.getdoc(main)
     ).parse_args()
-    use_store()
-    sent, left = sync()
-    echo(f"{sent} of {sent + left} kept runs sent to {show_address()}")
+    # Nothing waits for this, and a server may take long to store what it was sent.
+    if os.environ[TIMEOUT] == DEFAULT_ENVIRONMENT[TIMEOUT]:
+        os.environ[TIMEOUT] = PATIENCE_S
+    with report_user_errors(), hold_outputs(store_home() / UNSENT, "sending what it holds"):
+        use_store()
+        sent, left = sync()
+        echo(f"{sent} of {sent + left} kept runs sent to {show_address()}")
     if left:
         raise SystemExit(1)
 

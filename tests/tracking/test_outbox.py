@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import mlflow
 import pytest
 
 from flows.servers.services import find_free_port
+from tasks.sync import main
+from throughline.shared.errors import DamagedFile
 from throughline.shared.layout import STORE_HOME
+from throughline.shared.output_lock import hold_outputs
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
-from throughline.tracking.recorder import PARENT_RUN, Recorder, find_sent, sync
-from throughline.tracking.store import ADDRESS
+from throughline.tracking.recorder import PARENT_RUN, UNSENT, Recorder, find_sent, is_gone, sync
+from throughline.tracking.store import ADDRESS, store_home
 
 
 def unsent(pipeline: str, *calls) -> PendingRun:
@@ -27,6 +31,14 @@ def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
     assert [run for _, run in list_pending(tmp_path)] == [
         PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
     ]
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
+    enqueue(tmp_path, unsent("naive"))
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text()[:40])
+    with pytest.raises(DamagedFile, match=f"{file.name} is damaged .*; delete it"):
+        list(list_pending(tmp_path))
 
 
 def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
@@ -91,3 +103,35 @@ def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away
     run = mlflow.get_run(first.run_id)
     assert run.info.status == "FINISHED" and run.data.tags["dvc.experiment"] == "later"
     assert run.data.metrics == {"train/loss": 1.0}
+
+
+@pytest.mark.integration
+def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
+    for tag in ("ab" * 16, None):
+        with Recorder(KEY, follows=tag) as recorder:
+            recorder.log_metrics({"train/loss": 1.0})
+    away.delenv(ADDRESS)
+    assert sync() == (1, 0)
+    assert "a profile of naive was left out" in capsys.readouterr().out
+    assert find_sent(KEY, recorder.unsent)
+
+
+@pytest.mark.integration
+def test_a_run_is_gone_where_a_store_that_answers_does_not_have_it(away):
+    assert not is_gone(KEY, "0" * 32, None), "nobody has said so"
+    with Recorder(KEY) as kept:
+        pass
+    away.delenv(ADDRESS)
+    assert not is_gone(KEY, None, kept.unsent)
+    assert is_gone(KEY, None, "cd" * 16) and is_gone(KEY, "0" * 32, None)
+    with Recorder(KEY) as sent:
+        pass
+    assert not is_gone(KEY, sent.run_id, None)
+
+
+def test_one_process_sends_at_a_time(away, capsys):
+    away.setattr(sys, "argv", ["sync"])
+    away.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    with hold_outputs(store_home() / UNSENT, "at work"), pytest.raises(SystemExit):
+        main()
+    assert "wait until it has ended" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.comparison import Comparison, Row, list_machines
-from throughline.shared.progress import echo
+from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.champion import (
     Score,
     find_rejection_reason,
@@ -43,6 +43,8 @@ NOT_REQUESTED = (
     "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
     " --promote)"
 )
+
+LATER = "the same command with --promote does that later"
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
@@ -88,7 +90,7 @@ def _start(run_key: RunKey, name: str) -> str | None:
     except STORE_ERRORS as error:
         echo(
             f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
-            " run was created"
+            f" run was created, and no champion is chosen: {LATER}"
         )
         return None
 
@@ -107,7 +109,8 @@ def close_comparison(
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
-    (Markdown) is shown on the run's first page.
+    (Markdown) is shown on the run's first page. Children, view and champion are not kept for a
+    store that is away.
     """
     rows = list(comparison.configurations)
     with Recorder(run_key, run_id=run_id) as parent:
@@ -139,6 +142,8 @@ def close_comparison(
             echo(f"champion: {decision}")
 
         parent.call(decide)
+    if not parent.sent:
+        echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:

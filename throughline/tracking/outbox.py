@@ -4,6 +4,7 @@ with copies of the files that it was to send.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from throughline.shared.files import read_json, write_json
+from throughline.results.base import parse
+from throughline.shared.errors import DamagedFile
+from throughline.shared.files import write_json
 from throughline.tracking.experiments import RunKey
 
 CALLS_WITH_FILES = ("artifact", "model")  # calls whose first value is a path
@@ -46,11 +49,19 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
 
 
 def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
-    """Everything that is kept, the oldest first, each with its file."""
+    """Everything that is kept, the oldest first, each with its file.
+
+    Raises:
+      DamagedFile: one of the files is not as `enqueue` writes it.
+    """
     for file in sorted(folder.glob("*.json")):
-        values = read_json(file)
-        run_key = RunKey(**values.pop("run_key"))
-        yield file, PendingRun(run_key=run_key, **values)
+        try:
+            yield file, parse(PendingRun, json.loads(file.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise DamagedFile(
+                f"{file} is damaged ({error}); delete it, and what it kept is in the files of the"
+                " run alone"
+            ) from error
 
 
 def remove(file: Path) -> None:

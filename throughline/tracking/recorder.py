@@ -29,7 +29,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from throughline.results.train import RunRecord
-from throughline.shared.errors import MissingInput
+from throughline.shared.errors import DamagedFile, MissingInput
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
@@ -122,8 +122,8 @@ class Recorder:
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
-        flat = name_keys(flatten(values))
-        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in flat.items()})
+        named = name_keys(values)
+        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in named.items()})
 
     def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log metrics; absent ones (None) stay absent."""
@@ -315,23 +315,50 @@ SENDERS: dict[str, Callable[..., Any]] = {
 
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
-    still to be.
+    still to be. What belongs to a run that is gone is left out.
+
+    Raises:
+      DamagedFile: something that is kept cannot be read.
     """
     sent = 0
     # What belongs to another run comes after that.
     waiting = sorted(list_pending(store_home() / UNSENT), key=lambda each: bool(each[1].follows))
     for file, unsent in waiting:
+        if unsent.follows and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
+            echo(f"a profile of {unsent.run_key.pipeline} was left out: MLflow has no run of it")
+            remove(file)
+            continue
         recorder = Recorder(
             unsent.run_key, run_id=unsent.run_id, follows=unsent.follows, kept=unsent
         )
         with recorder:
             for call in unsent.calls:
                 recorder._send(*call)
-        remove(file)
-        if not recorder.sent or recorder.run_id is None:
-            break  # it has enqueued everything again, in a file of its own
-        sent += 1
-    return sent, len(waiting) - sent
+        remove(file)  # what could not be sent is in a file of its own again
+        sent += recorder.sent
+        if not (recorder.sent or _answers()):
+            break
+    return sent, len([*list_pending(store_home() / UNSENT)])
+
+
+def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
+    """Whether the run that something belongs to, by its id or its tag, is neither in the store nor
+    kept for it: it is another store's, or was deleted. A store that does not answer says nothing.
+    """
+    with contextlib.suppress(*STORE_ERRORS, DamagedFile):
+        use_store()
+        if unsent is None:
+            return find_run(run_id) is None
+        kept = {each.tags.get(UNSENT_TAG) for _, each in list_pending(store_home() / UNSENT)}
+        return unsent not in kept and find_sent(run_key, unsent) is None
+    return False
+
+
+def _answers() -> bool:
+    with contextlib.suppress(*STORE_ERRORS):
+        mlflow.search_experiments(max_results=1)
+        return True
+    return False
 
 
 def read_run_id(folder: Path) -> str | None:
@@ -368,12 +395,3 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip()
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        flat |= flatten(value, path) if isinstance(value, Mapping) and value else {path: value}
-    return flat
