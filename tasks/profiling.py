@@ -43,7 +43,8 @@ from throughline.shared.files import PARTIAL, replace_folder, write_json
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, make_run_key
-from throughline.tracking.recorder import Recorder
+from throughline.tracking.recorder import Recorder, is_gone
+from throughline.tracking.store import show_address
 from throughline.training.processes import run_one_of_several
 
 FAIL_IF = (
@@ -68,6 +69,9 @@ def record(out: Path, run_key: RunKey, result: ProfileResult) -> None:
     """Add the profile to the configuration's MLflow run."""
     diagnosis, run = Diagnosis.read(out), RunRecord.read(out)
     if run.mlflow_run_id is None and run.unsent is None:
+        return
+    if is_gone(run_key, run.mlflow_run_id, run.unsent):
+        echo(f"MLflow at {show_address()} has no run of this training; the profile is not sent")
         return
     with Recorder(run_key, run_id=run.mlflow_run_id, follows=run.unsent) as recorder:
         recorder.log_metrics(profile_metrics(result))
