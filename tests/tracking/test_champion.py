@@ -380,3 +380,13 @@ def opened(folder, source):
         preprocess=params.preprocess,
     )
     return open_inputs(params, layout)
+
+
+def test_scores_on_other_examples_and_scores_that_are_none_are_no_measure():
+    easy = replace(GOOD, value=0.99, examples=300)
+    assert find_rejection_reason(GOOD, [], [easy]) is None
+    broken = [replace(GOOD, value=value) for value in (float("nan"), 0.5, float("nan"))]
+    worse = replace(GOOD, value=0.6)
+    assert find_rejection_reason(worse, broken, []) is None
+    said = find_rejection_reason(worse, [*broken, GOOD, GOOD], [])
+    assert said and "worse than the other configurations' (0.8000)" in said

@@ -81,8 +81,9 @@ def find_rejection_reason(
 ) -> str | None:
     """Why a model of this score may not become champion; None where it may.
 
-    `others` are the scores of its comparison, `earlier` those of all champions so far: compared
-    with the present one alone, champions could become worse by many small steps.
+    `others` are the scores of its comparison, `earlier` those of all champions so far, of which
+    those on as many examples count: on others, as before the data has grown, it may have been
+    easier. Compared with the present one alone, champions could become worse by many small steps.
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
@@ -90,10 +91,12 @@ def find_rejection_reason(
         return (
             f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
         )
-    median = statistics.median(other.value for other in others) if others else score.value
+    finite = [other.value for other in others if math.isfinite(other.value)]
+    median = statistics.median(finite or [score.value])
     if _improvement(score, median) < -SIGNIFICANT_STDERRS * math.sqrt(2) * score.stderr:
         return f"{score} is worse than the other configurations' ({median:.4f}) beyond chance"
-    comparable = [one for one in earlier if (one.metric, one.split) == (score.metric, score.split)]
+    test_set = (score.metric, score.split, score.examples)
+    comparable = [one for one in earlier if (one.metric, one.split, one.examples) == test_set]
     best = max(
         comparable, key=lambda one: one.value * (1 if one.higher_is_better else -1), default=None
     )
