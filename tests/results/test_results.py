@@ -202,3 +202,10 @@ def test_what_build_has_measured_is_of_a_number_of_processes():
         built.slice_of(0, count=1)
     alone = dataclasses.replace(built, processes=())
     assert alone.slice_of(0, count=1) == alone.throughput
+
+
+def test_a_metric_of_some_epochs_only_is_in_those(tmp_path):
+    """As a callback of one's own logs it that computes it every few epochs."""
+    epochs = [{"epoch": 0.0}, {"epoch": 1.0, "train_auc": 0.5}, {"epoch": 2.0}]
+    write_history(tmp_path, epochs)
+    assert read_history(tmp_path) == epochs

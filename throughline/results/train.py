@@ -186,15 +186,19 @@ def _binomial_tail(successes: int, trials: int, share: float) -> float:
 
 
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
-    """Write history.csv into a folder: one line per epoch."""
+    """Write history.csv into a folder: one line per epoch, with empty cells for what only other
+    epochs have.
+    """
+    columns = dict.fromkeys(name for epoch in epochs for name in epoch)
     with atomic_file(folder / HISTORY) as temporary, temporary.open("w", newline="") as file:
-        writer: csv.DictWriter[str] = csv.DictWriter(file, list(epochs[0]))
+        writer: csv.DictWriter[str] = csv.DictWriter(file, [*columns])
         writer.writeheader()
         writer.writerows(epochs)
 
 
 def read_history(folder: Path) -> list[dict[str, float]]:
-    """Read the epochs of history.csv in a configuration's folder: each a value per column.
+    """Read the epochs of history.csv in a configuration's folder: each a value per column
+    that is not empty.
 
     Raises:
       MissingInput, DamagedFile: it is not there, or no table of numbers.
@@ -202,7 +206,8 @@ def read_history(folder: Path) -> list[dict[str, float]]:
     path = folder / HISTORY
     with expect_current_schema(path, f"train@{folder.name}"), path.open(newline="") as file:
         epochs = [
-            {name: float(value) for name, value in row.items()} for row in csv.DictReader(file)
+            {name: float(value) for name, value in row.items() if value != ""}
+            for row in csv.DictReader(file)
         ]
         if not epochs:
             raise ValueError("it has no epoch")
