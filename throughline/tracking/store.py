@@ -34,7 +34,7 @@ STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
 NOT_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _WITHOUT_PATH = ("databricks",)  # addresses that look like one
 _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
-_PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/@]+@")
+_PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may hold / and @
 _REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
 LONGEST_KEY = 250
 _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
@@ -121,7 +121,7 @@ def show_address() -> str:
 def hide_password(text: str) -> str:
     """A text without the passwords of the addresses in it.
 
-    >>> hide_password("no answer of postgresql://me:secret@host/db")
+    >>> hide_password("no answer of postgresql://me:se/cr@et@host/db")
     'no answer of postgresql://me:***@host/db'
     """
     return _PASSWORD.sub(r"\1:***@", text)
