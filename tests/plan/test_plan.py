@@ -12,7 +12,7 @@ from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Flip, Mixup, RandomCrop
-from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize
+from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize, Standardize
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.schema import Schema
 from throughline.plan.shapes import output_shape
@@ -423,3 +423,15 @@ def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
     with pytest.raises(ImpossiblePlan, match=r"snapshot\.fraction: a part .* not of numbers"):
         plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting, **part)
     assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))
+
+
+def test_means_are_one_for_each_channel_or_one_for_all():
+    for schema, channels in ((JPEG, 3), (RAW, 1)):
+        for count in (1, channels):
+            plan_of(schema, ops={"postprocess": (standardized(count),)})
+        with pytest.raises(ImpossiblePlan, match=f"has 2 means, and there are {channels} channels"):
+            plan_of(schema, ops={"postprocess": (standardized(2),)})
+
+
+def standardized(count):
+    return Standardize(mean=(0.5,) * count, deviation=(1.0,) * count)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from throughline.plan.schema import Schema
 from throughline.shared.code_identity import code_digest
+from throughline.shared.errors import ImpossiblePlan
 
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
@@ -349,6 +350,16 @@ class Standardize(Op):
         if len(mean) != len(deviation) or any(value < 0 for value in deviation):
             raise ValueError("give a `mean` and a `deviation`, from 0, for each channel or column")
         return self
+
+    def shape(self, before: Shape) -> Shape:
+        """As before; ImpossiblePlan unless there is one mean for each channel, or for all."""
+        given = len(self.mean or ())
+        if given > 1 and before and before[-1] not in (None, given):
+            raise ImpossiblePlan(
+                f"standardize has {given} means, and there are {before[-1]} channels or columns;"
+                " give one for each, or one for all"
+            )
+        return before
 
     def bind(self, facts: DataFacts) -> Op:
         """The training split's statistics, where none are given."""

@@ -169,7 +169,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     problems += find_label_problems(spec.ops) if schema.predicts_number else []
     if problems:
         raise ImpossiblePlan("; ".join(problems))
-    output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
+    output_shape([op for _, op in spec.ops], schema, spec.window)
     device_ops = tuple(
         op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels
     )

@@ -78,7 +78,8 @@ def output_shape(
     (columns,), (length, columns), or (None,) for the tokens of a text.
 
     Raises:
-      ImpossiblePlan: the images differ in size and no op makes them the same size.
+      ImpossiblePlan: the images differ in size and no op makes them the same size, or an op does
+        not fit them.
     """
     value = schema.input
     if value.encoding.padded:
@@ -87,8 +88,8 @@ def output_shape(
     shape: Shape = (window.length, *(start or ())) if window else start
     for op in ops:
         shape = op.shape(shape)
-    if shape and shape[-1] is None:  # of ops that know their size, not how many channels there are
-        shape = (*shape[:-1], value.channels)
+        if shape and shape[-1] is None:  # of ops that know their size, not how many channels
+            shape = (*shape[:-1], value.channels)
     if shape is None or any(size is None for size in shape):
         raise ImpossiblePlan(
             "preprocess: the images differ in size, so they cannot be batched; add `- resize:"
