@@ -243,3 +243,9 @@ def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
             assert not has_both.is_set()
     waiting.join(timeout=10)
     assert has_both.is_set() and "run other" in waits[0]
+
+
+def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", str(tmp_path / "absent" / "socket"))
+    with pytest.raises(FileNotFoundError), hold_machine(pytest.fail):
+        pass

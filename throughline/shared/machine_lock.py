@@ -7,6 +7,7 @@ It is the kernel's, so that a holder that is gone, even by kill -9, holds nothin
 from __future__ import annotations
 
 import contextlib
+import errno
 import pwd
 import socket
 import struct
@@ -36,7 +37,9 @@ def _hold_if_free() -> Iterator[int | None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
         try:
             lock.bind(MACHINE_ADDRESS)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             yield None
             return
         lock.listen()  # so that those who wait can ask the kernel who we are
