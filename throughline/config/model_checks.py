@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from throughline.plan.ops import Rescale, Standardize
 from throughline.plan.schema import Encoding
 from throughline.settings import ModelSettings, WindowSettings
-from throughline.shared.code_identity import find_source
+from throughline.shared.code_identity import find_source, parse_source
 from throughline.shared.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -151,7 +151,11 @@ def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
 
 
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
-    """Options that the model's builder does not take, read from its source, which is not run."""
+    """Options that the model's builder does not take, read from its source, which is not run.
+
+    Raises:
+      InvalidCode: that source is not Python.
+    """
     taken = _read_arguments(model.name) if model.name != "emulated" else None
     if taken is None:
         return
@@ -173,10 +177,11 @@ def _read_arguments(name: str) -> list[str] | None:
     if not sources and (keras := find_source("keras")):
         paths = sorted((keras.parent / "src" / "applications").glob("*.py"))
     for path in filter(None, paths):
-        for node in ast.parse(path.read_bytes()).body:
+        for node in parse_source(path).body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
                 first = 2 if sources else 0  # a builder's input_shape and outputs
-                taken = [*node.args.args[first:], *node.args.kwonlyargs]
+                positional = [*node.args.posonlyargs, *node.args.args]
+                taken = [*positional[first:], *node.args.kwonlyargs]
                 options = [one.arg for one in taken if sources or one.arg not in FROM_DATA]
                 return None if node.args.kwarg else options
     return None

@@ -75,7 +75,7 @@ def computation_digest(files: Iterable[Path]) -> str:
 
     Docstrings do not count, and neither do the fields of classes: what they hold are values.
     """
-    trees = [_without_fields(_parse(file)) for file in files]
+    trees = [_without_fields(parse_source(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
     for statement in (statement for tree in trees for statement in tree.body):
         for name in _defined_names(statement):
@@ -129,7 +129,7 @@ def _read(path: Path) -> ModuleCode:
 
 @cache
 def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
-    tree, imports = _parse(path), []
+    tree, imports = parse_source(path), []
     for node in _walk_statements(tree):
         if isinstance(node, ast.Import):
             imports += [(0, alias.name, "") for alias in node.names]
@@ -176,7 +176,7 @@ def find_source(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _parse(path: Path) -> ast.Module:
+def parse_source(path: Path) -> ast.Module:
     """The syntax tree of a file.
 
     Raises:
