@@ -22,7 +22,7 @@ from throughline.plan.ops import Op, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
-from throughline.shared.errors import InvalidParams
+from throughline.shared.errors import InvalidCode, InvalidParams
 
 ROOT = Path(__file__).parents[2]
 
@@ -571,3 +571,41 @@ def test_what_is_chosen_by_default_is_resolved_in_what_dvc_compares(source, mode
     document = {"data": {"source": source, "path": "x"}, "pipelines": {"a": {"read": "shards"}}}
     values = resolve_settings(document)
     assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)
+
+
+WEIGHTS = {"0": 1.0, "1": 5.0}
+
+
+def test_classes_may_be_called_by_numbers():
+    changed = document(train__class_weights="{0: 1, 1: 5}")
+    changed["pipelines"]["naive"]["sampling"] = {0: 1, 1: 5}
+    params = check(changed)
+    assert (params.train.class_weights, params.pipelines["naive"].sampling) == (WEIGHTS, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"train__class_weights": "balanced"}, "train.class_weights: input should be"),
+        ({"train__optimizer": "{adamw: 1e-4}"}, "train.optimizer.adamw: input should be"),
+        ({"train__metrics": "[3]"}, "train.metrics[0]: input should be"),
+        ({"preprocess": "[5]"}, "preprocess[0]: expected an op name"),
+        ({"preprocess": "[{cutout: {8}}]"}, "preprocess[0].cutout.8: "),
+        ({"preprocess": '["no_such_module:Op"]'}, "preprocess[0]: no_such_module:Op cannot be"),
+        ({"preprocess": '["pathlib:Path"]'}, "preprocess[0]: pathlib:Path is no class"),
+    ],
+)
+def test_a_mistake_is_said_once(change, said):
+    assert problems(**change).count("\n") == 0 and said in problems(**change)
+
+
+def test_a_builder_is_read_as_python_reads_it(tmp_path, monkeypatch):
+    source = tmp_path / "own_builders.py"
+    source.write_text("def build(shape, outputs, /, width, *, depth=1): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"model__name": "own_builders:build"}
+    assert check(document(**own, model__options="{width: 8, depth: 2}"))
+    assert "does not take it" in problems(**own, model__options="{outputs: 8}")
+    source.write_text("def build(:\n")
+    with pytest.raises(InvalidCode, match=r"own_builders\.py, line 1: "):
+        check(document(**own))

@@ -146,7 +146,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         problems = [
             _format_error(item)
             for item in error.errors()
-            if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]
+            if item["loc"][:1] not in [(section,) for section in ops]  # which said it already
         ] + problems
         raise InvalidParams(
             [f"{name}: {problem}" for problem in dict.fromkeys(problems)]

@@ -39,9 +39,9 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
         return None, [
             f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"
         ]
-    kind = _import_op(name) if ":" in name else REGISTRY.get(name)
-    if kind is None:
-        return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
+    kind = _find_op(name)
+    if isinstance(kind, str):
+        return None, [f"{where}: {name} {kind}"]
     return _make_op(kind, arguments, where=f"{where}.{name}")
 
 
@@ -66,18 +66,23 @@ def _make_op(
     kind: type[Op], arguments: Mapping[str, Any], *, where: str
 ) -> tuple[Op | None, list[str]]:
     try:
-        return kind(**arguments), []
+        return kind.model_validate(dict(arguments)), []
     except ValidationError as error:
         return None, [_problem(where, kind, item) for item in error.errors()]
 
 
-def _import_op(path: str) -> type[Op] | None:
-    module, _, attribute = path.partition(":")
+def _find_op(name: str) -> type[Op] | str:
+    """The class of an op, or what is wrong with its name."""
+    module, own, attribute = name.partition(":")
+    if not own:
+        return REGISTRY.get(name) or f"is not an op; {did_you_mean(name, list(REGISTRY))}"
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None
-    return kind if isinstance(kind, type) and issubclass(kind, Op) else None
+    except (ImportError, SyntaxError) as error:
+        return f"cannot be imported ({error})"
+    if isinstance(kind, type) and issubclass(kind, Op):
+        return kind
+    return "is no class that inherits from throughline.plan.ops.Op"
 
 
 def _problem(where: str, kind: type[Op], item: Any) -> str:

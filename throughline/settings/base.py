@@ -6,9 +6,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+# A tagged union of a word and a mapping reports a problem once.
+WORD, MAPPING = Tag("literal"), Tag("constrained")
+WORD_OR_MAPPING = Discriminator(
+    lambda value: "constrained" if isinstance(value, dict) else "literal"
+)
+
+
+def _name_keys(value: Any) -> Any:
+    """A mapping by names, of which YAML reads those of digits, as classes may have, as numbers."""
+    if not isinstance(value, dict):
+        return value
+    return {str(key) if type(key) is int else key: one for key, one in value.items()}
+
+
+BY_NAME = BeforeValidator(_name_keys)
+WeightByClass = Annotated[dict[str, Annotated[float, Field(ge=0)]], BY_NAME]
 
 
 class Settings(BaseModel):

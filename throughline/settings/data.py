@@ -16,7 +16,14 @@ from pydantic import (
     model_validator,
 )
 
-from throughline.settings.base import Fraction, Settings
+from throughline.settings.base import (
+    BY_NAME,
+    MAPPING,
+    WORD,
+    WORD_OR_MAPPING,
+    Fraction,
+    Settings,
+)
 from throughline.settings.records import RecordSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.data_url import is_address, to_store_url
@@ -32,14 +39,12 @@ def _known_source(name: Any) -> str:
 
 SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
 Filling = Literal["reject", "median", "category"]
-# A tagged union reports a problem once.
 StoredFraction = Annotated[
     Annotated[Literal["auto"], Tag("literal")] | Annotated[Fraction, Tag("constrained")],
     Discriminator(lambda value: "literal" if isinstance(value, str) else "constrained"),
 ]
 Missing = Annotated[
-    Annotated[Filling, Tag("literal")] | Annotated[dict[str, Filling], Tag("constrained")],
-    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+    Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
 ]
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from throughline.settings.base import Fraction, Settings, word_or_count
+from throughline.settings.base import (
+    MAPPING,
+    WORD,
+    WORD_OR_MAPPING,
+    Fraction,
+    Settings,
+    WeightByClass,
+    word_or_count,
+)
 from throughline.settings.batch import BatchSettings
 
 Parallel = Annotated[str | int, *word_or_count("none", "auto", "cores")]
 PrefetchSize = Annotated[str | int, *word_or_count("none", "auto")]
 ThreadPool = Annotated[str | int, *word_or_count("shared")]
-# A tagged union reports a problem once.
 Sampling = Annotated[
-    Annotated[Literal["uniform", "balanced"], Tag("literal")]
-    | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("constrained")],
-    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+    Annotated[Literal["uniform", "balanced"], WORD] | Annotated[WeightByClass, MAPPING],
+    WORD_OR_MAPPING,
 ]
 ShuffleSize = Annotated[str | int, *word_or_count("auto")]
 

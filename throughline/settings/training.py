@@ -8,13 +8,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from throughline.settings.base import Settings
+from throughline.settings.base import MAPPING, WORD, WORD_OR_MAPPING, Settings, WeightByClass
 
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 _OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 SCHEDULES = ("constant", "linear", "cosine")
 # A name, or an import path, or one of them with arguments: {focal: {gamma: 2}}.
-NamedObject = str | dict[str, dict[str, Any]]
+NamedObject = Annotated[
+    Annotated[str, WORD] | Annotated[dict[str, dict[str, Any]], MAPPING], WORD_OR_MAPPING
+]
+ClassWeights = Annotated[
+    Annotated[Literal["none", "auto"], WORD] | Annotated[WeightByClass, MAPPING], WORD_OR_MAPPING
+]
 
 
 class ModelSettings(Settings):
@@ -59,7 +64,10 @@ class ModelSettings(Settings):
 class EarlyStoppingSettings(Settings):
     """When a training ends before its last epoch."""
 
-    monitor: str = Field(default="val_loss", description="a column of history.csv")
+    monitor: str = Field(
+        default="val_loss",
+        description="loss or a metric by its name; of validation with val_ before it",
+    )
     patience: int = Field(default=3, ge=1, description="epochs without improvement that end it")
     min_delta: float = Field(default=0.0, ge=0, description="the least that counts as improvement")
     mode: Literal["auto", "min", "max"] = Field(
@@ -115,7 +123,7 @@ class TrainSettings(Settings):
         default=["auto"],
         description="auto (accuracy of classes, mae of numbers), Keras metrics, or module:name",
     )
-    class_weights: Literal["none", "auto"] | dict[str, Annotated[float, Field(ge=0)]] = Field(
+    class_weights: ClassWeights = Field(
         default="none",
         description=(
             "weight of an example in the loss by its class: auto (the rarer, the heavier), or a"
