@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -186,3 +188,28 @@ def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fau
     proxy.fault = lambda method, path: next(faults, None)
     assert opened.read_range("a", start=0, length=len(DATA)) == DATA
     assert next(faults, None) is None
+
+
+class OtherRegion(BaseHTTPRequestHandler):
+    """What a store answers that has the bucket in another region."""
+
+    def do_GET(self):
+        self.send_response(301)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_bucket_in_another_region_is_said_to_be_there(monkeypatch):
+    with HTTPServer(("127.0.0.1", 0), OtherRegion) as server:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "me"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ):
+            monkeypatch.setenv(name, value)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ObjectStoreFailed, match="another region; set AWS_REGION to its own"):
+            open_store("s3://box").read("a")

@@ -286,6 +286,8 @@ def _explain(error: Exception, provider: Provider) -> str:
     if not status and ("Missing" in text or "must be specified" in text):
         missing = text.rpartition("error: ")[2].strip()
         return f"credentials are incomplete ({missing}); set them in the environment"
+    if "incorrectly configured region" in text:
+        return f"the {provider.bucket} is in another region; set AWS_REGION to its own"
     if "builder error" in text:
         return (
             "the endpoint is no https:// address; for a store of your own without TLS set"
