@@ -5,7 +5,13 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from throughline.shared.errors import DataNotFound, ObjectStoreFailed
-from throughline.shared.object_store import ObjectStore, StoredObject, check_url, open_store
+from throughline.shared.object_store import (
+    URL_FORMS,
+    ObjectStore,
+    StoredObject,
+    check_url,
+    open_store,
+)
 
 # As DVC writes them, whose packages know them, and as the client does.
 SCHEMES = {"s3": "s3", "gs": "gs", "azure": "az"}
@@ -26,10 +32,7 @@ def to_store_url(path: str) -> str:
     """
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
-        raise ValueError(
-            f"found {scheme}://; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or"
-            " azure://CONTAINER/PREFIX"
-        )
+        raise ValueError(f"found {scheme}://; expected {URL_FORMS}")
     url = check_url(f"{SCHEMES[scheme]}://{rest}")
     if {"", ".", ".."} & {*url.partition("://")[2].split("/")}:
         raise ValueError(

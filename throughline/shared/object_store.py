@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from throughline.shared.errors import ObjectStoreFailed
 
-SCHEMES = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "azure://CONTAINER/PREFIX"}
+URL_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
 RETRIES = 3  # of a request that a server's error, a lost connection or a time limit has ended
 CONNECT_S = 5
 REQUEST_S = 60  # from the first byte sent to the last received
@@ -204,16 +204,15 @@ def check_url(url: str) -> str:
       ValueError: it is none, in words; a secret that it may hold is not repeated.
     """
     parts = urlsplit(url)
-    forms = ", ".join(SCHEMES.values())
     # A secret may have a slash in it, at which its user and the host seem to end.
     if {":", "@"} & {*parts.netloc} or parts.query or parts.fragment:
         raise ValueError(
             "found a user, password or query in the URL; credentials come from the environment,"
             " such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-    if parts.scheme not in SCHEMES or not parts.netloc:
+    if parts.scheme not in PROVIDERS or not parts.netloc:
         shown = "an address" if "@" in url else repr(url)
-        raise ValueError(f"found {shown}, which is no bucket; expected {forms}")
+        raise ValueError(f"found {shown}, which is no bucket; expected {URL_FORMS}")
     return url.rstrip("/")
 
 
