@@ -210,6 +210,7 @@ def test_a_bucket_in_another_region_is_said_to_be_there(monkeypatch):
             ("AWS_SECRET_ACCESS_KEY", "secret"),
         ):
             monkeypatch.setenv(name, value)
-        threading.Thread(target=server.handle_request, daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(ObjectStoreFailed, match="another region; set AWS_REGION to its own"):
             open_store("s3://box").read("a")
+        server.shutdown()
