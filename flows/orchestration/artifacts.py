@@ -28,7 +28,6 @@ from prefect.client.schemas.objects import State
 from flows.servers.services import is_of_connection
 from throughline.reporting import tuning_table
 from throughline.reporting.table import comparison_table, to_records
-from throughline.reporting.table import to_markdown as table_to_markdown
 from throughline.results.comparison import Comparison
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import StageFailed
@@ -140,13 +139,14 @@ def show_training(
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown: headline, table, and cause and fix of each configuration."""
+    """The comparison in words, as Markdown: headline, and cause and fix of each configuration. With
+    the table it would not fit into a note of MLflow, which has 8,000 characters.
+    """
     fixes = [
         f"- **{row.pipeline}** ({row.verdict}): {row.cause}. Fix: `{row.fix}`"
         for row in comparison.configurations
     ]
-    table = table_to_markdown(comparison_table(comparison))
-    return "\n".join([comparison.headline, "", table, "", "## Cause and fix", "", *fixes])
+    return "\n".join([comparison.headline, "", "## Cause and fix", "", *fixes])
 
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 from rows import comparison, row
 
-from flows.orchestration.artifacts import to_markdown as artifact
-from throughline.reporting.table import ABSENT, comparison_table, to_markdown, to_records, to_text
+from flows.orchestration.artifacts import to_markdown
+from throughline.reporting.table import ABSENT, comparison_table, to_records, to_text
 
 ROWS = (
     row("naive", 0.5, 50, "input-bound", test_metric=0.75),
@@ -25,22 +25,19 @@ def table():
 
 
 def test_every_form_has_every_cell_and_the_terminal_the_essential_ones(table):
-    text, markdown, records = to_text(table), to_markdown(table), to_records(table)
+    text, records = to_text(table), to_records(table)
     head = " ".join(text.splitlines()[:-2]).split()
     essential = [column for column in table.columns if column.essential]
     assert sorted(head) == sorted(
         word for column in essential for word in f"{column.heading} {column.unit}".split()
     )
     titles = [column.title for column in table.columns]
-    assert [cell.strip() for cell in markdown.splitlines()[0].strip("|").split("|")] == titles
     assert [list(record) for record in records] == [titles, titles]
     for line, record in zip(table.rows, records, strict=True):
         (written,) = [each for each in text.splitlines() if each.startswith(line.row.pipeline)]
         cells = zip(table.columns, line.cells, strict=True)
         assert all(cell.text in written for column, cell in cells if column.essential)
         assert list(record.values()) == [str(cell) for cell in line.cells]
-        assert "| " + " | ".join(record.values()) + " |" in markdown.splitlines()
-    assert markdown in artifact(comparison(*ROWS))
 
 
 def test_values_are_written_as_people_read_them(table):
@@ -71,3 +68,12 @@ def test_columns_follow_what_there_is():
     busy = row("naive", gpu_utilization_pct_mean=87.4)
     (record,) = to_records(comparison_table(comparison(busy, machine=machine)))
     assert record["GPU busy [%]"] == "87"
+
+
+def test_in_words_twenty_configurations_fit_into_a_note_of_mlflow():
+    cause = "the input pipeline is slower than the model; decoding takes most of the time"
+    rows = [
+        row(f"optimized_{number}", cause=cause, fix="map: {parallel: 8}") for number in range(20)
+    ]
+    words = to_markdown(comparison(*rows))
+    assert words.count(cause) == 20 and len(words) < 8000

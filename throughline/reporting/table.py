@@ -1,5 +1,5 @@
-"""The table of a comparison: the same columns and the same words on the report's page, in Prefect,
-in MLflow and on the terminal.
+"""The table of a comparison: the same columns and the same words on the report's page, in Prefect
+and on the terminal.
 """
 
 from __future__ import annotations
@@ -97,14 +97,6 @@ def to_text(table: Table) -> str:
         for column, texts in zip(essential, columns, strict=True)
     ]
     return "\n".join("  ".join(texts).rstrip() for texts in zip(*aligned, strict=True))
-
-
-def to_markdown(table: Table) -> str:
-    """The table in Markdown."""
-    titles = [column.title for column in table.columns]
-    rule = ["---:" if column.numeric else "---" for column in table.columns]
-    cells = [[str(cell) for cell in line.cells] for line in table.rows]
-    return "\n".join("| " + " | ".join(texts) + " |" for texts in (titles, rule, *cells))
 
 
 def to_records(table: Table) -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
 """The parent run of a comparison in MLflow: opened before its configurations run, closed with their
-table, view and champion.
+report, view and champion.
 """
 
 from __future__ import annotations
