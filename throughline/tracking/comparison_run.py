@@ -5,6 +5,7 @@ report, view and champion.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlflow
+from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
@@ -231,7 +233,11 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         if run is None:  # of another store, or deleted
             continue
         own = run.data.tags.get(PARENT_TAG) == parent
-        target = run.info.run_id
+        target, params = run.info.run_id, {}
+        metrics = {
+            "throughput/speedup_vs_naive": row.speedup_vs_naive,
+            "throughput/steady_examples_per_s": row.steady_examples_per_s,
+        }
         if not own:
             kept = {
                 key: value
@@ -242,11 +248,12 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
             target = client.create_run(
                 run.info.experiment_id, run_name=run.info.run_name, tags=tags
             ).info.run_id
-            for key, value in run.data.metrics.items():
-                client.log_metric(target, key, value)
-            for key, value in run.data.params.items():
-                client.log_param(target, key, value)
-        client.log_metric(target, "throughput/speedup_vs_naive", row.speedup_vs_naive)
-        client.log_metric(target, "throughput/steady_examples_per_s", row.steady_examples_per_s)
+            metrics, params = run.data.metrics | metrics, run.data.params
+        moment = time.time_ns() // 1_000_000
+        client.log_batch(  # in few requests
+            target,
+            [Metric(key, value, moment, 0) for key, value in metrics.items()],
+            [Param(key, value) for key, value in params.items()],
+        )
         if not own:
             client.set_terminated(target)
