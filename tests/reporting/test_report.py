@@ -268,6 +268,7 @@ def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout,
     assert "different machines" in compared.headline and "×" not in compared.headline
     row = compared.configurations[1]
     assert (row.speedup_vs_naive_low, row.speedup_vs_naive_high) == (0, np.inf)
+    assert compared.tied == (), "none is marked as the fastest"
     assert Comparison.read(tmp_path / "report") == compared
 
 

@@ -113,7 +113,7 @@ def compare(
     return Comparison(
         headline=write_headline(measured),
         best=top.pipeline,
-        tied=tuple(find_tied(measured)),
+        tied=tuple(find_tied(measured)) if len(list_machines(measured)) == 1 else (),
         undecided=tuple(find_undecided(measured)),
         measure_again=tuple(find_measure_again(measured)),
         drift_pct=drift_pct(measured),

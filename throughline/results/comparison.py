@@ -115,7 +115,8 @@ class ChecklistItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ResultFile):
-    """All configurations side by side. `missing` says which files of a configuration that is left
+    """All configurations side by side. `tied` are those that may be the fastest; none where they
+    were measured on different machines. `missing` says which files of a configuration that is left
     out are not there, `measure_again` which ones are undecided or were disturbed.
     """
 

@@ -123,7 +123,7 @@ def close_comparison(
         parent.set_tags(
             {
                 "headline": comparison.headline,
-                "best": comparison.best,
+                **({"best": comparison.best} if comparison.tied else {}),
                 "data.digest": comparison.data_digest,
                 "mlflow.note.content": note,
             }
