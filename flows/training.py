@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
+from pydantic_core import to_json
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, show_training
@@ -132,7 +132,8 @@ def command(  # noqa: PLR0913 - the options of a command line
             measure=measure,
         )
         if json_:
-            typer.echo(json.dumps(result.figures, indent=2))
+            # A loss may be NaN, which JSON does not have.
+            typer.echo(to_json(result.figures, indent=2, inf_nan_mode="null"))
         elif not result.compared:
             typer.echo(
                 f"\n`{pipeline}` is trained, not measured. Its files: {from_here(result.folder)}\n"
