@@ -95,6 +95,7 @@ def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away
         mlflow.set_tracking_uri(server)
         first.log_metrics({"train/loss": 1.0})
         raise KeyboardInterrupt
+    away.delenv(ADDRESS)
     away.setenv("DVC_EXP_NAME", "later")
     with Recorder(KEY, run_id=first.run_id):
         pass

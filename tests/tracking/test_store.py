@@ -18,6 +18,7 @@ import requests
 from mlflow.exceptions import MlflowException
 from project import ROOT
 
+from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 from throughline.tracking.store import hide_password, is_refusal, make_absolute, reason, use_store
@@ -271,3 +272,10 @@ def test_an_experiment_that_was_made_over_a_server_takes_artifacts_without_it(
     assert Path(mlflow.artifacts.download_artifacts(run_id=recorder.run_id)).samefile(
         kept.parents[1]
     )
+
+
+def test_what_is_no_address_is_refused_without_its_password(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cret@[::1")
+    with pytest.raises(InvalidParams, match="MLFLOW_TRACKING_URI is no address") as refused:
+        use_store()
+    assert "s3cret" not in str(refused.value)

@@ -29,7 +29,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from throughline.results.train import RunRecord
-from throughline.shared.errors import DamagedFile, MissingInput
+from throughline.shared.errors import MissingInput, UserError
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
@@ -345,7 +345,7 @@ def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
     """Whether the run that something belongs to, by its id or its tag, is neither in the store nor
     kept for it: it is another store's, or was deleted. A store that does not answer says nothing.
     """
-    with contextlib.suppress(*STORE_ERRORS, DamagedFile):
+    with contextlib.suppress(*STORE_ERRORS, UserError):
         use_store()
         if unsent is None:
             return find_run(run_id) is None

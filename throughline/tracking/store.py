@@ -24,6 +24,7 @@ from mlflow.store.artifact.artifact_repository_registry import _artifact_reposit
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
+from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import STORE_HOME
 
 ADDRESS, USER, PASSWORD = (f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD"))
@@ -48,11 +49,17 @@ def store_home() -> Path:
 def use_store() -> None:
     """Send runs of this process, and of those that it starts, to MLFLOW_TRACKING_URI, or to an
     SQLite file in the project's folder.
+
+    Raises:
+      InvalidParams: that variable holds no address.
     """
     home = store_home()
     _artifact_repository_registry.register("mlflow-artifacts", _open_artifacts)
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # which may repeat a password
+        raise InvalidParams([f"{ADDRESS} is no address, such as http://HOST:5000"]) from None
     if parts.scheme in ("http", "https") and parts.username and parts.password:
         # Where MLflow's client reads them, too, and puts them into no message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
