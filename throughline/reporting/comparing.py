@@ -17,12 +17,12 @@ from throughline.reporting.checklist import run_checklist
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import (
     accuracy_warning,
+    bootstrap_interval,
     break_even_epoch,
     drift_pct,
     find_baseline,
     find_best,
     find_tied,
-    median_interval,
     ratio_interval,
     reference_rate,
     relative_rate,
@@ -231,7 +231,7 @@ def _row(
     share.
     """
     base = find_baseline(measured)
-    low, high = median_interval(row.relative_rates)
+    low, high = bootstrap_interval(row.relative_rates)
     speedup_low, speedup_high = (
         (1.0, 1.0)
         if row is base

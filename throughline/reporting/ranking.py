@@ -70,7 +70,7 @@ def reference_rate(rows: Sequence[Ranked]) -> float:
     return statistics.median(row.reference_examples_per_s for row in rows)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the median of a few values, by resampling them (the bootstrap: Efron and
     Tibshirani, 1993).
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from throughline.reporting.ranking import median_interval
+from throughline.reporting.ranking import bootstrap_interval
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
@@ -56,7 +56,7 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
     need: Need = search.measured_needs[name]
     raced = name in race.names
     totals = [race.total_s(name, rate) for rate in race.rates(name)] if raced else []
-    low, high = median_interval(totals) if totals else (None, None)
+    low, high = bootstrap_interval(totals) if totals else (None, None)
     return TunedCandidate(
         name=name,
         family=candidate.family,

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from throughline.reporting.ranking import median_interval
+from throughline.reporting.ranking import bootstrap_interval
 
 DISTURBED_PCT = 10.0  # of all cores, that others took in a round
 MIN_ROUNDS = 3  # from which on an interval says something
@@ -110,7 +110,7 @@ class Race:
         ]
         if not ratios:
             return Ratio(median=math.nan, low=0.0, high=math.inf, rounds=0)
-        low, high = median_interval(ratios)
+        low, high = bootstrap_interval(ratios)
         return Ratio(median=statistics.median(ratios), low=low, high=high, rounds=len(ratios))
 
     def fastest(self, names: Collection[str]) -> str:
