@@ -26,7 +26,7 @@ from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
-from throughline.shared.layout import STORE_HOME, Layout
+from throughline.shared.layout import Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
@@ -51,7 +51,7 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     named = [name for _, name in find_named_files(document) if (layout.root / name).is_file()]
     own, asked = [*find_own_code(document, layout.root), *named], as_written(params, document)
     key = digest_question(asked, layout, budgets, own_files=own)
-    folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
+    folder = layout.project / FOLDER / key
     stored = params.snapshot.stored_fraction
     if answer := read_answer(folder, stored):
         return answer

@@ -16,7 +16,7 @@ def from_here(path: Path) -> Path:
     """A path as it opens from where one stands: in the project, of whose worktrees this process may
     be in one.
     """
-    project = Path(os.environ.get(STORE_HOME, "")).absolute()
+    project = Layout().project.absolute()
     absolute = path.absolute()
     return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
 

@@ -25,7 +25,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
 from throughline.shared.errors import InvalidParams
-from throughline.shared.layout import STORE_HOME
+from throughline.shared.layout import Layout
 
 ADDRESS, USER, PASSWORD = (f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD"))
 OWN_STORE, OWN_ARTIFACTS = "sqlite:///mlflow.db", "mlartifacts"  # of a project
@@ -43,7 +43,7 @@ _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
 
 def store_home() -> Path:
     """The project whose SQLite file and artifacts serve where there is no tracking server."""
-    return Path(os.environ.get(STORE_HOME, ".")).resolve()
+    return Layout().project.resolve()
 
 
 def use_store() -> None:
