@@ -28,7 +28,7 @@ def row(
         "drawn_by_class": False, "model_layers": (), "machine": "4 cores", "disturbed_by": "",
         "train_examples_per_s": relative * 100, "reference_examples_per_s": 100.0,
         "input_examples_per_s": 400.0, "cold_examples_per_s": 300.0,
-        "model_examples_per_s": 100.0, "attainable_examples_per_s": 80.0,
+        "model_examples_per_s": 100.0,
         "wait_ms_mean": 0.5, "predicted_gain": None, "first_batch_s": 0.1, "epoch_gap_s": None,
         "fit_step_ms_p50": 1.0, "fit_step_ms_p95": 2.0, "fit_step_ms_p99": 3.0,
         "rss_mb_max": 800.0, "disk_read_mb": 1.0,

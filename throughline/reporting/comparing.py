@@ -275,7 +275,6 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         input_examples_per_s=built.throughput.input_examples_per_s,
         cold_examples_per_s=built.throughput.cold_examples_per_s,
         model_examples_per_s=profiled.model_examples_per_s,
-        attainable_examples_per_s=profiled.attainable_examples_per_s,
         stall_pct=profiled.stall_pct,
         stall_pct_low=profiled.stall_pct_low,
         stall_pct_high=profiled.stall_pct_high,

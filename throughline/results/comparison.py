@@ -39,7 +39,6 @@ class MeasuredRow:
     input_examples_per_s: float
     cold_examples_per_s: float
     model_examples_per_s: float
-    attainable_examples_per_s: float
     stall_pct: float
     stall_pct_low: float
     stall_pct_high: float
