@@ -17,11 +17,12 @@ from throughline.assembly.processes import check_processes, measure_one_process,
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import ProcessInput
 from throughline.settings import BatchSettings
-from throughline.shared.errors import ImpossiblePlan
+from throughline.shared.errors import ImpossiblePlan, UnknownModel
 from throughline.training.deadline import answers
 from throughline.training.gpus import describe_idle_gpus
 from throughline.training.replicas import Replicas, check_port
 from throughline.training.replicated_model import (
+    check_gradients_add_up,
     make_random_layers_differ,
     synchronize_normalization,
 )
@@ -130,3 +131,54 @@ def test_the_only_process_gathers_its_own_value_alone():
     value = made_up(ProcessInput)
     assert Replicas().gather(value) == [value]
     assert Replicas().meet_on_host() == {os.getpid()}
+
+
+def mean_of_all(labels, outputs):
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs)
+    return keras.ops.mean(losses)
+
+
+def of_each(labels, outputs):
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs)
+
+
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loss", "said"),
+    [
+        (keras.optimizers.AdamW(global_clipnorm=1.0), "mse", "global_clipnorm clips the gradient"),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipvalue=1)), "mse", "clipval"),
+        ("sgd", CROSS_ENTROPY(ignore_class=3), "ignore_class divides it by what counts"),
+        ("sgd", CROSS_ENTROPY(reduction="mean_with_sample_weight"), "by the weights of each slice"),
+        ("sgd", mean_of_all, "mean_of_all .* it is one number for a slice"),
+        ("sgd", keras.losses.Dice(), "dice .* one number"),
+        ("sgd", CROSS_ENTROPY(), None),
+        ("adam", of_each, None),
+        ("adam", "mse", None),
+        ("adam", None, None),
+    ],
+)
+def test_what_is_computed_of_slices_where_one_process_would_of_the_batch_is_refused(
+    optimizer, loss, said
+):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(optimizer, loss)
+    if said is None:
+        check_gradients_add_up(model)
+        return
+    with pytest.raises(UnknownModel, match=said):
+        check_gradients_add_up(model)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_mask_that_reaches_the_loss_is_refused(pooled):
+    masked = [keras.Input((None,)), keras.layers.Embedding(5, 4, mask_zero=True)]
+    model = keras.Sequential([*masked, *([keras.layers.GlobalAveragePooling1D()] * pooled)])
+    model.compile("sgd", "mse")
+    if pooled:
+        check_gradients_add_up(model)
+        return
+    with pytest.raises(UnknownModel, match="the model's outputs have a mask"):
+        check_gradients_add_up(model)

@@ -30,6 +30,7 @@ from throughline.training.gpus import count_training_gpus
 from throughline.training.replicas import Replicas, explain_losses
 from throughline.training.replicated_model import (
     StepDeadline,
+    check_gradients_add_up,
     check_weights,
     make_random_layers_differ,
     synchronize_normalization,
@@ -251,13 +252,18 @@ def device_names(model: keras.Model) -> set[str]:
 
 
 def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
-    """Have a model that several processes train be what one would train."""
+    """Have a model that several processes train be what one would train.
+
+    Raises:
+      UnknownModel: it would not be, with the reason.
+    """
+    check_gradients_add_up(network)
     synchronize_normalization(network)
     if not count_training_gpus():
         model.jit_compile = False  # XLA has no form of what processes exchange
     if type(network).train_step is not keras.Model.train_step:
         echo_fact(
             "the model has a train step of its own: its gradients are added up over the processes,"
-            " so its loss has to be divided by their number, as Keras' losses are"
-            " (docs/training.md, Several processes)"
+            " so its loss has to be divided by their number, as Keras' losses are, and it would"
+            " clip those of a slice (docs/training.md, Several processes)"
         )

@@ -10,10 +10,13 @@ import keras
 import numpy as np
 
 from throughline.settings import TrainSettings
+from throughline.shared.errors import UnknownModel
 from throughline.training.replicas import Replicas, digest_to_int
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # as Keras names the variables of random layers
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+ROWS = 4  # of a batch that a loss is asked about
 
 
 def check_weights(replicas: Replicas, model: keras.Model) -> None:
@@ -31,6 +34,58 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
             remedy="a layer keeps what it has seen of its own slice of the batches, or an"
             " operation is not repeatable; train in one process",
         )
+
+
+def check_gradients_add_up(model: keras.Model) -> None:
+    """Check that the gradients of slices, as Keras adds them up, are those of the whole batch.
+
+    Raises:
+      UnknownModel: the optimizer clips those of a slice, or a loss is not divided by its examples.
+    """
+    optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
+    parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    for one in (*parts, *getattr(optimizer, "optimizers", ())):
+        if clip := next((name for name in CLIPS if getattr(one, name, None)), None):
+            raise UnknownModel(
+                f"train.optimizer: of several processes {clip} clips the gradient of each slice,"
+                " not that of the batch; leave it out, or train in one process"
+            )
+    if any(getattr(each, "_keras_mask", None) is not None for each in outputs):
+        raise UnknownModel(
+            "the model's outputs have a mask, by which the loss of several processes is divided by"
+            " what counts in each slice, not in the batch; end the mask before them, or train in"
+            " one process"
+        )
+    for given in keras.tree.flatten(model.loss):
+        loss: Any = keras.losses.get(given)
+        name = getattr(loss, "name", getattr(loss, "__name__", given))
+        if getattr(loss, "ignore_class", None) is not None:
+            reason = "ignore_class divides it by what counts in each slice, not in the batch"
+        elif getattr(loss, "reduction", None) == "mean_with_sample_weight":
+            reason = "its reduction divides it by the weights of each slice, not of the batch"
+        elif _is_one_number(loss, model):
+            reason = "it is one number for a slice, which Keras does not divide by that of slices"
+        else:
+            continue
+        raise UnknownModel(
+            f"train.loss: {name} is not that of the batch with several processes: {reason}; use a"
+            " loss of single examples, all of which count, or train in one process"
+        )
+
+
+def _is_one_number(loss: Any, model: keras.Model) -> bool:
+    """Whether a loss gives one number for a batch, and not one for each example."""
+    shape: Any = getattr(model, "output_shape", None)
+    if loss is None or not isinstance(shape, tuple):
+        return False
+    call = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    outputs = np.full([size or ROWS for size in shape], 0.5, np.float32)
+    for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # numbers, or vectors
+        try:
+            return np.ndim(call(labels, outputs)) == 0
+        except Exception:  # noqa: BLE001 - of other labels than its own it may raise anything
+            continue
+    return False
 
 
 def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
