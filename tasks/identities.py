@@ -85,26 +85,12 @@ def find_identities(
     for stage in stages:
         libraries = stage_libraries(stage, of_ops)
         check_versions(libraries, root=root)
-        modules = sorted(
-            {
-                module
-                for section in CODE.get(stage, ())
-                for module in named_modules(_find_code(document, section, root))
-                if module.partition(".")[0] not in PROGRAM
-            }
-        )
-        brought = (
-            find_distributions(imported_packages(*modules, roots=[root], without=PROGRAM))
-            if modules
-            else []
-        )
-        watched = list_watched_files(root) if modules or _reads_files(stage, document) else []
+        own = _find_own_modules(document, stage, root)
+        needs = find_needs(root, stage)
         identity = {
-            "code": {
-                module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
-            },
-            "files": {name: digest_file(root / name) for name in watched},
-            "libraries": installed_versions([*libraries, *brought]),
+            "code": {module: code_digest(module, roots=[root], without=PROGRAM) for module in own},
+            "files": needs["files"],
+            "libraries": {**installed_versions(libraries), **needs["libraries"]},
             "program": digest_code(stage),
             "rules": rules,
         }
@@ -114,6 +100,22 @@ def find_identities(
             named = [key.replace("${key}", str(pipeline)) for key in keys]
             name = stage if pipeline is None else f"{stage}/{pipeline}"
             yield name, {"settings": {key: _value(values, key) for key in named}, **identity}
+
+
+def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
+    """What own code of a stage needs besides itself: `files` that it reads, by their digests, and
+    versions of the `libraries` that it imports. What was begun with other ones is not continued.
+    """
+    if not (root / PIPELINE_FILE).exists():  # a project that DVC does not run
+        return {"files": {}, "libraries": {}}
+    document = read_yaml(root / PARAMS_FILE)
+    own = _find_own_modules(document, stage, root)
+    packages = imported_packages(*own, roots=[root], without=PROGRAM)
+    watched = list_watched_files(root) if own or _reads_files(stage, document) else []
+    return {
+        "files": {name: digest_file(root / name) for name in watched},
+        "libraries": installed_versions(find_distributions(packages) if packages else ()),
+    }
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,6 +152,16 @@ def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
     for number, spec in enumerate(preprocess):
         op = None if [*named_modules([spec])] else parse_op(spec, where=f"preprocess[{number}]")[0]
         yield from op.libraries if op else ()
+
+
+def _find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> list[str]:
+    """The user modules that a stage runs."""
+    named = (
+        module
+        for section in CODE.get(stage, ())
+        for module in named_modules(_find_code(document, section, root))
+    )
+    return sorted({module for module in named if module.partition(".")[0] not in PROGRAM})
 
 
 def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.earlier import open_earlier
+from tasks.identities import find_needs
 from throughline.config.cli import stage_cli
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
@@ -72,7 +73,10 @@ def main() -> None:
                 shards,
                 layout.shards,
                 Destination(
-                    folder=layout.snapshot, store=store, earlier=earlier if known else None
+                    folder=layout.snapshot,
+                    store=store,
+                    earlier=earlier if known else None,
+                    needs=find_needs(layout.root, "snapshot"),
                 ),
                 preprocess=params.preprocess,
                 settings=params.snapshot,

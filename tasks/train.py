@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from contextlib import ExitStack
 
+from tasks.identities import find_needs
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
 from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
 from throughline.assembly.inference import inference_ops, make_inference_spec
@@ -170,7 +171,7 @@ def main() -> None:
             models = build_models_for(params, data)
         checkpoint_folder, fingerprint = (
             out / CHECKPOINT_FOLDER,
-            training_fingerprint(params, name, data),
+            training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train")),
         )
         replicas.check_same(
             {**fingerprint, "batch_multiple": worker.multiple},

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 from small_pipelines import PREPROCESS
 
+from throughline.data.columns.stored import Destination
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.pipelines.write.snapshot import snapshot, write_snapshot
 from throughline.plan.ops import Decode, Op, Resize
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
 
@@ -133,3 +134,22 @@ def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
     index = read_shard_index(arrays / "shards")
     snapshot(index, arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
     assert len(notes) == sum(len(index.for_split(split)) for split in index.splits) and not late
+
+
+def test_an_interrupted_snapshot_goes_on_with_the_same_files_of_own_ops_alone(
+    stored, arrays, tmp_path, monkeypatch
+):
+    def stop(*arguments, **values):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("throughline.pipelines.write.snapshot_writer.write_rows", stop)
+
+    def left_by(table):
+        out = Destination(folder=tmp_path / "snapshot", needs={"files": {"table.npy": table}})
+        shards = read_shard_index(arrays / "shards")
+        with pytest.raises(KeyboardInterrupt):
+            write_snapshot(shards, arrays / "shards", out, preprocess=PREPROCESS["arrays"])
+        (left,) = tmp_path.glob("snapshot.*.partial")
+        return left
+
+    assert left_by("one") == left_by("one") != left_by("other")

@@ -17,7 +17,7 @@ from dvc.repo import Repo
 from project import ROOT, SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
-from tasks.identities import watch_own_code, write_identities
+from tasks.identities import find_needs, watch_own_code, write_identities
 from throughline.shared.errors import WorkspaceProblem, WrongVersion
 from throughline.shared.libraries import LIBRARIES
 from throughline.shared.program import digest_code
@@ -352,17 +352,20 @@ def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
             "      - my_ops.py\n", "      - my_ops.py\n      - table.csv\n"
         )
     )
-    written = []
+    written, needs = [], []
     for content in ("1", "2"):
         (tmp_path / "table.csv").write_text(content)
         assert watch_own_code(tmp_path) == [] and "table.csv" in definition.read_text()
         write_identities(tmp_path, tmp_path / content)
+        needs.append([find_needs(tmp_path, stage)["files"] for stage in ("snapshot", "train")])
         written.append(
             {
                 path.relative_to(tmp_path / content): path.read_text()
                 for path in (tmp_path / content).rglob("*.json")
             }
         )
+    assert [{*files} for files in needs[0]] == [{"table.csv"}] * 2
+    assert all(one != other for one, other in zip(*needs, strict=True))
     one, other = written
     changed = {path.as_posix() for path in one if one[path] != other[path]}
     assert changed == {

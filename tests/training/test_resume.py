@@ -5,14 +5,16 @@ that never stopped.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from importlib import metadata
 
-import keras
 import numpy as np
 import pytest
 from trainings import Stop, Stopping, params_of, run
 
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
+from throughline.data.columns.index import INDEX
 from throughline.shared.errors import UnknownModel
 
 pytestmark = pytest.mark.integration
@@ -268,12 +270,31 @@ def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
     assert [part for part in before if before[part] != after[part]] == ["code"]
 
 
-def test_another_version_of_keras_is_other_work(layout, monkeypatch):
+def changed_parts(before, after):
+    return [part for part in before if before[part] != after[part]]
+
+
+@pytest.mark.parametrize("library", ["keras", "numpy", "opencv-python-headless"])
+def test_another_version_of_a_library_is_other_work(layout, monkeypatch, library):
     data = open_inputs(params_of(), layout)
     before = training_fingerprint(params_of(), "optimized", data)
-    monkeypatch.setattr(keras, "__version__", "0.0")
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == library else real(name))
     after = training_fingerprint(params_of(), "optimized", data)
-    assert [part for part in before if before[part] != after[part]] == ["versions"]
+    assert changed_parts(before, after) == ["versions"]
+
+
+def test_what_own_code_needs_and_what_the_snapshot_holds_decide_what_the_work_is(layout, tmp_path):
+    data = open_inputs(params_of(), layout)
+
+    def parts(data=data, **needs):
+        return training_fingerprint(params_of(), "optimized", data, needs=needs)
+
+    assert changed_parts(parts(), parts(files={"weights.npy": "d"})) == ["files"]
+    assert changed_parts(parts(), parts(libraries={"scipy": "1"})) == ["versions"]
+    index = (data.snapshot_folder / INDEX).read_text()
+    (tmp_path / INDEX).write_text(f"{index} ")
+    assert changed_parts(parts(), parts(replace(data, snapshot_folder=tmp_path))) == ["data"]
 
 
 @pytest.mark.integration

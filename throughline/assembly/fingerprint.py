@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-
-import keras
-import tensorflow as tf
 
 from throughline.config.named_files import read_model_objects
 from throughline.config.params import Params
+from throughline.data.columns.index import INDEX
 from throughline.models.transformers import TransformerEncoder
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import PROGRAM
 from throughline.shared.files import digest_file, digest_json
+from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.program import digest_code
 
 # Fields of `train` that decide neither weights nor batches; a checkpoint says by itself what its
@@ -20,20 +20,28 @@ from throughline.shared.program import digest_code
 NO_PART = {"checkpoint_every", "processes", "batch_multiple", "start_timeout_s", "step_timeout_s"}
 
 
-def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[str, str]:
+def training_fingerprint(
+    params: Params,
+    name: str,
+    data: PreparedData,
+    *,
+    needs: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, str]:
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
     not resumed from.
 
     How often checkpoints are kept and how many processes train are no part of it. `code` is that of
     the stage, of the model and what it is trained with, and of ops, with all that they import from
-    the project.
+    the project; `needs` are the files and libraries that own code needs besides.
     """
+    needs = needs or {}
+    libraries = {*LIBRARIES["train"], *(name for _, op in params.ops for name in op.libraries)}
     ops = [
         [op.identity for op in data.bind_to_data(getattr(params, section))]
         for section in ("augment", "postprocess")
     ]
     parts = {
-        "data": [data.shards.data_digest, data.snapshot.key],
+        "data": [data.shards.data_digest, digest_file(data.snapshot_folder / INDEX)],
         "ops": ops,
         "window": params.window.model_dump(),
         "pipeline": params.pipelines[name].model_dump(),
@@ -48,7 +56,8 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
         ],
         "train": params.train.model_dump(exclude=NO_PART),
         "code": digest_code("train", *sorted(user_modules(params))),
-        "versions": [keras.__version__, tf.__version__],
+        "files": needs.get("files", {}),
+        "versions": {**installed_versions(sorted(libraries)), **needs.get("libraries", {})},
     }
     return {part: digest_json(value) for part, value in parts.items()}
 

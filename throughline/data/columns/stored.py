@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,11 +51,13 @@ def is_of_snapshot(name: str) -> bool:
 class Destination:
     """Where a snapshot is written: a folder and, where its columns go there, an object store.
     `earlier`: where shards and snapshot of an earlier run of the same program are, if anywhere.
+    `needs`: what own ops need besides their code, with which alone an interrupted one is continued.
     """
 
     folder: Path
     store: ObjectStore | None = None
     earlier: Layout | None = None
+    needs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,6 +147,7 @@ def _write_snapshot(
                 "fraction": settings.stored_fraction,
                 "problems": damage.problems,
                 "program": digest_program("snapshot"),
+                "needs": destination.needs,
                 # What a note says is written is there, and nowhere else.
                 "store": store.url if store else "",
             }
