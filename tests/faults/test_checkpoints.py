@@ -301,3 +301,16 @@ def test_only_a_few_other_works_are_kept(tmp_path):
         write(store, (0, 1))
     assert len(list(tmp_path.glob("work-*"))) == MAX_OTHERS + 1
     assert restored(tmp_path, {**WORK, "code": "5"}) == (0, 1)
+
+
+def test_a_checkpoint_whose_callbacks_cannot_be_read_is_set_aside(tmp_path, capsys):
+    for position in POSITIONS:
+        write(CheckpointStore(tmp_path, WORK), position)
+
+    def check(saved):
+        if saved.state["position"] == list(POSITIONS[-1]):
+            raise ValueError("no such class")
+
+    saved = CheckpointStore(tmp_path, WORK).restore(variables(), check=check)
+    assert tuple(saved.state["position"]) == POSITIONS[-2]
+    assert "cannot be loaded (ValueError: no such class)" in capsys.readouterr().out

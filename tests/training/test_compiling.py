@@ -26,7 +26,7 @@ from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import UnknownModel
-from throughline.training.callbacks import dump_state, make_callbacks
+from throughline.training.callbacks import dump_states, make_callbacks
 from throughline.training.compiling import compile_model, describe_own_compile, make_schedule
 from throughline.training.step_model import Feed, compute_class_weights, make_step_model
 
@@ -333,7 +333,7 @@ def test_a_callback_that_holds_a_file_is_said_to_keep_no_checkpoints(tmp_path):
     callback.set_model(build().network)
     callback.on_train_begin()
     with pytest.raises(TypeError, match=r"CSVLogger\.csv_file: cannot pickle"):
-        dump_state([callback])
+        dump_states([callback], [])
     callback.on_train_end()
 
 

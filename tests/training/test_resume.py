@@ -119,10 +119,16 @@ ELSEWHERE = {}  # what a callback sets that is none of its own attributes
 class Halving(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.model.optimizer.learning_rate = 0.5
+        self.halve_weights()
+
+    def halve_weights(self):
+        for variable in self.model.trainable_variables:
+            variable.assign(variable * 0.5)
 
     def on_epoch_begin(self, epoch, logs=None):
         rate = self.model.optimizer.learning_rate
         rate.assign(rate * 0.5)
+        self.halve_weights()
         ELSEWHERE["epoch"] = epoch
 
     def on_train_batch_end(self, batch, logs=None):

@@ -24,9 +24,10 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import Callbacks, find_best_epoch, make_callbacks
-from throughline.training.checkpoints import CheckpointCallback, build_optimizer
+from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.gpus import count_training_gpus
+from throughline.training.model_state import build_optimizer
 from throughline.training.replicas import Replicas, explain_losses
 from throughline.training.replicated_model import (
     StepDeadline,

@@ -4,6 +4,7 @@ checkpoint keeps of them, so that a resumed training goes on as one that never s
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -70,34 +71,76 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
     return restored[-1] if restored else None
 
 
-def dump_state(callbacks: Callbacks) -> bytes:
-    """What callbacks remember, but for the model and what else Keras gives them.
+def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
+    """What callbacks remember, but for what Keras gives them; `parts` of the model that they hold
+    are named, not copied.
 
     Raises:
-      TypeError: one of them holds what cannot be stored; says which, and what.
+      TypeError: one of them holds what cannot be stored and read again; says which, and what.
     """
     states = [
         {name: value for name, value in vars(callback).items() if name not in KERAS}
         for callback in callbacks
     ]
     try:
-        return pickle.dumps(states)
+        return _dump(states, parts)
     except Exception as error:  # whatever objects raise that are asked for their state
         for callback, state in zip(callbacks, states, strict=True):
             for name, value in state.items():
-                _check_storable(value, f"{type(callback).__name__}.{name}")
+                _check_storable(value, parts, f"{type(callback).__name__}.{name}")
         raise TypeError(str(error)) from error
 
 
-def _check_storable(value: Any, whose: str) -> None:
+def load_states(callbacks: Callbacks, stored: bytes, parts: Sequence[Any]) -> None:
+    """Have callbacks remember what `dump_states` wrote of them."""
+    for callback, state in zip(callbacks, read_states(stored, parts), strict=True):
+        vars(callback).update(state)
+
+
+def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
+    """What `dump_states` wrote, for a model of these parts.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
     try:
-        pickle.dumps(value)
+        return _Unpickler(stored, parts).load()
+    except Exception as error:
+        raise ValueError(f"what callbacks remember cannot be read: {error}") from error
+
+
+def _check_storable(value: Any, parts: Sequence[Any], whose: str) -> None:
+    try:
+        _dump(value, parts)
     except Exception as error:
         raise TypeError(f"{whose}: {error}") from error
 
 
-def load_state(callbacks: Callbacks, stored: bytes) -> None:
-    """Have callbacks remember what `dump_state` wrote of them."""
-    states: list[dict[str, Any]] = pickle.loads(stored)
-    for callback, state in zip(callbacks, states, strict=True):
-        vars(callback).update(state)
+def _dump(value: Any, parts: Sequence[Any]) -> bytes:
+    """A value as bytes, which have been read again."""
+    file = io.BytesIO()
+    _Pickler(file, parts).dump(value)
+    _Unpickler(file.getvalue(), parts).load()
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes the number of a part where a value holds one."""
+
+    def __init__(self, file: io.BytesIO, parts: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._numbers = {id(part): number for number, part in enumerate(parts)}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._numbers.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts the part of a number where a value held one."""
+
+    def __init__(self, stored: bytes, parts: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(stored))
+        self._parts = parts
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._parts[pid]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,9 +71,14 @@ class CheckpointStore:
         """The MLflow run of the newest checkpoint; None where there is none."""
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
-    def restore(self, variables: Sequence[tf.Variable]) -> StoredCheckpoint | None:
-        """Load the newest checkpoint that can be loaded into `variables` and return it; None where
-        there is none: nothing is changed.
+    def restore(
+        self,
+        variables: Sequence[tf.Variable],
+        *,
+        check: Callable[[StoredCheckpoint], object] = lambda saved: None,
+    ) -> StoredCheckpoint | None:
+        """Load the newest checkpoint that can be loaded into `variables`, and that `check` does not
+        raise a ValueError of, and return it; None where there is none: nothing is changed.
         """
         if not self._usable_checkpoints:
             return None
@@ -83,6 +88,7 @@ class CheckpointStore:
                 tf.train.Checkpoint(variables=list(variables)).read(
                     str(saved.folder / VARIABLES)
                 ).assert_consumed()
+                check(saved)
             except UNFITTING as error:
                 _set_aside(saved.folder, f"cannot be loaded ({first_line(error)})")
                 for variable, value in zip(variables, initial, strict=True):

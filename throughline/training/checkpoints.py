@@ -20,11 +20,13 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.failures import disk_reason
 from throughline.shared.progress import echo, echo_problem
-from throughline.training.callbacks import Callbacks, dump_state, load_state
+from throughline.training.callbacks import Callbacks, dump_states, load_states, read_states
 from throughline.training.checkpoint_store import CheckpointStore, first_line
 from throughline.training.fit import Position
+from throughline.training.model_state import find_incomplete, list_parts, list_variables
 from throughline.training.one_ahead import StepFollower
 from throughline.training.step_function import StepFunction
+from throughline.training.step_model import find_network
 
 CHECKPOINT_FOLDER = ".checkpoint"
 CALLBACKS = "callbacks.pickle"
@@ -93,7 +95,7 @@ class CheckpointCallback(StepFollower):
         self._others_state: bytes | None = None  # to resume from
         self._no_checkpoints = ""  # why the state of this training cannot be kept
         self._start = Position()
-        self._start_rate: float | None = None  # the optimizer's, unless a schedule computes it
+        self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # until the first epoch begins
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
@@ -103,37 +105,41 @@ class CheckpointCallback(StepFollower):
     ) -> None:
         """Follow the executions of this function, have a monitor pause while a graph is built and
         while the model is validated, and keep the state of the `others`, which are called before.
+        What the variables are now, where a training goes on, is what it goes on with.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
+        if self._others_state is not None:
+            variables = list_variables(find_network(train_function.model))
+            self._restored = [(variable, variable.numpy()) for variable in variables]
 
     def restore(self, model: keras.Model) -> Position:
         """Load the last usable checkpoint of the same work into the model and say how far it was;
         the beginning where there is none.
         """
-        unbuilt = [name for name, one in _further_optimizers(model).items() if not one.built]
-        if unbuilt:
-            self._keep_none(f"the optimizer {unbuilt[0]} has no state before its first step")
+        if reason := find_incomplete(model):
+            self._keep_none(reason)
             return Position()
-        saved = self._store.restore(_variables(model))
+        saved = self._store.restore(
+            list_variables(model),
+            check=lambda saved: read_states(saved.read(CALLBACKS), list_parts(model)),
+        )
         if saved is None:
             return Position()
         state, self._others_state = saved.state, saved.read(CALLBACKS)
         self._check_batches(state)
         self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
         self._start = Position(epoch=len(self.rows), step=state["step"])
-        rate = _find_rate(model)
-        self._start_rate = None if rate is None else float(np.asarray(rate))
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Let the other callbacks, which have just started and may have set a rate, remember what
-        they knew.
+        """Undo what the other callbacks, which have just started, have set, and let them remember
+        what they knew.
         """
         if self._others_state is not None:
-            self._remind_others(self._others_state)
+            self._go_on(self._others_state)
             return
         try:
-            dump_state(self._others)
+            dump_states(self._others, list_parts(self._training_model))
         except TypeError as error:
             self._keep_none(f"a callback holds what cannot be stored ({error})")
 
@@ -143,7 +149,8 @@ class CheckpointCallback(StepFollower):
         """
         resumed = epoch == self._start.epoch and self._start.step > 0
         if resumed and self._others_state is not None:
-            self._remind_others(self._others_state)
+            self._go_on(self._others_state)
+        self._restored = []
         if resumed:
             for variable, value in zip(
                 _metric_variables(self._training_model), self._metrics, strict=True
@@ -232,12 +239,11 @@ class CheckpointCallback(StepFollower):
                 f" on, or remove {CHECKPOINT_FOLDER} in the folder of its results to begin again"
             )
 
-    def _remind_others(self, stored: bytes) -> None:
-        """Give the other callbacks the state of the checkpoint, and the optimizer its rate."""
-        load_state(self._others, stored)
-        rate = _find_rate(self._training_model)
-        if rate is not None and self._start_rate is not None:
-            rate.assign(self._start_rate)
+    def _go_on(self, stored: bytes) -> None:
+        """Give all variables the values of the checkpoint, and the other callbacks their state."""
+        for variable, value in self._restored:
+            variable.assign(value)
+        load_states(self._others, stored, list_parts(self._training_model))
 
     @property
     def _training_model(self) -> keras.Model:
@@ -282,9 +288,9 @@ class CheckpointCallback(StepFollower):
         }
         try:
             self._store.write(
-                _variables(self._training_model),
+                list_variables(self._training_model),
                 state,
-                {CALLBACKS: dump_state(self._others)},
+                {CALLBACKS: dump_states(self._others, list_parts(self._training_model))},
                 position=(len(self.rows), step),
             )
         except (OSError, TypeError, tf.errors.OpError) as error:  # of what a callback holds by now
@@ -293,44 +299,6 @@ class CheckpointCallback(StepFollower):
                 f"no checkpoint could be written ({reason}); training continues, the earlier one"
                 " stays"
             )
-
-
-def _variables(model: keras.Model) -> list[tf.Variable]:
-    """Every variable by position: weights, slots and step counters of optimizers, and the state of
-    random layers.
-    """
-    optimizers = [
-        *([model.optimizer] if model.optimizer else []),
-        *_further_optimizers(model).values(),
-    ]
-    return [
-        getattr(variable, "value", variable)
-        for variable in (
-            *model.variables,
-            *(variable for optimizer in optimizers for variable in optimizer.variables),
-        )
-    ]
-
-
-def build_optimizer(model: keras.Model) -> None:
-    """Make the variables of a model's optimizer, which a checkpoint holds."""
-    if model.optimizer and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-
-
-def _further_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Optimizers that a model's own train step has besides the one it is compiled with."""
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
-    }
-
-
-def _find_rate(model: keras.Model) -> Any:
-    """The variable that is an optimizer's rate; None where a schedule computes it."""
-    rate = getattr(model.optimizer, "learning_rate", None)
-    return rate if isinstance(rate, keras.Variable) else None
 
 
 def _name_columns(values: Mapping[str, float]) -> dict[str, float]:

@@ -24,8 +24,9 @@ from throughline.shared.scratch import Scratch
 from throughline.tracking.recorder import import_client
 from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
-from throughline.training.checkpoints import CheckpointCallback, NoLog, build_optimizer
+from throughline.training.checkpoints import CheckpointCallback, NoLog
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.model_state import build_optimizer
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 

@@ -1,0 +1,92 @@
+"""What the training of a model changes: the variables of its layers and of its optimizers, also of
+those that a train step of one's own has besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Make the variables of a model's optimizer, which a checkpoint holds."""
+    if model.optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def list_variables(model: keras.Model) -> list[tf.Variable]:
+    """Every variable by position: weights, slots and step counters of optimizers, and the state of
+    random layers.
+    """
+    return [getattr(variable, "value", variable) for variable in _variables(model)]
+
+
+def list_parts(model: keras.Model) -> Sequence[Any]:
+    """The model, its layers, optimizers, variables and metrics, in the same order in each process
+    that has made it.
+    """
+    variables = list_variables(model)
+    return [
+        *model._flatten_layers(),
+        *_optimizers(model),
+        *_variables(model),
+        *variables,
+        *model.metrics,
+    ]
+
+
+def find_incomplete(model: keras.Model) -> str | None:
+    """Why a checkpoint before the first step would not hold all that a training changes; None where
+    it would.
+    """
+    known = {id(variable) for variable in list_variables(model)}
+    for name, value in _attributes(model):
+        if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+            return f"the optimizer {name} has no state before its first step"
+        held = value.variables if isinstance(value, tf.Module) else [value]
+        if any(isinstance(one, tf.Variable) and id(one) not in known for one in held):
+            return f"{name} is a tf.Variable, of which Keras does not know; use keras.Variable"
+    return None
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    return [
+        *model.variables,
+        *(variable for optimizer in _optimizers(model) for variable in optimizer.variables),
+    ]
+
+
+def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The one that a model is compiled with, and those that its own train step has besides."""
+    held = [
+        value for _, value in _attributes(model) if isinstance(value, keras.optimizers.Optimizer)
+    ]
+    return [*([model.optimizer] if model.optimizer else []), *held]
+
+
+def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    """What the layers of a model hold as attributes, each once and by its name, also in lists and
+    dicts; but for the optimizer that the model is compiled with.
+    """
+    seen = {id(model.optimizer)}
+
+    def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            for key, one in value.items():
+                yield from walk(f"{name}[{key!r}]", one)
+        elif isinstance(value, list | tuple):
+            for number, one in enumerate(value):
+                yield from walk(f"{name}[{number}]", one)
+        else:
+            yield name, value
+
+    for layer in model._flatten_layers():
+        # What Keras and TensorFlow keep last, where the same has a name of its own.
+        for name, value in sorted(vars(layer).items(), key=lambda item: item[0].startswith("_")):
+            yield from walk(name, value)
