@@ -19,10 +19,11 @@ from tasks.train import find_few_steps, find_weakness
 from throughline.assembly.evaluation import complete_metrics
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.assembly.training import check_averages, check_direction
+from throughline.assembly.training import check_averages, check_direction, check_rate
 from throughline.config.params import check
 from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
+from throughline.models.transformers import PackedModel
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import UnknownModel
@@ -404,3 +405,47 @@ def test_a_loss_that_compares_each_label_with_all_outputs_is_refused(loss, own):
             compile_model(model, settings, target=target, steps=5)
         return
     compile_model(model, settings, target=target, steps=5)
+
+
+@pytest.mark.parametrize(
+    ("computed", "setting"),
+    [
+        (False, {"schedule": "constant"}),
+        (True, {"schedule": "cosine"}),
+        (True, {"schedule": "constant", "warm_up_epochs": 1.0}),
+    ],
+)
+def test_a_callback_that_sets_the_rate_is_refused_where_a_schedule_computes_it(computed, setting):
+    network, plateau = build().network, [keras.callbacks.ReduceLROnPlateau()]
+    compile_model(network, TrainSettings(**setting), target=CLASSES, steps=3)
+    check_rate(network, [])
+    if not computed:
+        check_rate(network, plateau)
+        return
+    with pytest.raises(UnknownModel, match="ReduceLROnPlateau sets the rate"):
+        check_rate(network, plateau)
+
+
+def test_class_weights_are_refused_next_to_a_train_step_of_ones_own(own):
+    feed = Feed(steps_per_epoch=4, stored=False, class_weights=np.ones(4, np.float32))
+    with pytest.raises(UnknownModel, match=r"class_weights: the model has a train step of its own"):
+        make_step_model(build(f"{own}:build"), TrainSettings(), feed)
+
+
+def test_automatic_class_weights_are_refused_where_classes_are_drawn_otherwise(layout):
+    data = open_inputs(check({**SMALL, "batch_size": 25}), layout)
+    with pytest.raises(UnknownModel, match=r"class_weights: auto goes by how often"):
+        compute_class_weights("auto", data, sampling="balanced")
+    weights = {data.shards.classes[0]: 2.0}
+    assert compute_class_weights(weights, data, sampling="balanced") is not None
+
+
+def test_a_loss_that_is_a_function_is_refused_for_packed_rows():
+    inputs = keras.Input((3,))
+    model = PackedModel(inputs, keras.layers.Dense(4)(inputs))
+    with pytest.raises(UnknownModel, match=r"train.loss: .*squared is a function"):
+        compile_model(model, TrainSettings(loss=f"{__name__}:squared"), target=CLASSES, steps=3)
+    compile_model(
+        model, TrainSettings(loss="sparse_categorical_crossentropy"), target=CLASSES, steps=3
+    )
+    assert model.loss.reduction == "mean_with_sample_weight"

@@ -39,6 +39,8 @@ from throughline.training.replicated_model import (
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 
+RATE_SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPipelines:
@@ -106,6 +108,7 @@ def train(
         check_metrics(validation.run(steps=1), settings, models.target)
         check_direction(network, settings)
         check_averages(network, callbacks)
+        check_rate(network, callbacks)
         build_optimizer(network)
         with replicas.chief_first():
             start = checkpoints.restore(network)
@@ -245,6 +248,23 @@ def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
             "train.early_stopping.restore_best: the optimizer averages the weights (use_ema), and"
             " the best epoch's would replace the averages; set restore_best or use_ema to false"
         )
+
+
+def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
+    """Check that callbacks which set the rate can do so.
+
+    Raises:
+      UnknownModel: a schedule computes it.
+    """
+    optimizers = getattr(network.optimizer, "optimizers", [network.optimizer])
+    if all(isinstance(getattr(one, "learning_rate", None), keras.Variable) for one in optimizers):
+        return
+    for one in callbacks:
+        if isinstance(one, RATE_SETTERS):
+            raise UnknownModel(
+                f"train.callbacks: {type(one).__name__} sets the rate, which a schedule computes;"
+                " set train.schedule to constant and leave out train.warm_up_epochs"
+            )
 
 
 def device_names(model: keras.Model) -> set[str]:

@@ -77,6 +77,11 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
         defaults=outputs,
     )
     if packed:  # the mean over documents, not over the room for them
+        if not isinstance(loss, keras.losses.Loss):
+            raise UnknownModel(
+                f"train.loss: {settings.loss} is a function, of which Keras takes the mean over all"
+                " room for documents that batch.pack leaves; name a keras.losses.Loss"
+            )
         loss.reduction = "mean_with_sample_weight"
     metrics = [
         # By its name Keras chooses the accuracy that fits the labels.

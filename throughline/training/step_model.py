@@ -20,7 +20,7 @@ from throughline.models.builders import Models
 from throughline.models.transformers import make_packed_model
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.settings import TrainSettings
+from throughline.settings import Sampling, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, UnknownModel, did_you_mean
 from throughline.training.compiling import compile_model
 
@@ -95,7 +95,9 @@ class Feed:
             stored=bool(pipeline.plan.device_ops),
             gather=pipeline.gather_fn() if gathers and pipeline.plan.gathers_on_device else None,
             segments=pipeline.segments,
-            class_weights=compute_class_weights(settings.class_weights, pipeline.data),
+            class_weights=compute_class_weights(
+                settings.class_weights, pipeline.data, sampling=pipeline.plan.sampling
+            ),
         )
 
 
@@ -106,8 +108,8 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
     Raises:
       ImpossiblePlan: batches are to be gathered on an accelerator that is emulated, or packed for
         one.
-      UnknownModel: the network does not keep the documents of a packed row apart, or is compiled
-        with what does not exist.
+      UnknownModel: the network does not keep the documents of a packed row apart, is compiled with
+        what does not exist, or may not use the class weights.
     """
     if feed.class_weights is not None and (
         feed.segments or models.target.kind not in ("class", "soft_labels")
@@ -115,6 +117,12 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
         raise UnknownModel(
             "train.class_weights: neither packed rows nor next tokens have one class each; leave it"
             " out"
+        )
+    own_step = type(models.network).train_step is not keras.Model.train_step
+    if feed.class_weights is not None and own_step:
+        raise UnknownModel(
+            "train.class_weights: the model has a train step of its own, which may not use them;"
+            " leave it out, and weigh the examples there"
         )
     postprocess, gather = (models.postprocess if feed.stored else None), feed.gather
     if models.emulation:
@@ -146,13 +154,13 @@ def find_network(model: keras.Model) -> keras.Model:
 
 
 def compute_class_weights(
-    setting: str | Mapping[str, float], data: PreparedData
+    setting: str | Mapping[str, float], data: PreparedData, *, sampling: Sampling = "uniform"
 ) -> np.ndarray | None:
     """The weight of each class (classes,) float32; None where all count alike. `auto`: the inverse
     of its share of the training split, of which the examples' mean is 1.
 
     Raises:
-      UnknownModel: there are no classes, or none of such a name.
+      UnknownModel: there are no classes, or none of such a name; or `sampling` draws other shares.
     """
     if setting == "none":
         return None
@@ -160,6 +168,11 @@ def compute_class_weights(
     if data.shards.schema.target is None or data.shards.schema.predicts_number or not classes:
         raise UnknownModel("train.class_weights: the data have no classes; leave it out")
     if isinstance(setting, str):
+        if sampling != "uniform":
+            raise UnknownModel(
+                "train.class_weights: auto goes by how often the data has each class, and the"
+                " configuration's sampling draws them as often as it says; leave out one of both"
+            )
         labels = np.asarray(data.memmap("train", "label"))
         counts = np.bincount(labels, minlength=len(classes))
         return (len(labels) / (len(classes) * np.maximum(counts, 1))).astype(np.float32)
