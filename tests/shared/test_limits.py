@@ -19,8 +19,8 @@ from PIL import Image
 from project import ROOT, SMALL, run_stages, write_params
 from skips import make_memory_cgroup, need
 
-from throughline.assembly import inputs
 from throughline.assembly.project import Project
+from throughline.pipelines import sizes
 from throughline.plan.steps import Cache
 from throughline.shared.limits import available_memory, usable_cores
 
@@ -132,7 +132,7 @@ def test_a_cache_takes_what_examples_take_at_its_place(photo_folder, tmp_path):
     place = next(number for number, step in enumerate(steps) if isinstance(step, Cache))
     files = [Image.open(name) for name in project.data.files("train").paths]
     pixels = 3 * sum(image.width * image.height for image in files)
-    estimated = inputs._cached_bytes(steps[place - 1], project.data, "train")
+    estimated = sizes.estimate_cached_bytes(steps[place - 1], project.data, "train")
     assert estimated == pytest.approx(pixels, rel=0.1)
     assert estimated > 30 * project.data.snapshot.bytes("train")
 

@@ -9,21 +9,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Literal
 
 from throughline.config.params import Params
 from throughline.data.columns.fetching import Storage
-from throughline.data.shards.tfrecord import read_records
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import run_local_service, watch_service
-from throughline.pipelines.write.undecodable import process_record
-from throughline.plan.ops import Load, Op, Parse
-from throughline.plan.plan import Plan, make_plan, set_storage_order
-from throughline.plan.shapes import output_shape, resolve_decode
+from throughline.pipelines.sizes import estimate_kept_bytes
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.shapes import output_shape
 from throughline.plan.spec import InputSpec
-from throughline.plan.steps import Cache, Map, Read, Step, TokenWindow, Window
+from throughline.plan.steps import TokenWindow, Window
 from throughline.plan.training_workers import TrainingWorker, find_training_worker
 from throughline.settings import PipelineConfig, SnapshotPart
 from throughline.shared.errors import (
@@ -40,7 +37,6 @@ from throughline.training.gpus import count_training_gpus
 Purpose = Literal["train", "evaluate", "compare"]
 # What a dispatcher without a journal says, to a consumer or to a worker.
 FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found")
-SAMPLED_RECORDS = 16  # whose size stands for that of all
 
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
@@ -217,8 +213,11 @@ def open_input_pipeline(
     if purpose == "evaluate" or split != "train":
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
-    worker = training_worker(params) if purpose == "train" else TrainingWorker()
-    _check_memory(plan, data, split, worker)
+    worker = TrainingWorker()
+    if purpose != "compare":  # which one process does while the others wait
+        worker = training_worker(params)
+    if purpose == "evaluate":
+        worker = TrainingWorker(on_host=worker.on_host)
     if worker.multiple > 1 and not plan.seekable:
         raise ImpossiblePlan(
             f"pipelines.{name}: batches of a snapshot or of indexed shards can be shared by"
@@ -234,6 +233,7 @@ def open_input_pipeline(
         worker=worker,
         service_address=address,
     )
+    check_memory([pipeline])
     worker.check(pipeline.examples, params.batch_size, lanes=config.shuffle.lanes)
     return pipeline
 
@@ -275,70 +275,21 @@ def _read_stored(data: PreparedData, split: str) -> PipelineConfig:
     return set_storage_order(PipelineConfig(read="snapshot", snapshot=part))
 
 
-def estimate_kept_bytes(
-    plan: Plan, data: PreparedData, split: str, *, where: Literal["memory", "disk"]
-) -> float:
-    """Bytes of what a plan keeps of a split from its first epoch on, in memory or on disk."""
-    kept = 0.0
-    for before, step in zip((None, *plan.steps), plan.steps, strict=False):
-        if where == "memory" and isinstance(step, Read) and step.source == "arrays":
-            kept += sum(shard.bytes for shard in data.shards.for_split(split))
-        if isinstance(step, Cache) and (step.where == "memory") == (where == "memory"):
-            kept += _cached_bytes(before, data, split)
-    return kept
+def check_memory(pipelines: Sequence[InputPipeline]) -> None:
+    """Refuse to keep more in memory than there is for this worker, of splits that are kept at once.
 
-
-def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.0) -> float:
-    """Bytes of a split in a snapshot that stores this fraction of its rows; where there is less now
-    than all of them, and images differ in size, by the first records.
+    Raises:
+      ImpossiblePlan: with the sizes.
     """
-    rows, column = data.snapshot.splits[split], data.input_column
-    values = (column, column.extent) if column.ragged else (column,)
-    others = sum(rows.bytes(each) for each in data.snapshot.columns if each not in values)
-    if rows.rows(column) == rows.count:
-        stored = float(sum(rows.bytes(each) for each in values))
-    elif column.ragged:
-        ops = resolve_decode(data.preprocess, data.shards.schema)
-        stored = _estimate_bytes(ops, data, split) + rows.count * column.extent.stride
-    else:
-        stored = float(rows.count * column.stride)
-    return others + fraction * stored
-
-
-def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
-    """Refuse to keep more in memory than there is for this worker."""
-    kept = estimate_kept_bytes(plan, data, split, where="memory")
-    available = worker.share(available_memory())
-    if kept > KEPT_SHARE * available:
+    kept = {
+        one.split: estimate_kept_bytes(one.plan, one.data, one.split, where="memory")
+        for one in pipelines
+    }
+    needed, available = sum(kept.values()), pipelines[0].worker.share(available_memory())
+    if needed > KEPT_SHARE * available:
+        which = f"{' and '.join(kept)} split{'s' if len(kept) > 1 else ''}"
         raise ImpossiblePlan(
-            f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"
+            f"{pipelines[0].plan}: the {which} would take {needed / 2**30:,.1f} GiB of memory,"
             f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"
             " snapshot`"
         )
-
-
-def _cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
-    """Bytes of what a cache after this step holds: those of a whole snapshot after all of
-    preprocessing, else an estimate.
-    """
-    if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
-        return estimate_snapshot_bytes(data, split)
-    return _estimate_bytes(
-        [op for op in before.ops if not isinstance(op, Load | Parse)], data, split
-    )
-
-
-def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
-    """Bytes of the model's input of a split after these ops, by its first records, which are in
-    random order.
-    """
-    import tensorflow as tf
-
-    schema, shards = data.shards.schema, data.shards.for_split(split)
-    ops = (Parse.of(schema), *ops)
-    records = read_records(data.path(shards[0]), compression=shards[0].compression)
-    sizes = [
-        process_record(ops, tf.constant(record))[schema.input.name].numpy().nbytes
-        for record in islice(records, SAMPLED_RECORDS)
-    ]
-    return sum(shard.records for shard in shards) * sum(sizes) / len(sizes)

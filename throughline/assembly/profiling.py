@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from throughline.assembly.inputs import estimate_snapshot_bytes
 from throughline.assembly.model import build_models_for
 from throughline.config.cli import StageContext
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
@@ -27,6 +26,7 @@ from throughline.measurement.steady_state import WARM_UP_STEPS
 from throughline.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from throughline.measurement.verdict import CrossCheck, Stall, cross_check_from
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.sizes import estimate_snapshot_bytes
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.reporting.plots import plot_steps, plot_timelines

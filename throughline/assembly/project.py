@@ -20,6 +20,7 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.settings import PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.layout import Layout
 from throughline.training.compiling import compile_model
 
@@ -64,7 +65,16 @@ class Project:
             {**self.params.pipelines[name].model_dump(), **changes}
         )
         params = replace(self.params, pipelines={**self.params.pipelines, name: config})
-        return open_input_pipeline(params, name, self.data, split=split, purpose=purpose)
+        address = config.service.address if config.service else ""
+        if config.service and not address and purpose != "evaluate":
+            raise ImpossiblePlan(
+                f"pipelines.{name}.service: stages start its workers, a loop of one's own does not;"
+                " start it yourself (python -m throughline.pipelines.service) and give its address,"
+                " or leave it out with service=None"
+            )
+        return open_input_pipeline(
+            params, name, self.data, split=split, purpose=purpose, address=address
+        )
 
     def compile_models(self, pipeline: InputPipeline) -> Models:
         """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from throughline.assembly.inputs import open_input_pipeline
+from throughline.assembly.inputs import check_memory, open_input_pipeline
 from throughline.config.model_checks import find_monitor_problem
 from throughline.config.params import Params
 from throughline.measurement.baseline import describe_held_out, describe_next_tokens
@@ -64,18 +64,26 @@ class TrainingOutcome:
 def open_split_pipelines(
     params: Params, name: str, data: PreparedData, *, address: str
 ) -> SplitPipelines:
-    """Open the configuration for training, and the held-out splits in order."""
+    """Open the configuration for training, and the held-out splits in order.
+
+    Raises:
+      ImpossiblePlan: the configuration cannot work, or what it keeps of the splits does not fit
+        into memory.
+    """
 
     def evaluated(split: str) -> InputPipeline:
         return open_input_pipeline(params, name, data, split=split, purpose="evaluate")
 
-    return SplitPipelines(
+    pipelines = SplitPipelines(
         train=open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         ),
         validation=evaluated("validation"),
         test=evaluated("test") if "test" in data.shards.splits else None,
     )
+    kept = [pipelines.train, pipelines.validation, *filter(None, [pipelines.test])]
+    check_memory(kept)
+    return pipelines
 
 
 def train(

@@ -5,6 +5,7 @@ not fit into memory, more workers than files.
 from __future__ import annotations
 
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.sizes import estimate_cached_bytes, estimate_record_bytes
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Cache, Prefetch, Read, Shuffle, shuffle_buffer_size
 from throughline.shared.errors import ImpossiblePlan
@@ -36,8 +37,9 @@ def _check_service(plan: Plan, data: PreparedData, split: str) -> None:
 
 
 def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
-    """Refuse a buffer of examples that are as large as those of the shards, or of a cache on disk;
-    a cache in memory shares its examples with the buffer, and windows and names of files are small.
+    """Refuse a buffer of examples that are as large as the records of the shards, or as those of a
+    cache on disk; a cache in memory shares its examples with the buffer, and windows and names of
+    files are small.
     """
     shuffle = next((step for step in plan.steps if isinstance(step, Shuffle)), None)
     cache = next((step for step in plan.steps if isinstance(step, Cache)), None)
@@ -45,15 +47,14 @@ def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
     if shuffle is None or plan.window or (cache.where == "memory" if cache else reads_files):
         return
     examples = data.shards.examples(split)
-    if cache:
-        rows, column = data.snapshot.splits[split], data.input_column
-        example_bytes = rows.bytes(column) / max(1, rows.rows(column))
-    else:
-        shards = data.shards.for_split(split)
-        example_bytes = sum(shard.bytes for shard in shards) / max(1, examples)
+    kept = (
+        estimate_cached_bytes(plan.steps[plan.steps.index(cache) - 1], data, split)
+        if cache
+        else estimate_record_bytes(data, split)
+    )
     buffers = 1 + isinstance(plan.steps[-1], Prefetch)  # the next epoch's is filled ahead
     size = shuffle_buffer_size(shuffle.size, examples=examples)
-    needed, available = buffers * size * example_bytes, available_memory()
+    needed, available = buffers * size * kept / max(1, examples), available_memory()
     if needed > available:
         raise ImpossiblePlan(
             f"shuffle.size: {buffers * size:,} examples in shuffle buffers would take"

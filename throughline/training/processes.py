@@ -20,8 +20,12 @@ from contextlib import contextmanager
 
 import psutil
 
-from throughline.plan.training_workers import TF_CONFIG, list_addresses, make_tf_config
-from throughline.shared.errors import ProcessLost
+from throughline.plan.training_workers import (
+    TF_CONFIG,
+    make_tf_config,
+    training_worker_from_tf_config,
+)
+from throughline.shared.errors import ImpossiblePlan, ProcessLost
 from throughline.shared.failures import FAILURE_FILE
 from throughline.training.deadline import TIMED_OUT
 
@@ -101,9 +105,13 @@ def run_one_of_several(main: Callable[[], None]) -> None:
         lifeline = os.dup(0)  # of the standard input, which others may close
         threading.Thread(target=_end_when_closed, args=(lifeline,), daemon=True).start()
     try:
+        several = training_worker_from_tf_config(os.environ).count > 1
+    except ImpossiblePlan:  # which `main` says
+        several = False
+    try:
         main()
     except BaseException as error:
-        if len(list_addresses(os.environ)) > 1:
+        if several:
             exit_at_once(error)
         raise
 
@@ -176,7 +184,7 @@ def _describe_end(process: Process) -> tuple[int, str] | None:
     killed_by = -code if code < 0 else code - 128
     if code == TIMED_OUT or killed_by == signal.SIGALRM:
         return 2, "has waited too long for the others"
-    if killed_by > 0:
+    if killed_by in {*signal.Signals}:
         return 0, f"was killed by {signal.Signals(killed_by).name}"
     if code == LOST_ANOTHER:
         return 3, "has lost another one"

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from throughline.assembly.inputs import (
-    estimate_kept_bytes,
-    estimate_snapshot_bytes,
     make_input_spec,
     open_exact_pipeline,
     open_input_pipeline,
@@ -27,6 +25,7 @@ from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.sizes import estimate_kept_bytes, estimate_snapshot_bytes
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.results.snapshot import SnapshotCost

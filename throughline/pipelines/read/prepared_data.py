@@ -243,7 +243,8 @@ def read_labels_and_weights(
     (classes,) float64.
 
     Raises:
-      ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
+      ImpossiblePlan: a weight names no class, no class is to be drawn, or one that is has no
+        example.
     """
     classes = data.shards.classes
     labels = np.asarray(data.memmap(split, "label"))
@@ -254,6 +255,8 @@ def read_labels_and_weights(
                 f"sampling: {name} is not a class; {did_you_mean(name, list(classes))}"
             )
     weights = np.asarray([weight_of.get(name, 1.0) for name in classes], np.float64)
+    if not weights.any():
+        raise ImpossiblePlan("sampling: all classes have the weight 0; give one of them another")
     counts = np.bincount(labels, minlength=len(classes))
     missing = [
         name
