@@ -97,3 +97,24 @@ def test_a_rate_counts_steps_and_not_executions():
     timer.end()
     assert timer.rates == [1.0]
     assert timer.epochs[0].step_ms.tolist() == [1000.0, 1000.0]
+
+
+def test_a_cached_split_is_read_once():
+    read = []
+
+    def note(number):
+        read.append(int(number))
+        return np.full((4, 2), number, np.float32)
+
+    batches = tf.data.Dataset.range(3).map(
+        lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.float32), (4, 2))
+    )
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    labeled = batches.map(lambda value: (value, value[:, :1])).cache()
+    evaluation = SplitEvaluation(model, labeled, 3)
+    assert evaluation.run() == evaluation.run()
+    assert read == [0, 1, 2]
+    read.clear()
+    SplitEvaluation(model, labeled.map(lambda *batch: batch), 2).run()
+    assert read == []

@@ -111,7 +111,12 @@ def train(
         network, callbacks = find_network(model), make_callbacks(settings)
         if replicas.several:
             adapt_to_replicas(model, network)
-        validation = SplitEvaluation(model, held_out, pipelines.validation.steps_per_epoch)
+        validation = SplitEvaluation(
+            model,
+            held_out,
+            pipelines.validation.steps_per_epoch,
+            agree=replicas.take_chiefs,  # or else rounding may end one of them alone
+        )
         # Makes the variables of metrics, which may continue from their values; shows their names.
         check_metrics(validation.run(steps=1), settings, models.target)
         check_direction(network, settings)

@@ -7,7 +7,7 @@ the train step (`replicas.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,20 @@ class Schedule:
 
 
 class SplitEvaluation:
-    """A model's own test step over the `batches` of a whole held-out split, `steps` of them."""
+    """A model's own test step over the `batches` of a held-out split, `steps` of them. What several
+    processes have each found `agree` makes one.
+    """
 
-    def __init__(self, model: keras.Model, batches: tf.data.Dataset, steps: int) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: tf.data.Dataset,
+        steps: int,
+        *,
+        agree: Callable[[dict[str, float]], dict[str, float]] = dict,
+    ) -> None:
         self._model, self._batches, self._steps = model, batches, steps
+        self._agree = agree
         self._test_function = StepFunction(model, trains=False)
 
     def run(
@@ -52,13 +62,17 @@ class SplitEvaluation:
         every.on_test_begin()
         network.reset_metrics()
         self._test_function.begin(steps)
-        iterator, done, logs = iter(self._batches.take(steps)), 0, {}
+        whole = int(self._batches.cardinality()) == steps
+        iterator = iter(self._batches if whole else self._batches.take(steps))
+        done, logs = 0, {}
         while done < steps:
             every.on_test_batch_begin(done)
             logs = self._test_function(iterator)
             done += self._test_function.steps
             every.on_test_batch_end(done - 1, logs)
-        logs = as_numbers(logs)
+        if whole:
+            next(iterator, None)  # or else a cache is never complete
+        logs = self._agree(as_numbers(logs))
         every.on_test_end(logs)
         return logs
 
