@@ -158,3 +158,5 @@ def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(da
     assert [int(one["key"]) for one in drawn] == [21] * len(LABELS)
     with pytest.raises(ImpossiblePlan, match="rar is not a class; did you mean rare"):
         sample_stream_by_class(examples, {"rar": 1.0}, data, "train", seed=seed)
+    with pytest.raises(ImpossiblePlan, match="all classes have the weight 0"):
+        sample_stream_by_class(examples, {"common": 0, "rare": 0}, data, "train", seed=seed)

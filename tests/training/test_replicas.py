@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import replace
 
 import keras
@@ -14,12 +15,13 @@ from trainings import params_of
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
-from throughline.plan.training_workers import TrainingWorker
+from throughline.plan.training_workers import TF_CONFIG, TrainingWorker
 from throughline.results.build import ProcessInput
 from throughline.settings import BatchSettings
-from throughline.shared.errors import ImpossiblePlan, UnknownModel
+from throughline.shared.errors import ImpossiblePlan, ProcessLost, UnknownModel
 from throughline.training.deadline import answers
 from throughline.training.gpus import describe_idle_gpus
+from throughline.training.processes import run_one_of_several, run_processes
 from throughline.training.replicas import Replicas, check_port
 from throughline.training.replicated_model import (
     check_gradients_add_up,
@@ -184,3 +186,21 @@ def test_a_mask_that_reaches_the_loss_is_refused(pooled):
         return
     with pytest.raises(UnknownModel, match="the model's outputs have a mask"):
         check_gradients_add_up(model)
+
+
+def test_a_wrong_tf_config_is_left_to_the_stage_to_say(monkeypatch):
+    def refuse():
+        raise SystemExit(2)
+
+    monkeypatch.setenv(TF_CONFIG, "{")
+    with pytest.raises(SystemExit):
+        run_one_of_several(refuse)
+
+
+def test_a_process_that_ends_with_a_code_that_is_no_signals_is_named():
+    code = """import json, os, sys
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"]:
+    sys.exit(255)
+"""
+    with pytest.raises(ProcessLost, match="process 1 of 2 ended with code 255"):
+        run_processes([sys.executable, "-c", code], 2)
