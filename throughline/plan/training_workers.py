@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from throughline.shared.errors import ImpossiblePlan
 
@@ -46,6 +46,13 @@ class TrainingWorker:
     def share(self, of_host: int) -> int:
         """This worker's part of what its host has, such as cores; at least 1."""
         return max(1, of_host // self.on_host)
+
+    def cut(self, start: Any, size: Any) -> tuple[Any, Any]:
+        """This worker's slice of `size` positions from `start` on, its first and the one after its
+        last: numbers, or tensors of them.
+        """
+        first = start + size * self.index // self.count
+        return first, start + size * (self.index + 1) // self.count
 
     def shared(self, examples: int, batch_size: int) -> int:
         """How many of an epoch's examples all workers together train on."""

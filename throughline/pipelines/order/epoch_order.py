@@ -55,10 +55,10 @@ class EpochOrder:
         """The first of the rows that this worker reads, and the one after the last: those of its
         lanes, or all.
         """
-        lanes, worker = self.shuffle.lanes, self.worker
+        lanes = self.shuffle.lanes
         if lanes is None:
             return 0, self.count
-        first, stop = (lanes * index // worker.count for index in (worker.index, worker.index + 1))
+        first, stop = self.worker.cut(0, lanes)
         return first * self.count // lanes, stop * self.count // lanes
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
@@ -113,7 +113,4 @@ class EpochOrder:
         """First position of this worker's slice of a batch, and the one after its last."""
         start = step_of_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self.examples - start)
-        return (
-            start + size * self.worker.index // self.worker.count,
-            start + size * (self.worker.index + 1) // self.worker.count,
-        )
+        return self.worker.cut(start, size)

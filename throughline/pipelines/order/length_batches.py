@@ -186,5 +186,4 @@ class LengthBatches:
         full = tf.gather(buckets.sizes, bucket)
         start = (number - tf.gather(first_steps, bucket)) * full
         size = tf.minimum(full, tf.gather(buckets.used, bucket) - start)
-        index, count = self.worker.index, self.worker.count
-        return epoch, bucket, start + size * index // count, start + size * (index + 1) // count
+        return epoch, bucket, *self.worker.cut(start, size)

@@ -102,5 +102,4 @@ class PackedBatches:
         """Epoch, and this worker's first row in it and the one after its last, all int64."""
         epoch, start = steps // self.steps_per_epoch, steps % self.steps_per_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self._all_rows - start)
-        index, count = self.worker.index, self.worker.count
-        return epoch, start + size * index // count, start + size * (index + 1) // count
+        return epoch, *self.worker.cut(start, size)
