@@ -56,7 +56,7 @@ def check_gradients_add_up(model: keras.Model) -> None:
             " what counts in each slice, not in the batch; end the mask before them, or train in"
             " one process"
         )
-    for given in keras.tree.flatten(model.loss):
+    for given in keras.tree.flatten(getattr(model, "loss", None)):
         loss: Any = keras.losses.get(given)
         name = getattr(loss, "name", getattr(loss, "__name__", given))
         if getattr(loss, "ignore_class", None) is not None:
