@@ -17,8 +17,9 @@ ALIKE = 0.9  # of the best gain: then the change that alters least is named firs
 @dataclass(frozen=True)
 class Edit:
     """What a change is in the script: at FILE:LINE, the call of `called` gets what is added: an
-    argument, or calls after it where that begins with a dot. `given` is the function that the call
-    is given, if that has a name; `exact`: the line is that of the method's name.
+    argument, calls after it where that begins with a dot, or arguments of a method that takes its
+    place, as in `interleave(num_parallel_calls=2)`. `given` is the function that the call is given,
+    if that has a name; `exact`: the line is that of the method's name.
     """
 
     where: str

@@ -27,6 +27,7 @@ from .advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from .digests import digest, digest_some
 from .graphs import (
     AUTOTUNE,
+    Functions,
     Graph,
     Node,
     add_constant,
@@ -41,21 +42,24 @@ from .graphs import (
     may_draw,
     parallel_edits,
     plain_kind_of,
+    reading_edits,
     serialize,
     spec_of,
     title_of,
     without_version,
 )
 from .machine import memory_left_bytes
-from .places import locate
+from .places import ONE_KIND, READERS, locate
 
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
 # A cache would keep what these are to deliver otherwise in each epoch, or deliver without end.
 NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
+# What goes by the order of its elements: in another one it pairs or leaves out other examples.
+BY_ORDER = ("Zip", "Window", "Take", "Skip", "Shard", "Scan")
 # After a shuffle otherwise in each epoch: which examples come together, or which come at all.
-COMPOSING = ("Batch", "Zip", "Window", "GroupBy", "Take", "Skip", "Shard", "Scan")
+COMPOSING = ("Batch", "GroupBy", *BY_ORDER)
 # After these there are more or fewer elements than before.
 COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
@@ -133,7 +137,7 @@ class _Draft:
         self._graph, self._dataset, self._steps = graph, dataset, steps
         self._spec = dataset.element_spec
         self._nodes = {node.name: node for node in graph.node}
-        self._functions = {item.signature.name: item for item in graph.library.function}
+        self._functions = Functions(graph)
         #: transformations, the consumer's first
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
@@ -141,7 +145,9 @@ class _Draft:
         """What may be done in parallel about a node, if the script makes it and it works."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
-        return parallel_edits(node, reads_files=self.reads_files(node))
+        if not self.reads_files(node):
+            return parallel_edits(node)
+        return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
@@ -163,39 +169,54 @@ class _Draft:
 
     def meaning(self, node: Node) -> tuple[str, str]:
         """What parallel calls of a node do to the training, and that in words."""
-        if self.runs_python(node):
-            return THREADS, (
-                "its Python code is called from several threads at once; --patch proves what comes"
-                " of that"
-            )
-        if self._draws(node):
-            return ORDER, "random draws fall on other examples"
+        meaning, says = SAME, []
         if self.reads_files(node):
-            return ORDER, "examples of several files are interleaved"
-        return SAME, ""
+            meaning, says = ORDER, ["examples of several files are interleaved"]
+        if self._draws(node):
+            meaning, says = ORDER, [*says, "random draws fall on other examples"]
+        if self.runs_python(node):
+            threads = "its Python code is called from several threads at once"
+            meaning, says = THREADS, [*says, f"{threads}; --patch proves what comes of that"]
+        return meaning, "; ".join(says)
 
     def reads_files(self, node: Node) -> bool:
-        """Whether it is a TFRecordDataset that reads one file after the other."""
-        return kind_of(node) == "FlatMap" and self._is_reader(node)
+        """Whether it reads one file after the other: a TFRecordDataset, or a flat_map of some."""
+        ops = map(without_version, self._functions.ops_within(node))
+        return kind_of(node) == "FlatMap" and not set(READERS).isdisjoint(ops)
 
-    def _is_reader(self, node: Node) -> bool:
-        """Whether it is a TFRecordDataset, which maps files to their records within."""
-        reads = any("read_one_file" in name for name in called_functions(node))
-        return reads and "TFRecordDataset" in {without_version(op) for op in self._ops(node)}
+    def _reader(self, node: Node) -> str:
+        """The class of tf.data that it is made by, which maps files to their records within: a
+        TFRecordDataset; "" for none.
+        """
+        named = [name for name in called_functions(node) if "read_one_file" in name]
+        ops = {op for name in named for op in self._functions.ops_of(name)}
+        return next((each for each in READERS if each in ops), "")
+
+    def _goes_by_order(self, node: Node) -> bool:
+        """Whether other examples would come of a node's elements in another order: of what takes,
+        skips or pairs them after it, or makes sequences of their parts or batches.
+        """
+        level = 0  # of batches that an element lies in
+        for kind in reversed([kind_of(other) for other in self._below(node)]):
+            level += ("Batch" in kind) - (kind in ("Unbatch", "FlatMap"))
+            if level not in (0, 1) or any(word in kind for word in BY_ORDER):
+                return True
+        return False
 
     def runs_python(self, node: Node) -> bool:
         """Whether a node's functions, or those they call, run in Python."""
-        return any(op.endswith("PyFunc") for op in self._ops(node))
+        return any(op.endswith("PyFunc") for op in self._functions.ops_within(node))
 
     def title(self, node: Node) -> str:
         """A transformation as its user calls it."""
         if self.generates(node):
             return "from_generator"
-        return "TFRecordDataset" if self._is_reader(node) else title_of(node)
+        return self._reader(node) or title_of(node)
 
     def _kind(self, node: Node) -> str:
-        """map, batch, … whether in parallel or not."""
-        return "TFRecordDataset" if self._is_reader(node) else plain_kind_of(node)
+        """map, batch, … whether in parallel or not, as `places` has it."""
+        kind = plain_kind_of(node)
+        return self._reader(node) or ONE_KIND.get(kind, kind)
 
     def position(self, node: Node) -> dict[str, Any]:
         """The kind of a transformation, which one of that kind it is, its title, and the function
@@ -246,6 +267,8 @@ class _Draft:
                 continue
             if kind_of(node) in ("Prefetch", *IDLE) or self._composes(above):
                 continue
+            if any("Take" in kind_of(other) for other in self._below(node)):
+                continue  # a cache that is not read to its end keeps nothing
             uncached = kinds[: kinds.index("Cache")] if "Cache" in kinds else kinds
             if not any(word in kind for kind in uncached for word in WORKING):
                 return
@@ -254,7 +277,7 @@ class _Draft:
                 return  # sparse or ragged: not to be compared here
             per_step = 1 if batched else batch
             order = self._order(node, per_step)
-            if order is not None:
+            if order is not None and not (order and self._goes_by_order(node)):
                 yield self._cache_after(node, above, order, batch=per_step)
             return
 
@@ -300,11 +323,12 @@ class _Draft:
         )
 
     def _order(self, node: Node, per_step: int) -> str | None:
-        """The shuffle that has to come after a cache, "" for none; None where it is not known how
-        large: a shuffle of files is none of their examples.
+        """The shuffle that has to come after a cache, "" for none, as after one that is the same in
+        each epoch; None where it is not known how large: a shuffle of files is none of their
+        examples.
         """
         above = list(self._upstream(node))
-        at = [number for number, other in enumerate(above) if "Shuffle" in kind_of(other)]
+        at = [number for number, other in enumerate(above) if _reshuffles(other)]
         if not at:
             return ""
         if any(word in kind_of(other) for other in above[: at[0]] for word in COUNTING):
@@ -319,7 +343,7 @@ class _Draft:
 
     def generates(self, node: Node) -> bool:
         """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
-        return "GeneratorDataset" in self._ops(node)
+        return "GeneratorDataset" in self._functions.ops_within(node)
 
     def _upstream(self, node: Node) -> Iterator[Node]:
         """A node and those that it takes its elements from."""
@@ -340,24 +364,7 @@ class _Draft:
 
     def _draws(self, node: Node) -> bool:
         """Whether a node's functions, or those they call, draw at random, or keep a state."""
-        return any(map(may_draw, self._ops(node) - self._functions.keys()))
-
-    def _ops(self, node: Node) -> set[str]:
-        """All ops of a node's functions and of those they call."""
-        pending = self._known(called_functions(node))
-        seen: set[str] = set()
-        found: set[str] = set()
-        while pending:
-            name = pending.pop()
-            seen.add(name)
-            for inner in self._functions[name].node_def:
-                found.add(inner.op)
-                pending |= self._known({inner.op, *called_functions(inner)}) - seen
-        return found
-
-    def _known(self, names: set[str]) -> set[str]:
-        """Those that are functions of this graph."""
-        return names & self._functions.keys()
+        return any(map(may_draw, self._functions.ops_within(node)))
 
     def _count(self, node: Node, per_step: int) -> int | None:
         """How many elements a node delivers, so many for a step; None where that is not known."""

@@ -1,4 +1,6 @@
-"""`whowaits train.py`: starts a script with the user's interpreter, unchanged."""
+"""`whowaits train.py`, `whowaits -m pkg.train`: starts a script with the user's interpreter,
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,9 @@ from .version import __version__
 
 EXIT_USAGE = 2
 TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
+# What starts a script in other processes: as a program, and as a module.
+LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
+LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed")
 EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothing could be measured;
 3 a condition of --fail-if is met; 4 it is not decided; 5 no patch; 130 interrupted"""
 
@@ -58,7 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="print what to change as a diff, once a changed copy has been run next to the script",
     )
-    parser.add_argument("script", help="a Python file that trains")
+    parser.add_argument(
+        "-m", dest="as_module", action="store_true", help="run a module, as `python -m` does"
+    )
+    parser.add_argument("script", help="a Python file that trains; with -m a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     options = parser.parse_args(given)
     fault = _find_fault(options)
@@ -69,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
     asked = {
         "script": options.script,
+        "as_module": options.as_module,
         "seconds": options.seconds,
         "training": options.training,
         "keep": options.keep,
@@ -112,8 +121,9 @@ def _find_fault(options: argparse.Namespace) -> str:
             Condition.parse(text)
     except InvalidCondition as error:
         return str(error)
-    if not Path(options.script).is_file():
-        return f"there is no file {options.script}"
+    fault = _find_fault_of_script(options.script, as_module=options.as_module)
+    if fault:
+        return fault
     if not 0 < options.seconds < math.inf:
         return f"--seconds {options.seconds:g} is no time to measure for: a number above 0 is"
     if options.training < 1:
@@ -121,6 +131,24 @@ def _find_fault(options: argparse.Namespace) -> str:
     if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
         return "--patch goes without --keep, --json, --fail-if and --no-try"
     return ""
+
+
+def _find_fault_of_script(script: str, *, as_module: bool) -> str:
+    """Why a script or a module cannot be started, as far as that is seen from here."""
+    launches = (
+        f"{script}.".startswith(tuple(f"{each}." for each in LAUNCHING_MODULES))
+        if as_module
+        else Path(script).name in LAUNCHERS
+    )
+    if launches:
+        return (
+            f"{script} starts a training in processes of its own, in which nothing is seen: name"
+            " the script itself, which then trains in one process"
+        )
+    is_file = Path(script).is_file()
+    if as_module and script.endswith(".py") and is_file:
+        return f"-m takes the name of a module, and {script} is a file: leave -m out"
+    return "" if as_module or is_file else f"there is no file {script}"
 
 
 def _compare(files: list[str]) -> int:

@@ -11,10 +11,18 @@ import ast
 import difflib
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .advice import Edit
+from .session import name_from_here
+
+# Arguments that a call may have by position, without the one that a change gives it.
+MOST_POSITIONAL = {
+    "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
+    "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
+}  # fmt: skip
 
 
 class CannotBeWritten(ValueError):
@@ -27,9 +35,10 @@ def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
     Raises:
       CannotBeWritten: says at which line, and why.
     """
+    name = name_from_here(str(Path(script).absolute()))
     # What comes last in the dataset is added first, so that it stays last within one call.
     for edit in reversed(edits):
-        source = _edit(source, Path(script).name, edit)
+        source = _edit(source, name, edit)
     return source
 
 
@@ -61,8 +70,12 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     if "tf." in adds:
         adds = adds.replace("tf.", f"{_tensorflow(tree, name)}.")
     meant = ast.dump(_change(tree, call, adds))
-    for line_of, column, text in _candidates(call, adds):
+    becomes, added = _split(adds)
+    for line_of, column, text in _candidates(call, added):
         edited = _insert(source, line_of, column, text)
+        if becomes:  # before what was added, so it stands where it stood
+            end = call.func.end_lineno or 0, call.func.end_col_offset or 0
+            edited = _insert(edited, *end, becomes, instead_of=len(edit.called))
         try:
             if ast.dump(ast.parse(edited)) == meant:
                 return edited
@@ -91,8 +104,8 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         count = f"{len(calls)} calls" if calls else "no call"
         raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
     (call,) = calls
-    keyword = edit.adds.partition("=")[0]
-    most = {"map": 1, "interleave": 3, "batch": 2, "TFRecordDataset": 3}.get(edit.called, 1)
+    keyword = _split(edit.adds)[1].partition("=")[0]
+    most = MOST_POSITIONAL.get(edit.called, 1)
     taken = any(each.arg in (keyword, None) for each in call.keywords) or len(call.args) > most
     if not edit.adds.startswith(".") and (
         taken or any(isinstance(each, ast.Starred) for each in call.args)
@@ -145,17 +158,29 @@ def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:
             if node is not call:
                 return self.generic_visit(node)
             if not adds.startswith("."):
-                (keyword,) = _parse_call(f"_({adds})").keywords
-                return ast.Call(node.func, node.args, [*node.keywords, keyword])
-            added = _parse_call(f"_{adds}")
-            ending: ast.expr = added
+                becomes, added = _split(adds)
+                function = node.func
+                if becomes and isinstance(function, ast.Attribute):
+                    function = ast.Attribute(function.value, becomes, function.ctx)
+                keywords = _parse_call(f"_({added})").keywords
+                return ast.Call(function, node.args, [*node.keywords, *keywords])
+            chain = _parse_call(f"_{adds}")
+            ending: ast.expr = chain
             while not isinstance(ending.func.value, ast.Name):  # type: ignore[attr-defined]
                 ending = ending.func.value  # type: ignore[attr-defined]
             ending.func.value = node  # type: ignore[attr-defined]
-            return added
+            return chain
 
     # The nodes are compared by identity, and the tree is edited once more for the next edit.
     return Change().visit(tree)
+
+
+def _split(adds: str) -> tuple[str, str]:
+    """The method that takes the place of the one that is called, "" for none, and the arguments, or
+    the calls after it.
+    """
+    match = re.fullmatch(r"(\w+)\((.*)\)", adds)
+    return (match[1], match[2]) if match else ("", adds)
 
 
 def _parse_call(text: str) -> ast.Call:
@@ -180,8 +205,8 @@ def _candidates(call: ast.Call, adds: str) -> Iterator[tuple[int, int, str]]:
     yield line, column - 1, adds
 
 
-def _insert(source: bytes, line: int, column: int, text: str) -> bytes:
+def _insert(source: bytes, line: int, column: int, text: str, *, instead_of: int = 0) -> bytes:
     lines = source.splitlines(keepends=True)
     changed = lines[line - 1]
-    lines[line - 1] = changed[:column] + text.encode() + changed[column:]
+    lines[line - 1] = changed[: column - instead_of] + text.encode() + changed[column:]
     return b"".join(lines)

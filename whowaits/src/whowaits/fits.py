@@ -22,7 +22,7 @@ from .timed_function import TimedFunction
 from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
-WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint"))
+WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"))
 ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train in step"
 
 
@@ -90,7 +90,8 @@ class FitWatch:
         """Make a train function again that was made before its waits were timed."""
         if id(model.train_function) not in self._made:
             model.train_function = None
-            model.make_train_function(force=True)
+            # The model's own may take no `force`, and set nothing.
+            model.train_function = model.make_train_function() or model.train_function
             self._made.add(id(model.train_function))
 
     def _begin(self, keras: Any, model: Any, bound: inspect.BoundArguments) -> None:

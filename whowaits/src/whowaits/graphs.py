@@ -87,6 +87,30 @@ def count_bytes(part: tf.Tensor) -> int:
     return int(tf.size(part)) * part.dtype.size
 
 
+class Functions:
+    """The functions of a graph, which its nodes are given by name."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._bodies = {item.signature.name: item.node_def for item in graph.library.function}
+
+    def ops_of(self, name: str) -> set[str]:
+        """The ops of a function itself, whatever their version."""
+        return {without_version(inner.op) for inner in self._bodies.get(name, ())}
+
+    def ops_within(self, node: Node) -> set[str]:
+        """All ops of a node's functions and of those they call."""
+        pending = called_functions(node) & self._bodies.keys()
+        seen: set[str] = set()
+        ops: set[str] = set()
+        while pending:
+            name = pending.pop()
+            seen.add(name)
+            for inner in self._bodies[name]:
+                ops.add(inner.op)
+                pending |= ({inner.op, *called_functions(inner)} & self._bodies.keys()) - seen
+        return ops - self._bodies.keys()
+
+
 def called_functions(node: Node) -> set[str]:
     """Names of the functions that a node is given."""
     return {value.func.name for value in node.attr.values() if value.HasField("func")}
@@ -137,24 +161,32 @@ def title_of(node: Node) -> str:
 def plain_kind_of(node: Node) -> str:
     """map, batch, … whether in parallel or not."""
     kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
-    called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
-    return called.replace("t_f_record", "TFRecordDataset")
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
 
 
-def parallel_edits(
-    node: Node, *, reads_files: bool
-) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """What may be done in parallel about a node: in words, the argument, and to its graph."""
+def parallel_edits(node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+    """What may be done in parallel about a node: in words, what is added to its call, and to its
+    graph.
+    """
     calls = f"num_parallel_calls={AUTOTUNE}"
     if node.op == "MapDataset":
         yield calls, calls, _parallel_map
     elif node.op == "BatchDatasetV2":
         yield calls, calls, _parallel_batch
-    elif reads_files:
-        reads = f"num_parallel_reads={AUTOTUNE}"
-        yield reads, reads, _parallel_interleave
     elif kind_of(node) == "Interleave":
         yield f"interleave(…, {calls})", calls, _parallel_interleave
+
+
+def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+    """The same about a node that reads one file after the other: by a class of tf.data, or by a
+    flat_map of the script's own, which can be an interleave.
+    """
+    if reader:
+        reads = f"num_parallel_reads={AUTOTUNE}"
+        yield reads, reads, _parallel_interleave
+    else:
+        given = f"num_parallel_calls={AUTOTUNE}, deterministic=True"
+        yield f"interleave(…, {given})", f"interleave({given})", _parallel_interleave
 
 
 def _parallel_map(graph: Graph, node: Node) -> None:

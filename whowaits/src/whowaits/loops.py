@@ -171,6 +171,7 @@ class LoopWatch:
         """A batch from memory, where the timing asks for that; None: the next real one."""
         training = loop.training
         if training is None:
+            self.session.beat(expects=None)  # a validation takes as long as it takes
             return None
         self.session.check(training)
         self.session.beat(expects=STEP_S if training.timing.warm else FIRST_STEP_S)

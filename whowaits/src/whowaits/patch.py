@@ -33,8 +33,6 @@ def print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
 
 
 def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
-    script = Path(asked["script"])
-    source = script.read_bytes()
     asked = {**asked, "as_json": True}
     measured = subprocess.run(
         [*command[:2], json.dumps(asked), *command[2:]], stdout=subprocess.PIPE, check=False
@@ -44,6 +42,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
         print("\n".join(report.lines), file=sys.stderr, flush=True)  # noqa: T201
     if report is None or measured.returncode:
         return measured.returncode or EXIT_NO_PATCH
+    source = Path(report.script).read_bytes()  # of a module its file, which the report names
     change, copy = _choose(report, source)
     _say(f"now it trains in alternation with a copy in which {change.where}: {change.text}")
     step_s = (report.step_ms or 0.0) / 1e3
@@ -52,7 +51,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
         f"{proof.gain:.2f} × as fast ({proof.low:.2f} to {proof.high:.2f}, {proof.pairs} pairs);"
         f" {proof.data}"
     )
-    sys.stdout.buffer.write(diff(source, copy, asked["script"]).encode())
+    sys.stdout.buffer.write(diff(source, copy, report.script).encode())
     return 0
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from .session import Place
 
+READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
+ONE_KIND = {"flat_map": "interleave"}  # a change makes one the other, and finds it again
+
 
 def locate(dataset: Any, kind: str, number: int) -> Place:
     """Where a transformation of that kind is made, the how manyth from the dataset's end; of no
@@ -53,7 +56,9 @@ def upstream(dataset: Any) -> Iterator[Any]:
 
 
 def kind_of_dataset(dataset: Any) -> str:
-    """flat_map of a _FlatMapDataset, map of a _ParallelMapDataset."""
-    name = type(dataset).__name__.strip("_").partition("Dataset")[0].replace("Parallel", "")
+    """map of a _ParallelMapDataset, TFRecordDataset of a TFRecordDatasetV2."""
+    full = type(dataset).__name__.strip("_")
+    name = full.partition("Dataset")[0].replace("Parallel", "")
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
-    return words.replace("t_f_record", "TFRecordDataset")
+    reader = next((each for each in READERS if full.startswith(each)), "")
+    return reader or ONE_KIND.get(words, words)

@@ -88,7 +88,8 @@ def _fill(script: _Copy, other: _Copy, change: Tried) -> None:
 
 def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
     """In which words the data of two epochs are the same."""
-    same = _say_same(script.ask("batches"), other.ask("batches"), "batches")
+    batches = script.ask("batches"), other.ask("batches")
+    same = _say_same(*batches, "batches")
     if same:
         return same
     added = next((each.adds for each in change.edits if change.kind), "")
@@ -99,6 +100,10 @@ def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
         same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")
         if same:
             return f"{same}; what is drawn after that falls on other examples"
+    if not all(each["whole"] for each in batches):
+        raise NoPatch(
+            "an epoch is too long to compare all of its batches, and the first are others"
+        )
     raise NoPatch(
         "its batches are others, also up to order; where the script draws without a seed of its"
         " own, or in several threads, that looks like a change, too"

@@ -6,10 +6,13 @@ import builtins
 import linecache
 import os
 import random
+import runpy
 import sys
 import traceback
 import types
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,14 @@ from .fail_if import Condition
 from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch
-from .session import Options, Session, leave
+from .session import EXIT_UNMEASURED, HERE, Options, Session, leave
 from .waits import Waits
 
 INTERRUPTED = 130
+
+
+class NotAModule(Exception):
+    """There is no module of that name, or it cannot be run: says why, as Python does."""
 
 
 def run(given: dict[str, Any], arguments: list[str]) -> None:
@@ -82,7 +89,11 @@ def _run_script(session: Session, arguments: list[str]) -> int:
     """Run it as `__main__`; returns the exit code."""
     code = 0
     try:
-        _execute(session.options, arguments)
+        _execute(session, arguments)
+    except NotAModule as error:
+        hint = f"run with {sys.executable}; --python names another"
+        print(f"whowaits: {error} ({hint})", file=sys.stderr)  # noqa: T201
+        return EXIT_UNMEASURED
     except BaseException as error:  # noqa: BLE001 - whatever ends it
         if session.ended is None and session.repeats and isinstance(error, Exception):
             # A schedule of so many steps and no more, or an array with a place for each batch.
@@ -104,23 +115,45 @@ def _run_script(session: Session, arguments: list[str]) -> int:
     return code or found
 
 
-def _execute(options: Options, arguments: list[str]) -> None:
-    sys.argv = [options.script, *arguments]
+def _execute(session: Session, arguments: list[str]) -> None:
+    options, spec, code = session.options, None, None
     script = str(Path(options.script).absolute())  # as Python has it
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = str(Path(script).resolve().parent)
-    source = Path(options.source or script).read_bytes()
-    if options.source:  # tracebacks and AutoGraph read lines
-        lines = source.decode().splitlines(keepends=True)
-        linecache.cache[script] = (len(source), None, lines, script)
-    code = compile(source, script, "exec", dont_inherit=True)
+        sys.path[0] = str(Path.cwd() if options.as_module else Path(script).resolve().parent)
+    sys.argv = ["-m" if options.as_module else options.script, *arguments]
+    if options.as_module:
+        spec, code = _find_module(options.script)
+        script = sys.argv[0] = str(spec.origin)
+        session.options = replace(options, script=script.removeprefix(HERE + os.sep))
+    if code is None or options.source:
+        source = Path(options.source or script).read_bytes()
+        if options.source:  # tracebacks and AutoGraph read lines
+            lines = source.decode().splitlines(keepends=True)
+            linecache.cache[script] = (len(source), None, lines, script)
+        code = compile(source, script, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     module.__dict__.update(
-        __file__=script, __builtins__=builtins, __loader__=None, __spec__=None, __cached__=None
+        __file__=script,
+        __builtins__=builtins,
+        __loader__=spec and spec.loader,
+        __package__=spec and spec.parent,
+        __spec__=spec,
+        __cached__=spec and spec.cached,
     )
     module.__dict__.setdefault("__annotations__", {})
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
+
+
+def _find_module(name: str) -> tuple[ModuleSpec, types.CodeType]:
+    """A module as `python -m` finds it, which imports the packages that it is in.
+
+    Raises:
+      NotAModule: there is none, or it is a package that cannot be run.
+    """
+    find: Any = runpy._get_module_details  # pyright: ignore[reportAttributeAccessIssue]
+    _, spec, code = find(name, NotAModule)
+    return spec, code
 
 
 def _exit_code(error: BaseException) -> int:
@@ -134,8 +167,8 @@ def _exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError):
         print(  # noqa: T201
-            f"whowaits: run with {sys.executable}; --python names another. What `python -m` finds"
-            " in this folder is found with PYTHONPATH=.",
+            f"whowaits: run with {sys.executable}; --python names another. A module of a package is"
+            " run by its name: whowaits -m package.module",
             file=sys.stderr,
         )
     trace = error.__traceback__

@@ -42,12 +42,14 @@ class Ended(BaseException):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `keep`: the script trains on, and is timed as it is; `training` is the
-    number of the training to measure, from 1. `source` is the file that is run in the script's
-    place, and `channel` the two ends of pipes over which another process asks for what to do.
+    """What was asked for. `as_module`: the script is a module's name; `keep`: it trains on, and is
+    timed as it is; `training` is the number of the training to measure, from 1. `source` is the
+    file that is run in the script's place, and `channel` the two ends of pipes over which another
+    process asks for what to do.
     """
 
     script: str = ""
+    as_module: bool = False
     seconds: float = 40.0
     keep: bool = False
     tries: bool = True  #: changes of the dataset
@@ -206,7 +208,8 @@ class Session:
 
     def say(self, text: str) -> None:
         """A line about what is going on, for people."""
-        print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        with contextlib.suppress(Exception):  # the script's own stream, whatever that is
+            print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def fail(self, error: Exception) -> None:
         """Something of ours failed; the script goes on. Said once."""
@@ -292,8 +295,8 @@ class Session:
 
 
 NOTHING_SEEN = (
-    "it ended without a training that can be seen: `fit` of Keras, a loop over a tf.data dataset"
-    " with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
+    "it ended without a training that can be seen: in its main thread, `fit` of Keras, a loop over"
+    " a tf.data dataset with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
 )
 
 UNSEEN = "a model is trained, but its batches come from something that is not seen"
@@ -338,10 +341,18 @@ def find_call(frame: Any) -> Place:
         name = frame.f_code.co_filename
         others = name.startswith((OURS, STANDARD, "<frozen"))
         if not others and not INSTALLED.intersection(Path(name).parts):
-            return Place(f"{Path(name).name}:{frame.f_lineno}", called)
+            return Place(f"{name_from_here(name)}:{frame.f_lineno}", called)
         called = _name_of(frame) or called
         frame = frame.f_back
     return Place()
+
+
+def name_from_here(path: str) -> str:
+    """A file as it is called in the folder that the command was started in, pkg/train.py; of one
+    that is elsewhere the name alone.
+    """
+    inside = path.removeprefix(HERE + os.sep)
+    return inside if inside != path else Path(path).name
 
 
 def _name_of(frame: Any) -> str:
@@ -353,6 +364,7 @@ def _name_of(frame: Any) -> str:
 
 
 WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # of TensorFlow and Keras
+HERE = str(Path.cwd())  # before the script may change it
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = frozenset(("site-packages", "dist-packages"))

@@ -1,5 +1,6 @@
-"""Runs a script as `python SCRIPT` would, and watches its trainings. The command starts this file
-with the user's interpreter; nothing of the script's libraries is imported or set here.
+"""Runs a script as `python SCRIPT` would, or a module as `python -m MODULE`, and watches its
+trainings. The command starts this file with the user's interpreter; nothing of the script's
+libraries is imported or set here.
 """
 
 import sys
@@ -45,5 +46,6 @@ if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     if not safe:
         sys.path.insert(0, "")
+        # Of pkg.train, a module, this is the working directory, where it is found.
         forget_siblings(Path(asked["script"]).resolve().parent)
     run(asked, sys.argv[2:])
