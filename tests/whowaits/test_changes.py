@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from whowaits import changes, trials
-from whowaits.advice import DRAWN_ONCE, ORDER, THREADS
+from whowaits.advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from whowaits.changes import CACHED_STEPS, propose_changes
 from whowaits.digests import FEWEST_PROVEN
 
@@ -235,6 +235,98 @@ def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_pat
         .batch(BATCH, num_parallel_calls=2)
     )
     assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]
+
+
+INTERLEAVE = f"interleave(…, {PARALLEL}, deterministic=True)"
+READS = "num_parallel_reads=tf.data.AUTOTUNE"
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Files of lines, each with a header of its own."""
+    for number in range(3):
+        rows = [f"{number}{row}" for row in range(BATCH * 2)]
+        (tmp_path / f"{number}.txt").write_text("\n".join(["header", *rows]))
+    return sorted(map(str, tmp_path.glob("*.txt")))
+
+
+def read(file):
+    return tf.data.TextLineDataset(file).skip(1)
+
+
+def read_one_file(file):  # as TensorFlow calls its own
+    return read(file)
+
+
+def reading(dataset):
+    """The changes of how files are read."""
+    dataset = dataset.prefetch(1)
+    return [each for each in propose_changes(dataset, batch=BATCH) if each.meaning == ORDER]
+
+
+@pytest.mark.parametrize(
+    ("function", "title"),
+    [
+        (lambda file: read(file), "flat_map"),
+        (tf.data.TextLineDataset, "flat_map"),
+        (read, "flat_map(read)"),
+        (read_one_file, "flat_map(read_one_file)"),
+    ],
+)
+def test_a_flat_map_of_readers_is_tried_as_an_interleave(lines, function, title):
+    dataset = tf.data.Dataset.from_tensor_slices(lines).flat_map(function).batch(BATCH)
+    (change,) = reading(dataset)
+    assert change.text == f"{title}: {INTERLEAVE}"
+    assert change.says == "examples of several files are interleaved"
+    assert ordered(change.dataset) == ordered(dataset)
+    in_order = [list(batch.numpy()) for batch in change.dataset]
+    assert in_order == [list(batch.numpy()) for batch in change.dataset], "deterministic"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (tf.data.TextLineDataset, f"TextLineDataset: {READS}"),
+        (
+            lambda files: tf.data.FixedLengthRecordDataset(files, 1),
+            f"FixedLengthRecordDataset: {READS}",
+        ),
+        (lambda files: tf.data.TextLineDataset(files, num_parallel_reads=2), None),
+    ],
+)
+def test_every_reader_of_several_files_may_read_them_at_once(lines, make, text):
+    assert [each.text for each in reading(make(lines).batch(BATCH))] == ([text] if text else [])
+
+
+def test_what_goes_by_the_order_of_its_elements_keeps_it(lines):
+    read_lines = tf.data.Dataset.from_tensor_slices(lines).flat_map(read)
+    labels = tf.data.Dataset.range(3 * BATCH * 2)
+    for ordered_by in (
+        read_lines.take(9).batch(BATCH),
+        read_lines.skip(9).batch(BATCH),
+        read_lines.shard(2, 0).batch(BATCH),
+        read_lines.enumerate().batch(BATCH),
+        tf.data.Dataset.zip((read_lines, labels)).batch(BATCH),
+        read_lines.batch(3).batch(BATCH),
+        read_lines.map(tf.strings.bytes_split).unbatch().batch(3),
+    ):
+        assert not reading(ordered_by)
+    assert reading(read_lines.batch(9).map(tf.strings.length).unbatch().batch(BATCH))
+    drawn = tf.data.Dataset.zip((numbers().shuffle(9, seed=1).map(double), labels))
+    assert not caches(drawn.batch(BATCH)), "its partner may be shuffled by the same seed"
+
+
+def test_a_cache_is_not_tried_where_it_would_never_be_full():
+    assert not caches(numbers().map(double).batch(BATCH).take(2))
+    assert caches(numbers().take(9).map(double).batch(BATCH))
+
+
+def test_what_is_shuffled_once_is_not_shuffled_again_after_a_cache():
+    once = numbers().shuffle(COUNT, reshuffle_each_iteration=False).map(double)
+    (cache,) = caches(once.batch(BATCH).prefetch(1))
+    assert cache.adds == ".cache()" and cache.meaning == SAME
+    split = once.take(9).map(jitter).batch(BATCH)
+    assert not caches(split), "or others would be taken in each epoch"
 
 
 def test_a_shuffle_of_files_is_no_shuffle_of_their_examples():

@@ -23,6 +23,7 @@ fit(data.map(*given), data.map(f, **more))
 """
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
+INTERLEAVE = "interleave(num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ AHEAD = ".prefetch(tf.data.AUTOTUNE)"
     ids=["lines", "parentheses", "one call", "given"],
 )
 def test_an_edit_changes_its_line_and_nothing_else(edits, changed, tmp_path, monkeypatch):
-    edited = edit_source(SCRIPT, "folder/train.py", edits)
+    edited = edit_source(SCRIPT, "train.py", edits)
     before, after = (text.decode().splitlines() for text in (SCRIPT, edited))
     assert len(before) == len(after)
     assert {
@@ -67,6 +68,34 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed, tmp_path, mon
     patch = diff(SCRIPT, edited, "folder/train.py")
     subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True, cwd=tmp_path)
     assert script.read_bytes() == edited
+
+
+def test_a_flat_map_becomes_an_interleave():
+    source = """import tensorflow as t
+files.map(f).flat_map(g)
+flat_map(g)
+data = files.flat_map(
+    lambda f: t.data.TextLineDataset(f).skip(1),  # a header
+).flat_map(name="é", map_func=g)
+files.flat_map(g, "reading")
+"""
+    given = "num_parallel_calls=t.data.AUTOTUNE, deterministic=True"
+    for line, before, after in (
+        (2, "f).flat_map(g)", f"f).interleave(g, {given})"),
+        (4, "files.flat_map(", "files.interleave("),
+        (6, 'flat_map(name="é", map_func=g)', f'interleave(name="é", map_func=g, {given})'),
+    ):
+        edit = Edit(f"train.py:{line}", "flat_map", INTERLEAVE)
+        edited = edit_source(source.encode(), "train.py", [edit]).decode()
+        expected = source.replace(before, after)
+        if line == 4:
+            expected = expected.replace("skip(1),  #", f"skip(1), {given},  #")
+        assert edited == expected
+    for line, reason in ((3, "is not written plainly"), (7, "may have num_parallel_calls")):
+        with pytest.raises(CannotBeWritten, match=reason):
+            edit_source(
+                source.encode(), "train.py", [Edit(f"train.py:{line}", "flat_map", INTERLEAVE)]
+            )
 
 
 def test_a_script_without_a_last_line_end_is_patched(tmp_path, monkeypatch):
@@ -92,6 +121,7 @@ def test_a_script_without_a_last_line_end_is_patched(tmp_path, monkeypatch):
         (Edit("train.py:3", "map", PARALLEL), "no call of map can be meant by train.py:3"),
         (Edit("train.py:9", "batch", AHEAD), "no call of batch can be meant by train.py:9"),
         (Edit("data.py:3", "batch", AHEAD), "data.py:3 calls batch, and not train.py"),
+        (Edit("lib/train.py:7", "batch", AHEAD), "lib/train.py:7 calls batch, and not train.py"),
         (Edit("", "batch", AHEAD), "a line that was not seen calls batch"),
     ],
 )

@@ -302,6 +302,9 @@ def test_a_validation_takes_as_long_as_it_takes():
     script.session.beat(expects=1.0)
     script.watch.pass_by(lambda: None)
     assert script.session._expects is None
+    script.session.beat(expects=1.0)
+    next(script.loop("validation.py:3", input_s=0))
+    assert script.session._expects is None, "also by a loop of the script's own"
 
 
 def test_a_model_whose_batches_are_not_seen_is_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from whowaits.edits import CannotBeWritten, edit_source
 from whowaits.fits import FitWatch
 from whowaits.loops import LoopWatch
 from whowaits.places import is_changed, locate
-from whowaits.session import Options, Session
+from whowaits.session import Options, Session, name_from_here
 from whowaits.sources import explain_loader, explain_untried, has_cache, tried_dataset
 from whowaits.tensorflow_hooks import _Hooks
 from whowaits.trials import Trials, find_edits
@@ -104,7 +105,7 @@ def test_a_dataset_of_records_is_found_in_the_script_whether_read_in_parallel_or
     change = propose_changes(dataset, batch=1)[0]
     (edit,) = find_edits(dataset, change)
     assert (edit.called, edit.adds) == ("TFRecordDataset", "num_parallel_reads=tf.data.AUTOTUNE")
-    assert edit.where.startswith("test_places.py:")
+    assert edit.where.startswith(f"{name_from_here(__file__)}:")
     assert not is_changed(dataset, change.kind, change.number, change.adds)
     parallel = tf.data.TFRecordDataset(record(tmp_path), num_parallel_reads=2).batch(1)
     assert is_changed(parallel, change.kind, change.number, change.adds)
@@ -114,6 +115,24 @@ def test_reads_in_parallel_are_not_advised_of_a_dataset_of_one_file_each(tmp_pat
     dataset = tf.data.Dataset.from_tensor_slices(record(tmp_path)).flat_map(tf.data.TFRecordDataset)
     changes = propose_changes(dataset.batch(1).prefetch(1), batch=1)
     assert not [each.text for each in changes if "num_parallel_reads" in each.text]
+
+
+def test_a_flat_map_is_found_again_where_a_change_made_it_an_interleave(tmp_path):
+    files = tf.data.Dataset.from_tensor_slices(record(tmp_path))
+    inner = files.flat_map(lambda file: tf.data.Dataset.from_tensors(file))
+    as_it_is = inner.flat_map(tf.data.TFRecordDataset).batch(1, num_parallel_calls=2)
+    change = propose_changes(as_it_is.prefetch(1), batch=1)[0]
+    (edit,) = find_edits(as_it_is, change)
+    assert (edit.called, edit.adds.partition("(")[0]) == ("flat_map", "interleave")
+    assert not is_changed(as_it_is, change.kind, change.number, change.adds)
+    changed = inner.interleave(tf.data.TFRecordDataset, num_parallel_calls=2).batch(1)
+    assert is_changed(changed, change.kind, change.number, change.adds)
+    source = f"import tensorflow as tf\nfiles.{edit.called}(tf.data.TFRecordDataset)"
+    edited = edit_source(source.encode(), "a.py", [replace(edit, where="a.py:2")])
+    assert edited.endswith(
+        b".interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE,"
+        b" deterministic=True)"
+    )
 
 
 def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
@@ -154,6 +173,31 @@ def test_what_the_callbacks_of_the_script_do_takes_as_long_as_it_takes():
     session.beat(expects=1.0)
     first.on_epoch_end(0)
     assert session._expects is None and second is own
+
+
+def test_what_a_later_training_would_go_on_from_is_not_written():
+    kinds = ("OrbaxCheckpoint", "ModelCheckpoint", "Own")
+    orbax, checkpoint, own = (type(name, (keras.callbacks.Callback,), {})() for name in kinds)
+    bound = inspect.signature(keras.Model.fit).bind(
+        keras.Sequential(), np.zeros(3), callbacks=[orbax, checkpoint, own]
+    )
+    FitWatch(Session(Options(), print), Waits())._begin(keras, keras.Sequential(), bound)
+    assert own in bound.arguments["callbacks"]
+    assert orbax not in bound.arguments["callbacks"]
+    assert checkpoint not in bound.arguments["callbacks"]
+
+
+class Own(keras.Sequential):
+    """As before `force` was, and as one that only returns its function."""
+
+    def make_train_function(self):
+        return lambda iterator: {"loss": next(iterator)}
+
+
+def test_a_model_may_make_its_train_function_by_itself():
+    model = Own()
+    FitWatch(Session(Options(), print), Waits()).make_train_function(model)
+    assert model.train_function(iter([1])) == {"loss": 1}
 
 
 class Batches(keras.utils.PyDataset):

@@ -13,7 +13,7 @@ import pytest
 import whowaits
 from whowaits.advice import ORDER, SAME, Edit, Tried
 from whowaits.edits import edit_source
-from whowaits.proof import NoPatch, prove
+from whowaits.proof import NoPatch, _refuse, prove
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -49,13 +49,13 @@ def _few_pairs(monkeypatch) -> None:
     monkeypatch.setattr("whowaits.proof.PAIRS", 5)
 
 
-def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER):
+def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER, kind="map"):
     """What comes out for a change of a line of the script."""
     line = 1 + code[: code.index(f"data.{to}")].count("\n")
     edit = Edit(f"train.py:{line}", to.partition("(")[0], added)
     change = Tried(
         text=f"{to}: {added}", meaning=meaning, says="", keeps=keeps, where=edit.where, gain=2,
-        low=2, high=2, edits=(edit,), kind="map", number=1 if "jitter" in code else 0,
+        low=2, high=2, edits=(edit,), kind=kind, number=int("jitter" in code and kind == "map"),
     )  # fmt: skip
     script = folder / "train.py"
     script.write_text(code)
@@ -81,6 +81,31 @@ def test_another_order_is_said_and_so_is_what_is_drawn_after_it(tmp_path):
     )
 
 
+READING = """
+import tempfile
+from pathlib import Path
+
+def read(file):
+    return tf.data.TextLineDataset(file).map(lambda line: load(tf.strings.to_number(line)))
+
+files = [f"{tempfile.gettempdir()}/whowaits-{number}.txt" for number in range(4)]
+for number, file in enumerate(files):
+    Path(file).write_text("\\n".join(map(str, range(number, 80, 4))))
+data = tf.data.Dataset.from_tensor_slices(files)
+data = data.flat_map(read)
+"""
+
+
+def test_files_that_are_read_at_once_are_proven_up_to_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    begin, end = SCRIPT.index("data = tf.data"), SCRIPT.index("data = data.batch")
+    code = SCRIPT[:begin] + READING + SCRIPT[end:]
+    added = "interleave(cycle_length=4, num_parallel_calls=4, deterministic=True)"
+    proof = prove_edit(tmp_path, added, to="flat_map(read)", code=code, kind="interleave")
+    assert proof.low >= 1.1
+    assert proof.data == "the batches of two epochs hold the same, in another order"
+
+
 @pytest.mark.parametrize(
     ("added", "code", "reason"),
     [
@@ -99,16 +124,27 @@ def test_no_patch_without_proof(tmp_path, added, code, reason):
         prove_edit(tmp_path, added, code=code, meaning=SAME)
 
 
-def test_the_command_prints_a_patch_that_applies(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
+@pytest.mark.parametrize(("whole", "reason"), [(True, "are others"), (False, "is too long")])
+def test_batches_that_were_not_all_compared_are_not_called_others(whole, reason):
+    assert reason in str(_refuse({"whole": True}, {"whole": whole}))
+
+
+def test_the_command_prints_a_patch_that_applies_also_of_a_module(tmp_path):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    wait = SCRIPT[SCRIPT.index("def wait") : SCRIPT.index("def load")]
+    (package / "steps.py").write_text(f"import time\nimport numpy as np\n{wait}")
+    script = package / "train.py"
+    script.write_text(SCRIPT.replace(wait, "from .steps import wait\n\n"))
     done = subprocess.run(
         [sys.executable, "-m", "whowaits", "--python", sys.executable, "--seconds", "6",
-         "--patch", "train.py"],
+         "--patch", "-m", "pkg.train"],
         capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     subprocess.run(["git", "apply", "-"], input=done.stdout, text=True, check=True, cwd=tmp_path)
-    changed = (tmp_path / "train.py").read_text()
+    changed = script.read_text()
+    assert "model.fit at pkg/train.py:" in done.stderr
     assert (
         "data.map(load, num_parallel_calls=tf.data.AUTOTUNE)" in changed
         or "map(load).cache().shuffle(80)" in changed

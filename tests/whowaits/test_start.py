@@ -1,5 +1,5 @@
 """How a script is started: `whowaits.cli`, `whowaits.start`, `whowaits.running`,
-`whowaits.__main__`; what it sees is what `python SCRIPT` shows it.
+`whowaits.__main__`; what it sees is what `python SCRIPT` shows it, or `python -m MODULE`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 
 from whowaits import machine
 from whowaits.cli import find_interpreter
+from whowaits.session import Options, Session, name_from_here
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "whowaits" / "src"
@@ -59,6 +60,75 @@ def test_a_script_sees_what_it_sees_without(tmp_path):
     assert json.loads(shown) == json.loads(alone.stdout), done.stderr
     assert report.startswith(f"{script}: undecided\n") and NOTHING in report
     assert done.returncode == 2
+
+
+MODULE = """
+import json, sys
+from . import sibling
+print(json.dumps([
+    sys.argv, __name__, __file__, __package__, __spec__.name, sys.path, sibling.seen,
+    sorted(vars(sys.modules["__main__"])),
+]))
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("name", "file"), [("pkg.train", "train.py"), ("pkg", "__main__.py")])
+def test_a_module_sees_what_it_sees_without(tmp_path, name, file):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("import sys\nargv = list(sys.argv)\n")
+    (package / "sibling.py").write_text("from . import argv\nseen = argv\n")
+    (package / file).write_text(MODULE)
+    given = (name, "--rows", "5", "--", "-m", "x")
+    done = whowaits("-m", *given, cwd=tmp_path)
+    alone = subprocess.run(
+        [sys.executable, "-m", *given], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    shown, _, report = done.stdout.partition("\n")
+    assert json.loads(shown) == json.loads(alone.stdout), done.stderr
+    assert done.returncode == alone.returncode == 3
+    assert report.startswith(f"pkg/{file}: undecided\n"), "it is named by its file"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pkg.nowhere", "No module named pkg.nowhere"),
+        ("nowhere.train", "Error while finding module specification for 'nowhere.train'"),
+        ("pkg", "'pkg' is a package and cannot be directly executed"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_refused_as_python_does(tmp_path, name, said):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    done = whowaits("--json", "-m", name, cwd=tmp_path)
+    alone = subprocess.run(
+        [sys.executable, "-m", name], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert said in alone.stderr and said in done.stderr
+    assert done.stderr.startswith("whowaits: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_an_error_of_a_modules_package_is_its_own(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("import no_such_module\n")
+    (tmp_path / "pkg" / "train.py").touch()
+    done = whowaits("-m", "pkg.train", cwd=tmp_path)
+    assert done.returncode == 1 and "No module named 'no_such_module'" in done.stderr
+    assert "Traceback" in done.stderr and "--python names another" in done.stderr
+
+
+def test_a_file_is_called_as_in_the_folder_that_the_command_was_started_in(tmp_path, monkeypatch):
+    monkeypatch.setattr("whowaits.session.HERE", str(tmp_path))
+    assert name_from_here(str(tmp_path / "pkg" / "train.py")) == "pkg/train.py"
+    assert name_from_here(str(tmp_path.parent / "data.py")) == "data.py"
+
+
+def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", object())
+    Session(Options(), print).say("a line")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +177,10 @@ def test_json_has_the_standard_output_for_itself(tmp_path):
     ("arguments", "reason"),
     [
         (["nowhere.py"], "there is no file nowhere.py"),
+        (["-m", __file__], "-m takes the name of a module"),
+        (["torchrun", "--nproc-per-node=2", __file__], "torchrun starts a training in processes"),
+        (["/opt/bin/accelerate", "launch", __file__], "name the script itself"),
+        (["-m", "torch.distributed.run", __file__], "torch.distributed.run starts a training in"),
         (["--fail-if", "stall", "nowhere.py"], "is not METRIC OPERATOR NUMBER"),
         (["--seconds", "0", __file__], "--seconds 0 is no time to measure for"),
         (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),

@@ -100,11 +100,14 @@ def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
         same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")
         if same:
             return f"{same}; what is drawn after that falls on other examples"
-    if not all(each["whole"] for each in batches):
-        raise NoPatch(
-            "an epoch is too long to compare all of its batches, and the first are others"
-        )
-    raise NoPatch(
+    raise _refuse(*batches)
+
+
+def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
+    """Why batches that differ are none of the same data."""
+    if not (one["whole"] and other["whole"]):
+        return NoPatch("an epoch is too long to compare all of its batches, and the first differ")
+    return NoPatch(
         "its batches are others, also up to order; where the script draws without a seed of its"
         " own, or in several threads, that looks like a change, too"
     )
