@@ -51,9 +51,9 @@ def test_a_script_sees_what_it_sees_without(tmp_path):
     script.write_text(SEES)
     (tmp_path / "sibling.py").write_text("name = 'mine'\n")
     (tmp_path / "report.py").write_text("raise RuntimeError('a sibling that nobody asked for')\n")
-    done = whowaits(script, "--rows", 5, "-x")
+    done = whowaits(script, "--", "--rows", 5, "--", "-x")
     alone = subprocess.run(
-        [sys.executable, str(script), "--rows", "5", "-x"],
+        [sys.executable, str(script), "--", "--rows", "5", "--", "-x"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     shown, _, report = done.stdout.partition("\n")
@@ -80,7 +80,7 @@ def test_a_module_sees_what_it_sees_without(tmp_path, name, file):
     (package / "__init__.py").write_text("import sys\nargv = list(sys.argv)\n")
     (package / "sibling.py").write_text("from . import argv\nseen = argv\n")
     (package / file).write_text(MODULE)
-    given = (name, "--rows", "5", "--", "-m", "x")
+    given = (name, "--", "--rows", "5", "--", "-m", "x")
     done = whowaits("-m", *given, cwd=tmp_path)
     alone = subprocess.run(
         [sys.executable, "-m", *given], capture_output=True, text=True, check=False, cwd=tmp_path
@@ -249,6 +249,15 @@ def find_interpreters():
         if each and not subprocess.call([each, "-c", ""], stderr=subprocess.DEVNULL)
     ]
     return [sys.executable, *works]
+
+
+def test_an_older_python_is_refused():
+    start = str(SOURCES / "whowaits" / "start.py")
+    code = (
+        f"import runpy, sys; sys.version_info = (3, 8); runpy.run_path({start!r}, {{}}, '__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("is Python 3.8, and 3.9 is the least\n")
 
 
 COMPILE = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"

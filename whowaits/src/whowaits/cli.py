@@ -86,9 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         "fail_if": options.fail_if,
     }
     start = str(Path(__file__).with_name("start.py"))
+    arguments = _own_arguments(given, options)
     if options.patch:
-        return print_patch([interpreter, start, *options.arguments], asked)
-    command = [interpreter, start, json.dumps(asked), *options.arguments]
+        return print_patch([interpreter, start, *arguments], asked)
+    command = [interpreter, start, json.dumps(asked), *arguments]
     if os.name == "posix":
         sys.stdout.flush()
         os.execv(interpreter, command)
@@ -112,6 +113,13 @@ def find_interpreter(given: str | None = None) -> str | None:
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+
+
+def _own_arguments(given: list[str], options: argparse.Namespace) -> list[str]:
+    """The script's; argparse leaves a `--` out that comes right after it."""
+    before = given[: len(given) - len(options.arguments)]
+    left_out = before[-2:] == [options.script, "--"]
+    return ["--", *options.arguments] if left_out else options.arguments
 
 
 def _find_fault(options: argparse.Namespace) -> str:

@@ -38,6 +38,9 @@ def forget_siblings(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 9):  # noqa: UP036 - the user's, not the one of this package
+        version = ".".join(map(str, sys.version_info[:2]))
+        sys.exit(f"whowaits: {sys.executable} is Python {version}, and 3.9 is the least")
     safe = getattr(sys.flags, "safe_path", False)
     if not safe:
         del sys.path[0]  # this folder is not for the script, nor the script's for this package
