@@ -299,7 +299,10 @@ NOTHING_SEEN = (
     " a tf.data dataset with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
 )
 
-UNSEEN = "a model is trained, but its batches come from something that is not seen"
+UNSEEN = (
+    "a model is trained, but its batches come from something that is not seen: an array, a queue,"
+    " another thread, or a dataset within a `tf.function` of the script's own"
+)
 
 
 def leave(code: int) -> None:
