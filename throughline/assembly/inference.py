@@ -64,7 +64,7 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
         index = read_shard_index(layout.shards, sizes=False)
         named = trained.spec.classes and trained.spec.classes != index.classes
         changed += ["the classes"] if named else []
-        columns, of_model = index.schema.input.columns, trained.spec.schema.input.columns
+        columns, of_model = index.schema.columns, trained.spec.schema.columns
         named = (columns.names, columns.categories) != (of_model.names, of_model.categories)
         changed += ["the columns or their categories"] if named else []
         changed += ["the medians of empty cells"] if columns.medians != of_model.medians else []

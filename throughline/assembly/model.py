@@ -18,6 +18,7 @@ from throughline.config.params import Params
 from throughline.models import emulation
 from throughline.models.builders import Models, Target, build_models
 from throughline.models.inference import TOKENIZER, find_spec, read_tokenizer
+from throughline.models.table_input import TableInput
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import UnknownModel
@@ -42,6 +43,22 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
         dtype=data.shards.schema.input.dtype,
         target=infer_target(params, data),
         postprocess=make_input_spec(params, data, "train").postprocess,
+        table=_describe_table_input(data),
+    )
+
+
+def _describe_table_input(data: PreparedData) -> TableInput | None:
+    """The columns that the model sees as well, with statistics of the training split."""
+    feature = data.shards.schema.table_input
+    if feature is None:
+        return None
+    categories = tuple(len(names) for names in feature.columns.categories)
+    numbers = np.asarray(data.memmap("train", feature.name), np.float64)
+    numbers = numbers[:, : feature.columns.numeric]
+    return TableInput(
+        mean=(*numbers.mean(axis=0).tolist(), *(0.0 for _ in categories)),
+        deviation=(*numbers.std(axis=0).tolist(), *(1.0 for _ in categories)),
+        categories=categories,
     )
 
 

@@ -130,7 +130,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
         return
     kind, table = params.data.label_kind, encoding.name == "numbers"
     undecided = params.data.source in RECORDS or (table and kind == "auto")
-    number = encoding.storage == "blocks" or (table and kind == "number")
+    number = encoding.storage == "blocks" or kind == "number"
     metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
     if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
         yield problem

@@ -38,7 +38,7 @@ def find_source_encoding(data: DataSettings) -> Encoding:
 
 def _predicts_number(data: DataSettings) -> bool:
     """Whether params.yaml says that the label is a number to predict."""
-    return find_source_encoding(data).name == "numbers" and data.label_kind == "number"
+    return SOURCES[data.source].in_table and data.label_kind == "number"
 
 
 def find_problems(params: Params) -> list[str]:
@@ -134,13 +134,17 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             " into windows; drop it, or set data.source to time_series"
             for key in sorted(set_here)
         )
-    if params.data.missing != "reject" and encoding.name != "numbers":
-        yield f"data.missing: the source {params.data.source} is no table; drop it"
-    kind, source = params.data.label_kind, params.data.source
-    if kind in ("class", "number") and encoding.name != "numbers":
+    data, in_table = params.data, SOURCES[params.data.source].in_table
+    kind, source = data.label_kind, data.source
+    if data.missing != "reject" and not in_table:
+        yield f"data.missing: the source {source} is no table; drop it"
+    if (data.numeric or data.categorical) and not (in_table or encoding.storage == "blocks"):
+        key = "numeric" if data.numeric else "categorical"
+        yield f"data.{key}: the source {source} has no columns that a model sees; drop it"
+    if kind in ("class", "number") and not in_table:
         yield (
-            f"data.label_kind: {kind} is for the source table, and {source} shows by itself what"
-            " its labels are; drop it"
+            f"data.label_kind: {kind} is for the sources table and image_table, and {source} shows"
+            " by itself what its labels are; drop it"
         )
     if kind == "none" and (not text or params.window.tokens is None):
         yield (

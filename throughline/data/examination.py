@@ -6,12 +6,11 @@ A form of source is a function here.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, singledispatch
+from functools import singledispatch
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,13 +20,15 @@ import pandas as pd
 from throughline.data import sources
 from throughline.data.documents import write_documents
 from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
+from throughline.data.encodings.arrays import table_input
 from throughline.data.encodings.base import FileEncoding, FileInfo, Root
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import SPLITS, VALUES
-from throughline.plan.schema import Schema, TableColumns, find_encoding
+from throughline.data.row_digests import digest_rows
+from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
@@ -40,11 +41,13 @@ STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
 class Examined:
     """The usable examples of a source as rows of the manifest, whose keys and splits are still
     open; those that are not, with their reasons; names of classes, none where labels are numbers;
-    how often something was noticed.
+    how often something was noticed. `columns` (rows, columns) float32 are those of the schema's
+    table input.
     """
 
     rows: pd.DataFrame
     schema: Schema
+    columns: np.ndarray | None = None
     rejected: list[sources.Rejected] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     notes: Counter = field(default_factory=Counter)
@@ -74,7 +77,7 @@ def examine(source: object, folder: Folder, settings: DataSettings) -> Examined:
 def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examined:
     """Copies the values next to the manifest and digests each example."""
     digests: list[str] = []
-    with open_values_file(folder.path, source.values) as copy:
+    with open_values_file(folder.path / VALUES, source.values) as copy:
         starts = range(0, len(source.values), ROWS_AT_ONCE)
         for start in progress(starts, total=len(starts), label="ingest", unit="blocks"):
             block = np.ascontiguousarray(source.values[start : start + ROWS_AT_ONCE])
@@ -97,42 +100,12 @@ def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examine
     )
 
 
-def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
-    """The digest of each of the values (rows, ...) by its bytes or, where columns have names, by
-    these and what is in each: another category or order of the columns changes no digest.
-    """
-    names: list[bytes] = []
-    if columns.names:
-        order = sorted(range(len(columns.names)), key=columns.names.__getitem__)
-        names = [json.dumps([columns.names[place] for place in order]).encode()]
-        parts = [_column_bytes(values[..., place], columns, place) for place in order]
-        values = np.concatenate(parts, axis=-1)
-    contents = values.reshape(len(values), -1).view(np.uint8)
-    return [digest_blake2b(*names, row.tobytes()) for row in contents]
-
-
-def _column_bytes(column: np.ndarray, columns: TableColumns, place: int) -> np.ndarray:
-    """(rows, ..., bytes) uint8: of numbers their own, of the numbers of categories a digest of the
-    word of each.
-    """
-    if place < columns.numeric:
-        return np.ascontiguousarray(column)[..., None].view(np.uint8)
-    return _digest_words(columns.categories[place - columns.numeric])[column.astype(np.int64)]
-
-
-@lru_cache(maxsize=256)  # rows come in blocks, and a vocabulary may be long
-def _digest_words(words: tuple[str, ...]) -> np.ndarray:
-    """(words, bytes) uint8: the digest of each."""
-    digests = bytes.fromhex("".join(digest_blake2b(word.encode()) for word in words))
-    return np.frombuffer(digests, np.uint8).reshape(len(words), -1)
-
-
 @examine.register
 def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examined:
     """Cuts the series by time into train, validation and test, and each of them into blocks of
     consecutive steps.
     """
-    with open_values_file(folder.path, source.values) as copy:
+    with open_values_file(folder.path / VALUES, source.values) as copy:
         copy.write(np.ascontiguousarray(source.values).data)
     count, split = len(source.values), settings.split
     edges = [
@@ -188,12 +161,13 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
         inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=converted)
         findings = inspection.inspect_all(source.files, verify=folder.verify)
     used: list[tuple[sources.ExampleFile, FileInfo, bool]] = []
-    rejected = list(source.rejected)
-    for file, finding in zip(source.files, findings, strict=True):
+    rejected, places = list(source.rejected), []
+    for place, (file, finding) in enumerate(zip(source.files, findings, strict=True)):
         if isinstance(finding, sources.Rejected):
             rejected.append(finding)
         else:
             used.append((file, finding, finding.path != file.path))
+            places.append(place)
     _remove_others(converted, {info.path for _, info, moved in used if moved})
     table = pd.DataFrame(
         {
@@ -214,11 +188,16 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     )
     notes = Counter("converted to PNG" for _, _, moved in used if moved)
     notes.update(info.note for _, info, _ in used if info.note)
+    classes = sorted(set(table["label"])) if source.classes is None else source.classes
+    value = encoding.describe({info.shape for _, info, _ in used})
+    listed = source.listed
+    more = [table_input(listed.columns)] if listed else []
     return Examined(
         rows=table,
-        schema=labeled(encoding.describe({info.shape for _, info, _ in used})),
+        schema=labeled(value, source.label_kind, *more),
+        columns=listed.values[places] if listed else None,
         rejected=rejected,
-        classes=tuple(sorted(set(table["label"])) if source.classes is None else source.classes),
+        classes=tuple(classes) if source.label_kind == "class" else (),
         notes=notes,
     )
 
@@ -231,12 +210,12 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 
 
 @contextmanager
-def open_values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
+def open_values_file(path: Path, values: np.ndarray) -> Iterator[BinaryIO]:
     """A .npy file for values of this shape and dtype, open for writing.
 
     Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
     """
-    with (folder / VALUES).open("wb") as file:
+    with path.open("wb") as file:
         np.lib.format.write_array_header_2_0(
             file, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape}
         )

@@ -18,11 +18,19 @@ import pandas as pd
 
 from throughline.data import sources
 from throughline.data.class_names import drop_odd_classes, refuse_alike
-from throughline.data.examination import Folder, examine, open_values_file
-from throughline.data.manifest import COLUMNS, SPLITS, Manifest, write_manifest
+from throughline.data.examination import Examined, Folder, examine, open_values_file
+from throughline.data.manifest import (
+    COLUMNS,
+    SPLITS,
+    TABLE_INPUT,
+    VALUES,
+    Manifest,
+    write_manifest,
+)
 from throughline.data.shards.records import example_key
 from throughline.data.sources.table import fill_medians
 from throughline.data.splits import assign_split
+from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, SplitSettings
 from throughline.shared.errors import TooManyRejects, UnusableDataset
 from throughline.shared.files import digest_json, resumable_folder
@@ -55,8 +63,9 @@ def ingest(
         where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
         found = examine(source, where, settings)
         rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
-        for words in schema.input.columns.categories:
+        for words in schema.columns.categories:
             refuse_alike(settings.path, "categories", words)
+        rows = rows.assign(place=np.arange(len(rows)))  # in `found.columns`
         total = len(rows) + len(rejected)
         if schema.target and not schema.predicts_number:
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
@@ -78,12 +87,8 @@ def ingest(
         ).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.is_series)
-        if isinstance(source, sources.Arrays) and schema.input.columns.medians:
-            train = np.asarray(examples["row"])[np.asarray(examples["split"] == "train")]
-            source = fill_medians(source, train)
-            schema = source.schema
-            with open_values_file(folder, source.values) as copy:
-                copy.write(source.values.data)
+        schema = _complete_tables(found, source, examples, folder)
+        examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found.notes, source)
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         _check_usable(stats, set(rows["split"]), classes=classes if classified else None)
@@ -204,8 +209,29 @@ def _table(
         rows["row"].tolist() if series else [example_key(example_id) for example_id in rows["id"]]
     )
     _check_unique(keys, rows["id"].tolist())
-    table = pd.DataFrame(rows.assign(key=keys, label=labels, split=assigned), columns=list(COLUMNS))
+    numbered = rows.assign(key=keys, label=labels, split=assigned)
+    table = pd.DataFrame(numbered, columns=[*COLUMNS, "place"])
     return table.sort_values(by="id", ignore_index=True)
+
+
+def _complete_tables(
+    found: Examined, source: object, examples: pd.DataFrame, folder: Path
+) -> Schema:
+    """Write the table input, in the order of the `examples`, and into empty cells the medians of
+    the training split that are to fill them; returns the schema that knows these.
+    """
+    schema, train = found.schema, np.flatnonzero(examples["split"] == "train")
+    if found.columns is not None:
+        values, file = found.columns[examples["place"].to_numpy()], TABLE_INPUT
+    elif isinstance(source, sources.Arrays) and schema.columns.medians:
+        values, file, train = source.values, VALUES, examples["row"].to_numpy()[train]
+    else:
+        return schema
+    values, columns, notes = fill_medians(values, schema.columns, train)
+    found.notes.update(notes)
+    with open_values_file(folder / file, values) as copy:
+        copy.write(values.data)
+    return schema.with_columns(columns)
 
 
 def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:

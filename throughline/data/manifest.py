@@ -2,8 +2,8 @@
 and one digest of it all.
 
 Files: `examples.parquet`, `rejected.csv`, `values.npy` (of arrays and series), `documents.bin` (of
-texts), `converted/` (only where files had to be converted), and `manifest.json`, written last: its
-presence means complete.
+texts), `columns.npy` (of examples with a table input), `converted/` (only where files had to be
+converted), and `manifest.json`, written last: its presence means complete.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
+from throughline.data.row_digests import digest_rows
 from throughline.plan.schema import Schema, TableColumns
 from throughline.results.base import parse, to_json
 from throughline.shared.errors import MissingInput, expect_current_schema
 from throughline.shared.files import digest_blake2b, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
-VALUES = "values.npy"
+VALUES, TABLE_INPUT = "values.npy", "columns.npy"
 DOCUMENTS = "documents.bin"
 COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
@@ -53,15 +54,35 @@ class Manifest:
         return pd.DataFrame(self.examples[self.examples["split"] == split])
 
     @cached_property
+    def columns(self) -> np.ndarray | None:
+        """The table input (examples, columns) float32 in the order of `examples`, mapped; None
+        where there is none.
+        """
+        if self.schema.table_input is None:
+            return None
+        shape = (len(self.examples), *self.schema.table_input.shape)
+        with expect_current_schema(self.folder / TABLE_INPUT):
+            values = np.load(self.folder / TABLE_INPUT, mmap_mode="r", allow_pickle=False)
+            if values.shape != shape:
+                raise ValueError(f"shape {values.shape}, manifest.json says {shape}")
+        return values
+
+    @cached_property
     def digest(self) -> str:
         """Digest of ids, contents, labels and splits, and of how the columns of a table are coded:
         two datasets with the same digest train the same model.
         """
-        return digest_manifest(self.examples, self.classes, self.schema.input.columns)
+        coded, rows = self.schema.columns, self.columns
+        cells = [] if rows is None else [digest_rows(rows, coded)]
+        return digest_manifest(self.examples, self.classes, coded, *cells)
 
 
-def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...], columns: TableColumns) -> str:
-    """Digest that identifies a dataset by content."""
+def digest_manifest(
+    examples: pd.DataFrame, classes: tuple[str, ...], columns: TableColumns, *more: Sequence[str]
+) -> str:
+    """Digest that identifies a dataset by content; `more` are digests of what else each example
+    consists of.
+    """
     contents = [
         "\n".join(map(str, examples[name].tolist())).encode()
         for name in ("id", "digest", "label", "split")
@@ -69,7 +90,8 @@ def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...], columns: T
     # The digests of rows say neither in which order their columns are, nor which word is which
     # number.
     coded = [json.dumps([columns.names, columns.categories]).encode()] if columns.names else []
-    return digest_blake2b(*contents, "\n".join(classes).encode(), *coded)
+    others = ["\n".join(digests).encode() for digests in more]
+    return digest_blake2b(*contents, "\n".join(classes).encode(), *coded, *others)
 
 
 def write_manifest(manifest: Manifest) -> None:

@@ -58,11 +58,22 @@ def select_outputs(element: Element, schema: Schema, *, with_keys: bool) -> Elem
     }
     if with_keys:
         return element
+    weight = ("weight",) if "weight" in element else ()
+    return select_inputs(element, schema), *(element[name] for name in ("label", *weight))
+
+
+def select_inputs(element: Element, schema: Schema) -> Element | tf.Tensor:
+    """What of an element the model sees: one value or, of packed rows and of examples with columns
+    of a table, several by name.
+    """
     value = schema.input.name
     if "segment_ids" in element:
-        names = (value, "segment_ids", "positions")
-        return {name: element[name] for name in names}, element["label"], element["weight"]
-    return element[value], element["label"]
+        return {name: element[name] for name in (value, "segment_ids", "positions")}
+    return (
+        {name: element[name] for name in (value, "columns")}
+        if schema.table_input
+        else element[value]
+    )
 
 
 def split_tokens(tokens: tf.Tensor) -> Element:

@@ -43,8 +43,8 @@ from throughline.plan.ops import (
 
 Element = dict[str, tf.Tensor]
 _PIXELS = (-3, -2, -1)
-# What an element holds besides the model's input; of packed rows, the last three.
-_BESIDES_INPUT = ("key", "label", "weight", "segment_ids", "positions")
+# What an element holds besides what ops work on; of packed rows, the last three.
+_BESIDES_INPUT = ("key", "label", "columns", "weight", "segment_ids", "positions")
 _TABLE = 1025  # points of a tabulated distribution
 
 
@@ -63,15 +63,16 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Load, element: Element, draw: RandomStream) -> Element:
-    kept = {name: element[name] for name in ("label", "key")}
-    return {op.feature: tf.io.read_file(element["path"]), **kept}
+    others = {name: value for name, value in element.items() if name != "path"}
+    return {op.feature: tf.io.read_file(element["path"]), **others}
 
 
 @compute.register
 def _(op: Parse, element: Element, draw: RandomStream) -> Element:
     dtypes = {**dict(op.dtypes), "key": "int64"}
     features = {
-        name: tf.io.FixedLenFeature((), tf.as_dtype(dtype)) for name, dtype in dtypes.items()
+        name: tf.io.FixedLenFeature((op.columns,) if name == "columns" else (), tf.as_dtype(dtype))
+        for name, dtype in dtypes.items()
     }
     record = element["record"]
     parse = tf.io.parse_example if record.shape.rank else tf.io.parse_single_example
@@ -300,7 +301,7 @@ def draw_flipped(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
 
 
 def input_name(element: Element) -> str:
-    """Name of the model's input among the features of an element."""
+    """Name of what ops work on, the model's first input, among the features of an element."""
     return next(name for name in element if name not in _BESIDES_INPUT)
 
 

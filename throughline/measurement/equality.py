@@ -1,5 +1,6 @@
-"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels),
-shapes and dtypes, that ignores order; and that each example comes once, with the manifest's label.
+"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels), or
+what else the model sees, shapes and dtypes, that ignores order; and that each example comes once,
+with the manifest's label.
 
 It is taken of every split, after the deterministic preprocessing, with augmentation and
 postprocessing off, so every configuration with the same `preprocess` must have the same digests.
@@ -39,12 +40,12 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
-        for key, label, value in iterate_examples(batch):
-            total = (total + digest_example(key, label, value)) % MODULUS
+        for example in iterate_examples(batch):
+            total = (total + digest_example(*example)) % MODULUS
             count += 1
             if is_listed:
-                keys.append(key)
-                labels.append(label)
+                keys.append(example[0])
+                labels.append(example[1])
     if is_listed:
         _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
     return ExamplesDigest(
@@ -73,7 +74,9 @@ def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray)
 
 
 def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Key, label and value of each example of a batch; of a text the tokens without padding."""
+    """Key, label and value of each example of a batch, and its table input, if it has one; of a
+    text the tokens without padding.
+    """
     values = batch[input_name(batch)]
     for row, (key, label, value) in enumerate(
         zip(batch["key"], batch["label"], values, strict=True)
@@ -82,14 +85,13 @@ def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray,
             for slot in np.flatnonzero(batch["weight"][row]):
                 yield key[slot], label[slot], value[batch["segment_ids"][row] == slot + 1]
         else:
-            yield key, label, np.trim_zeros(value, "b") if "text" in batch else value
+            value = np.trim_zeros(value, "b") if "text" in batch else value
+            yield key, label, value, *(() if "columns" not in batch else (batch["columns"][row],))
 
 
-def digest_example(key: np.ndarray, label: np.ndarray, value: np.ndarray) -> int:
-    """A 128-bit hash of one example: its key, label and values, with the shapes and dtypes of all
-    three.
-    """
-    parts = [np.asarray(part) for part in (key, label, value)]
+def digest_example(*example: np.ndarray) -> int:
+    """A 128-bit hash of one example: its key, label and values, with all shapes and dtypes."""
+    parts = [np.asarray(part) for part in example]
     state = hashlib.blake2b(
         repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16
     )

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.manifest import map_documents, read_manifest
+from throughline.kernels.elements import select_inputs
 from throughline.models.inference import gives_probabilities
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.plan.schema import TableColumns
@@ -45,13 +46,14 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     """Run the model, which takes the inputs of `pipeline`, on each example; `pipeline` delivers
     keys. Without `classes` it predicts numbers, and the loss of an example is its absolute error.
     """
-    feature = pipeline.data.shards.schema.input.name
+    schema = pipeline.data.shards.schema
+    feature, more = schema.input.name, ("columns",) if schema.table_input else ()
     judge = _judge_classes if classes else _judge_numbers
     probabilities = gives_probabilities(model)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        outputs = tf.cast(model(element[feature], training=False), tf.float32)
+        outputs = tf.cast(model(select_inputs(element, schema), training=False), tf.float32)
         if classes and probabilities:
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
@@ -68,6 +70,7 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
             "keys": element["key"].numpy(),
             "inputs": _without_padding(element[feature]),
             "labels": element["label"].numpy(),
+            **{name: element[name].numpy() for name in more},
         }
         worst = _keep_worst(worst, batch)
     true, predicted = (
@@ -239,8 +242,9 @@ def _describe_inputs(
             _shorten(bytes(documents[start : start + size]).decode("utf-8", "replace"))
             for start, size in zip(rows["row"], rows["bytes"], strict=True)
         ]
-    elif schema.input.encoding.modality == "numbers":
-        values = [_describe_row(row, schema.input.columns) for row in worst["inputs"]]
+    elif schema.table_input or schema.input.encoding.modality == "numbers":
+        seen = worst["columns" if schema.table_input else "inputs"]
+        values = [_describe_row(row, schema.columns) for row in seen]
     return list(zip(rows["id"].tolist(), values, strict=True))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import tensorflow as tf
 
-from throughline.kernels.elements import apply_ops
+from throughline.kernels.elements import apply_ops, select_inputs
 from throughline.measurement.other_processes import read_times
 from throughline.measurement.rounds import SteadyState
 from throughline.measurement.steady_state import (
@@ -133,14 +133,12 @@ def make_reference_step(
     they can be compared by it.
     """
     inputs, labels = next(pipeline.batches())
-    feature, epoch = pipeline.data.shards.schema.input.name, tf.constant(0, tf.int64)
+    schema, epoch = pipeline.data.shards.schema, tf.constant(0, tf.int64)
+    named = inputs if schema.table_input else {schema.input.name: inputs}
     postprocessed = apply_ops(
-        pipeline.plan.device_ops,
-        {feature: inputs, "label": labels},
-        seed=pipeline.seed,
-        epoch=epoch,
+        pipeline.plan.device_ops, {**named, "label": labels}, seed=pipeline.seed, epoch=epoch
     )
-    batches = repeat_batch((postprocessed[feature], labels))
+    batches = repeat_batch((select_inputs(postprocessed, schema), labels))
     feed = replace(Feed.of(pipeline, settings, gathers=False), stored=False, segments=None)
     step = _train_function(models, settings, feed)
     return lambda: ahead.follow(step(batches))

@@ -3,9 +3,9 @@ builder of your own.
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
 logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
-for padding, and how many there are as `vocabulary`. What is saved and served is always the full
-model: stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
-preprocessing code.
+for padding, and how many there are as `vocabulary`. Columns next to images are in `table_input.py`.
+What is saved and served is always the full model: stored inputs (uint8 images), postprocessing ops,
+then the network; so serving needs no preprocessing code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from throughline.models import emulation
 from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
 from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
-from throughline.models.inference import find_last_activation
+from throughline.models.inference import find_last_activation, gives_probabilities
+from throughline.models.table_input import COLUMNS, TableInput, add_table_input, takes_columns
 from throughline.models.transformers import transformer_decoder, transformer_encoder
 from throughline.plan.ops import Op
 from throughline.settings import ModelSettings
@@ -78,14 +79,16 @@ def build_models(
     dtype: str,
     target: Target,
     postprocess: Sequence[Op],
+    table: TableInput | None = None,
 ) -> Models:
     """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without
-    the batch axis.
+    the batch axis, and for the columns of a `table`, if it sees some as well.
 
     Raises:
       UnknownModel: there is no such builder or file, or it gave no fitting Keras model.
     """
-    stored = keras.Input(input_shape, dtype=dtype, name=INPUT_NAMES.get(dtype, "features"))
+    name = INPUT_NAMES.get(dtype, "features")
+    stored = keras.Input(input_shape, dtype=dtype, name=name)
     value: Any = stored
     for op in postprocess:
         value = value if op.on_labels else apply_as_layer(op, value)
@@ -94,7 +97,7 @@ def build_models(
     network = (
         load_network(Path(settings.from_file), inputs_shape, outputs)
         if settings.from_file
-        else _build(settings, inputs_shape, outputs)
+        else _build(settings, inputs_shape, outputs, table)
     )
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
@@ -106,6 +109,18 @@ def build_models(
         )
     _check_last_activation(network, settings, target)
     emulated = settings.name == emulation.EMULATED_MODEL
+    if table:
+        takes_both = not settings.from_file and takes_columns(_builder(settings.name))
+        if not takes_both:
+            _check_sum(network, settings, target)
+        network = add_table_input(
+            network,
+            table,
+            name=name,
+            shape=inputs_shape,
+            dtype=value.dtype,
+            takes_both=takes_both,
+        )
     if target.scale and settings.name in BUILDERS and not (settings.from_file or emulated):
         network = _rescale_outputs(network, target)
     if settings.weights:
@@ -115,13 +130,16 @@ def build_models(
         inputs = keras.Input(tuple(value.shape[1:]))
         reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(inputs))
         network = keras.Model(inputs, reshaped, name=network.name)
-    answer = network(value)
+    columns = keras.Input((len(table.mean),), name=COLUMNS) if table else None
+    answer = network(value if columns is None else {name: value, COLUMNS: columns})
     if answer.dtype != SINGLE:  # of a network whose last layer computes in half precision
         answer = layers.Identity(name="answer", dtype=SINGLE)(answer)
+    inputs: Any = stored if columns is None else {name: stored, COLUMNS: columns}
+    processed: Any = value if columns is None else {name: value, COLUMNS: columns}
     return Models(
         network=network,
-        full_model=keras.Model(stored, answer, name="full_model"),
-        postprocess=None if value is stored else keras.Model(stored, value, name="postprocess"),
+        full_model=keras.Model(inputs, answer, name="full_model"),
+        postprocess=None if value is stored else keras.Model(inputs, processed, name="postprocess"),
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
     )
@@ -139,6 +157,15 @@ def _check_last_activation(network: keras.Model, settings: ModelSettings, target
         )
 
 
+def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) -> None:
+    """Refuse probabilities, to which nothing can be added."""
+    if target.kind != "regression" and gives_probabilities(network):
+        raise UnknownModel(
+            f"model: {settings.from_file or settings.name} ends with a softmax, and what columns"
+            " say is added before it; leave it out, or give the builder an argument `columns`"
+        )
+
+
 def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
     """The network with outputs in the unit of the numbers to predict: a step of the optimizer moves
     them as far whatever that unit is.
@@ -146,7 +173,8 @@ def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
     times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
     scale, mean = (list(each) * times for each in (target.scale, target.mean))
     layer = layers.Rescaling(scale, mean, name="unit", dtype=SINGLE)  # pyright: ignore[reportArgumentType]
-    return keras.Model(network.inputs, layer(network.outputs[0]), name=network.name)
+    several = {one.name: one for one in network.inputs} if len(network.inputs) > 1 else None
+    return keras.Model(several or network.inputs, layer(network.outputs[0]), name=network.name)
 
 
 def small_cnn(
@@ -226,15 +254,18 @@ def _application(name: str) -> Any:
     return build
 
 
-def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
+def _build(
+    settings: ModelSettings, input_shape: Shape, outputs: int, table: TableInput | None
+) -> Any:
     """Call the builder.
 
     Raises:
       UnknownModel: it does not take these options, or inputs of this shape.
     """
     builder = _builder(settings.name)
+    columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
     try:
-        return builder(input_shape, outputs, **settings.options)
+        return builder(input_shape, outputs, **columns, **settings.options)
     except TypeError as error:
         if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
             raise  # from within the user's builder: its traceback says more

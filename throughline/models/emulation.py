@@ -100,7 +100,7 @@ class EmulatedTraining(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """The network without its inputs: postprocessing them would take a core."""
-        shape: Any = ops.shape(inputs)
+        shape: Any = ops.shape(keras.tree.flatten(inputs)[0])
         return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
 
     def pace(self, step: Callable[[Any], Any]) -> Callable[[Iterator, Any], Any]:

@@ -39,6 +39,13 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
         raise UnknownModel(f"model.from: {path} cannot be loaded: {explain(error)}") from error
     if spec:
         network = _find_network(network)
+    if spec and spec.schema.table_input:
+        network = next(one for one in network.layers if isinstance(one, keras.Model))
+        echo("  the layers for the columns are new")
+    if len(getattr(network, "inputs", None) or ()) > 1:
+        raise UnknownModel(
+            f"model.from: {path} takes several inputs; load it in a builder of your own"
+        )
     taken = tuple(getattr(network, "input_shape", ())[1:])
     if len(taken) != len(input_shape) or any(
         None not in pair and pair[0] != pair[1] for pair in zip(taken, input_shape, strict=True)

@@ -23,6 +23,7 @@ from throughline.kernels.kernels import Element, compute
 from throughline.kernels.resampling import compute_in_tensorflow
 from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
+from throughline.models.table_input import COLUMNS
 from throughline.plan.ops import DecodeRaw, Op
 from throughline.plan.schema import Feature, Schema, TableColumns
 from throughline.plan.shapes import ops_until_uniform, output_shape, widen_schema
@@ -34,15 +35,14 @@ CLASSES, TARGETS = Path("assets.extra", "classes.txt"), Path("assets.extra", "ta
 Outputs = dict[str, tf.Tensor]
 
 
-def make_serve_fn(
-    trained: TrainedModel, *, kernels: Any = compute
-) -> Callable[[tf.Tensor], Outputs]:
+def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[[Any], Outputs]:
     """The function from stored examples to what the model says of them: `probabilities` float32
     (batch, classes), of a language model (batch, vocabulary) of the token after each text; or
     `values` (batch, targets) or (batch, horizon, targets).
 
     Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
-    windows (batch, length, columns) of series, or texts (batch,) string. `kernels` run the ops.
+    windows (batch, length, columns) of series, or texts (batch,) string; of images with columns
+    {image, columns: (batch, columns) float32}. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     probabilities = gives_probabilities(model)
@@ -51,18 +51,26 @@ def make_serve_fn(
             _answer_texts(trained, texts, kernels), spec, probabilities=probabilities
         )
 
-    def serve(stored: tf.Tensor) -> Outputs:
-        inputs = _preprocess(ops, spec.schema, stored, kernels)
+    def serve(stored: Any) -> Outputs:
+        if spec.schema.table_input is None:
+            inputs: Any = _preprocess(ops, spec.schema, stored, kernels)
+        else:
+            name = spec.schema.input.name
+            inputs = {**stored, name: _preprocess(ops, spec.schema, stored[name], kernels)}
         return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
 
     return serve
 
 
-def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec:
+def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.TensorSpec]:
     """What `make_serve_fn` takes of a model."""
-    value = spec.schema.input
+    value, more = spec.schema.input, spec.schema.table_input
     if value.encoding.storage in ("documents", "files"):
-        return tf.TensorSpec((None,), tf.string, value.name)
+        first = tf.TensorSpec((None,), tf.string, value.name)
+        if more is None:
+            return first
+        columns = tf.TensorSpec((None, *more.shape), more.dtype, COLUMNS)
+        return {value.name: first, COLUMNS: columns}
     window = (spec.window.length,) if spec.schema.is_series else ()
     return tf.TensorSpec((None, *window, *value.shape), value.dtype, value.name)
 
@@ -70,8 +78,8 @@ def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec:
 def export_model(trained: TrainedModel, folder: Path) -> str:
     """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
 
-    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`; of a table a value per
-    column, `serve({column: float32 or, of categories, string (batch,)})`, for
+    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, with a table next to
+    them `serve({image: …, column: …})`; of a table a value per column, `serve({column: float32 or, of categories, string (batch,)})`, for
     a server with `_` in place of what is no ASCII letter or digit; of a series windows,
     `serve(features: float32 (batch, length, columns))`; of texts `serve(text: string (batch,))`.
     Names of classes, or of targets, lie next to it in the order of its outputs.
@@ -119,16 +127,28 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     if spec.schema.is_text:
         tokenizer = open_tokenizer(next(op for op in trained.ops if isinstance(op, Tokenize)))
         return answer, signature, [module for module in [tokenizer.module] if module is not None]
+    columns = spec.schema.columns
+    tables = _make_lookup_tables(columns)
+    if isinstance(signature, dict):  # of images, and of columns, which are given one by one
+        signature = {value.name: signature[value.name], **_column_signature(columns)}
+        return (
+            lambda features: answer(
+                {
+                    value.name: features[value.name],
+                    COLUMNS: _code_columns(features, columns, tables),
+                }
+            ),
+            signature,
+            tables,
+        )
     if value.encoding.storage != "rows":
         return answer, signature, []
     if value.encoding.modality == "images":
         files = tf.TensorSpec((None,), tf.string, "image")
         return lambda image: answer(decode_to_shape(image, value.shape)), files, []
-    tables = _make_lookup_tables(value.columns)
-    signature = _column_signature(value.columns)
     return (
-        lambda features: answer(_code_columns(features, value.columns, tables)),
-        signature,
+        lambda features: answer(_code_columns(features, columns, tables)),
+        _column_signature(columns),
         tables,
     )
 

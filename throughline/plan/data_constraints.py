@@ -192,6 +192,16 @@ def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
     ]
 
 
+def find_table_input_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops, with the section of each, that would part images from the columns they belong to."""
+    return [
+        f"{section}: {op.name} mixes images of different examples, and not their columns; drop it,"
+        " or data.numeric and data.categorical"
+        for section, op in ops
+        if op.mixes_labels
+    ]
+
+
 def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
     """What the ops of text lack, or have in the wrong order."""
     names = [op.name for op in preprocess]

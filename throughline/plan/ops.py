@@ -163,16 +163,18 @@ class Load(Op):
 
 class Parse(Op):
     """Parse serialized tf.train.Example records into key, label and input; planned by itself where
-    shards are read.
+    shards are read. `columns` is how many numbers the feature of this name has, if there is one.
     """
 
     name = "parse"
     dtypes: tuple[tuple[str, str], ...]
+    columns: int = 0
 
     @classmethod
     def of(cls, schema: Schema) -> Parse:
         """What parses records of a dataset: its features, each with the dtype in a record."""
-        return cls(dtypes=tuple((one.name, one.record_dtype) for one in schema.features))
+        dtypes = tuple((one.name, one.record_dtype) for one in schema.features)
+        return cls(dtypes=dtypes, columns=schema.table_input.channels if schema.table_input else 0)
 
 
 @register

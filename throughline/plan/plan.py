@@ -15,6 +15,7 @@ from throughline.plan.data_constraints import (
     find_data_problems,
     find_label_problems,
     find_ops_problems,
+    find_table_input_problems,
     find_variable_size_problems,
 )
 from throughline.plan.ops import DecodeImage, Load, Op, Parse
@@ -167,6 +168,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     )
     problems += find_ops_problems(schema.input.encoding, spec.ops)
     problems += find_label_problems(spec.ops) if schema.predicts_number else []
+    problems += find_table_input_problems(spec.ops) if schema.table_input else []
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape([op for _, op in spec.ops], schema, spec.window)

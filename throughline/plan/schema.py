@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PlainSerializer, PlainValidator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Role = Literal["input", "target"]
 # Where ingest leaves the values that become records: rows of values.npy, blocks of such rows, byte
-# ranges of documents.bin, files, or, of numbers of the manifest itself, in its table.
+# ranges of documents.bin, files, or, of numbers of the manifest itself, in its tables.
 Storage = Literal["rows", "blocks", "documents", "files", "table"]
 Shape = tuple[int | None, ...]
 
@@ -127,7 +127,7 @@ class Feature:
 
     @property
     def record_dtype(self) -> str:
-        """What a record holds of it: its own dtype in a number, or bytes."""
+        """What a record holds of it: its own dtype in numbers, or bytes."""
         return self.dtype if self.encoding.storage == "table" else "string"
 
 
@@ -139,8 +139,29 @@ class Schema:
 
     @property
     def input(self) -> Feature:
-        """What the model sees."""
+        """What the model sees, before all."""
         return next(feature for feature in self.features if feature.role == "input")
+
+    @property
+    def table_input(self) -> Feature | None:
+        """Columns of the table that lists the examples, which the model sees as well, if any."""
+        inputs = [feature for feature in self.features if feature.role == "input"]
+        return inputs[1] if len(inputs) > 1 else None
+
+    @property
+    def columns(self) -> TableColumns:
+        """Those of the table or series that the model sees; none where it sees no table."""
+        return (self.table_input or self.input).columns
+
+    def with_columns(self, columns: TableColumns) -> Schema:
+        """The schema with these in their place."""
+        changed = self.table_input or self.input
+        return Schema(
+            features=tuple(
+                replace(feature, columns=columns) if feature is changed else feature
+                for feature in self.features
+            )
+        )
 
     @property
     def target(self) -> Feature | None:

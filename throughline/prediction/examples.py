@@ -48,11 +48,13 @@ def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """One thing to predict: `value` as the model's shards store it, the bytes of an image file or
-    of a text, or an array. `row` is the last time step that a window sees, counted from 1.
+    of a text, or an array; `columns` (columns,) float32, where the model sees some as well. `row`
+    is the last time step that a window sees, counted from 1.
     """
 
     id: str
     value: bytes | np.ndarray
+    columns: np.ndarray | None = None
     row: int = 0
 
 
@@ -106,12 +108,17 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
 
 def describe_inputs(spec: InferenceSpec) -> str:
     """What a model takes, in a sentence."""
-    data, columns = spec.data, spec.schema.input.columns.names
+    data, columns = spec.data, spec.schema.columns.names
     encoding = spec.schema.input.encoding
     named = ", ".join(columns[:COLUMNS_SHOWN])
     if more := len(columns[COLUMNS_SHOWN:]):
         named += f" and {more} more"
     tables = f"CSV, TSV ({data.encoding}) or Parquet"
+    if spec.schema.table_input:
+        return (
+            f"This model takes tables ({tables}) with paths of {encoding.noun} in column"
+            f" {data.path_column}, and the columns {named}."
+        )
     if encoding.modality == "images":
         arrays = "" if encoding.storage == "files" else ", .npy or .npz arrays of images"
         return (

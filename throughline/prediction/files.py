@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -18,11 +18,13 @@ import tensorflow as tf
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
+from throughline.data.sources.table import code_rows
 from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
 from throughline.prediction.examples import Example, Examples, Wanted, in_batches, note_skipped
+from throughline.prediction.tables import read_for
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
@@ -34,22 +36,47 @@ FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The files at `path`, or the images of an array."""
+    if path.suffix.lower() in TABLES and path.is_file():
+        return _read_listed(path, trained)
+    if trained.spec.schema.table_input:
+        raise UnreadableSource(f"{path} is no table, and the model sees columns of one as well")
     if path.is_dir():
         listed = list_files(path, trained.spec.data, _encoding(trained))
-        files = _examine([(str(file.path), file.path) for file in listed.files], path, trained)
+        files = _examine(
+            [_Named(str(file.path), file.path) for file in listed.files], path, trained
+        )
         unread = [replace(item, id=str(path / item.id)) for item in listed.rejected]
         return replace(files, items=chain(files.items, unread), total=files.total + len(unread))
     if path.suffix.lower() in ARRAYS:
         return _read_arrays(path, trained)
-    if path.suffix.lower() in TABLES:
-        column = trained.spec.data.path_column
-        table = read_table(path, trained.spec.data)
-        if column not in table.columns:
-            noun = _encoding(trained).noun
-            raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
-        listed = table.cells(column)
-        return _examine([(name, path.parent / name) for name in listed], path.parent, trained)
-    return _examine([(str(path), path)], Path(path.absolute().anchor), trained)
+    return _examine([_Named(str(path), path)], Path(path.absolute().anchor), trained)
+
+
+class _Named(NamedTuple):
+    """A file by its name; `columns` of a table go with it, or what is the `problem` with them."""
+
+    name: str
+    path: Path
+    columns: np.ndarray | None = None
+    problem: str | None = None
+
+
+def _read_listed(path: Path, trained: TrainedModel) -> Examples:
+    """The files that a table lists, with the columns that the model sees."""
+    column, more = trained.spec.data.path_column, trained.spec.schema.table_input
+    table = read_for(trained, path) if more else read_table(path, trained.spec.data)
+    if column not in table.columns:
+        noun = _encoding(trained).noun
+        raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
+    names = table.cells(column)
+    named = [_Named(name, path.parent / name) for name in names]
+    if more:
+        values, problems = code_rows(table, more.columns)
+        named = [
+            one._replace(columns=values[row], problem=problems[row])
+            for row, one in enumerate(named)
+        ]
+    return _examine(named, path.parent, trained)
 
 
 def _encoding(trained: TrainedModel) -> FileEncoding:
@@ -72,11 +99,13 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
     return listed
 
 
-def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedModel) -> Examples:
+def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Examples:
     """Files by their names, none of which may lead out of `root`."""
 
-    def examine(inspect: Inspect, folder: str, one: tuple[str, Path]) -> Example | Rejected:
-        name, path = one
+    def examine(inspect: Inspect, folder: str, one: _Named) -> Example | Rejected:
+        name, path = one.name, one.path
+        if one.problem:
+            return Rejected(id=name, reason=one.problem)
         # A folder of its own: equal files are converted at the same time, to equal names.
         with TemporaryDirectory(dir=folder) as converted:
             try:
@@ -87,7 +116,7 @@ def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedMode
         problem = _find_misfit(info.shape, trained)
         if problem:
             return Rejected(id=name, reason=problem)
-        return Example(id=name, value=_as_stored(data, trained))
+        return Example(id=name, value=_as_stored(data, trained), columns=one.columns)
 
     def items() -> Iterator[Example | Rejected]:
         opened = _encoding(trained).open_inspector(trained.spec.data)

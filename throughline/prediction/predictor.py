@@ -11,6 +11,7 @@ import tensorflow as tf
 from throughline.data.sources.base import Rejected
 from throughline.models.inference import TrainedModel
 from throughline.models.serving import make_input_signature, make_serve_fn
+from throughline.plan.schema import Schema
 from throughline.prediction.examples import Example, in_batches
 
 
@@ -37,7 +38,7 @@ def predict(
         examples = [item for item in batch if isinstance(item, Example)]
         outputs = iter(())
         if examples:
-            (answer,) = serve(_stack(examples)).values()
+            (answer,) = serve(_stack(examples, trained.spec.schema)).values()
             outputs = iter(answer.numpy())
         for item in batch:
             yield (
@@ -47,6 +48,10 @@ def predict(
             )
 
 
-def _stack(examples: list[Example]) -> tf.Tensor:
+def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.Tensor]:
     values = [example.value for example in examples]
-    return tf.constant(values if isinstance(values[0], bytes) else np.stack(values))
+    first = tf.constant(values if isinstance(values[0], bytes) else np.stack(values))
+    if schema.table_input is None:
+        return first
+    columns = np.stack([np.asarray(example.columns) for example in examples])
+    return {schema.input.name: first, schema.table_input.name: tf.constant(columns)}

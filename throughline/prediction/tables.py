@@ -12,7 +12,7 @@ import numpy as np
 from throughline.data.sources import time_series
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.table import code_rows
-from throughline.data.sources.tabular import check_columns, read_table
+from throughline.data.sources.tabular import TextTable, check_columns, read_table
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import Example, Examples, Wanted
 from throughline.settings import DataSettings
@@ -22,11 +22,8 @@ from throughline.shared.progress import note
 
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
-    columns = trained.spec.schema.input.columns
-    table = read_table(path, _settings(trained), likely_decimal=columns.decimal)
-    check_columns(table, {"data.numeric": columns.names})
-    _note_all(path, table.describe_points(columns.names[: columns.numeric]))
-    values, reasons = code_rows(table, columns)
+    table = read_for(trained, path)
+    values, reasons = code_rows(table, trained.spec.schema.columns)
 
     def items() -> Iterator[Example | Rejected]:
         for number, reason in enumerate(reasons):
@@ -37,6 +34,19 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
                 yield Example(id=name, value=values[number])
 
     return Examples(items=items(), total=len(table))
+
+
+def read_for(trained: TrainedModel, path: Path) -> TextTable:
+    """A table with the columns that a model sees, in the notation of the training's.
+
+    Raises:
+      UnreadableSource: it is none, or lacks a column.
+    """
+    columns = trained.spec.schema.columns
+    table = read_table(path, _settings(trained), likely_decimal=columns.decimal)
+    check_columns(table, {"data.numeric": columns.names})
+    _note_all(path, table.describe_points(columns.names[: columns.numeric]))
+    return table
 
 
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
@@ -78,6 +88,6 @@ def _settings(trained: TrainedModel) -> DataSettings:
     themselves what they have.
     """
     data = trained.spec.data
-    if trained.spec.schema.input.columns.decimal != ",":
+    if trained.spec.schema.columns.decimal != ",":
         return data
     return data.model_copy(update={"decimal": "auto"})

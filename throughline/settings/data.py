@@ -143,7 +143,7 @@ class DataSettings(Settings):
     missing: Missing = Field(
         default="reject",
         description=(
-            "table: rows with an empty cell. reject: left out · category: kept, empty categories"
+            "tables: rows with an empty cell. reject: left out · category: kept, empty categories"
             " are one of their own · median: as category, and an empty number is the median of the"
             " training split · {column: …, …}: for these columns, all others reject"
         ),
@@ -161,18 +161,24 @@ class DataSettings(Settings):
     label_kind: Literal["auto", "class", "number", "none"] = Field(
         default="auto",
         description=(
-            "table: whether the label is a class or a number to predict; auto: text, booleans and"
-            " whole numbers of few values are classes · text: none, of documents without classes"
+            "tables: whether the label is a class or a number to predict; auto: text, booleans and"
+            " whole numbers of few values are classes, of images all · text: none, of documents"
+            " without classes"
         ),
     )
     numeric: list[str] = Field(
         default=[],
         description=(
-            "table, time_series: numeric columns; empty: those in which most cells are numbers"
+            "table, time_series: numeric columns; empty: those in which most cells are numbers ·"
+            " image_table: numeric columns that the model sees next to the image"
         ),
     )
     categorical: list[str] = Field(
-        default=[], description="table: columns of categories; empty: all other columns"
+        default=[],
+        description=(
+            "table: columns of categories; empty: all other columns · image_table: columns of"
+            " categories that the model sees next to the image"
+        ),
     )
     ignore: list[str] = Field(
         default=[],

@@ -15,12 +15,14 @@ from typing import Literal
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
     """How the examples are encoded, by the encoding's name, and the model that `auto` stands for,
-    where it is not the first that fits. How it is read from a bucket: object by object, or from a
-    copy that is made for as long as ingest reads it, or not at all.
+    where it is not the first that fits. Whether labels, and perhaps columns that the model sees,
+    are `in_table`. How it is read from a bucket: object by object, or from a copy that is made for
+    as long as ingest reads it, or not at all.
     """
 
     encoding: str
     auto_model: str = ""
+    in_table: bool = False
     in_bucket: Literal["objects", "copy", ""] = "copy"
 
 
@@ -28,8 +30,8 @@ SOURCES: Mapping[str, SourceKind] = {
     "fashion_mnist": SourceKind(encoding="pixels", auto_model="mlp"),  # 28×28, of one channel
     "arrays": SourceKind(encoding="pixels"),
     "image_folder": SourceKind(encoding="image", in_bucket="objects"),
-    "image_table": SourceKind(encoding="image", in_bucket=""),
-    "table": SourceKind(encoding="numbers"),
+    "image_table": SourceKind(encoding="image", in_table=True, in_bucket=""),
+    "table": SourceKind(encoding="numbers", in_table=True),
     "tfds": SourceKind(encoding="pixels"),  # or numbers, or images in shards: their records say
     "tfrecord": SourceKind(encoding="pixels"),
     "text_folder": SourceKind(encoding="text", in_bucket="objects"),

@@ -99,7 +99,7 @@ def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> 
     elif window and schema.is_series:
         windows = [window.length, window.horizon, sorted(window.targets)]
     label = schema.target.encoding.name if schema.target else "none"
-    task = [label, summary["classes"], list(schema.input.columns.names), windows]
+    task = [label, summary["classes"], list(schema.columns.names), windows]
     return digest_json(task)[:16]
 
 

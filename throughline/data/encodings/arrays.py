@@ -1,4 +1,6 @@
-"""Values in arrays, all of one size: pixels, numbers, and the time steps of a series."""
+"""Values in arrays, all of one size: pixels, numbers, the time steps of a series, and the columns
+of a table that lists examples.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,19 @@ class SeriesEncoding(_ArrayEncoding):
         return DecodeRaw(size=(None, *feature.shape), dtype=feature.dtype)
 
 
+@register
+class ColumnEncoding(Encoding):
+    """Columns of the table that lists the examples: numbers in the record itself."""
+
+    name = "columns"
+    modality = "numbers"
+    noun = "columns"
+    storage = "table"
+
+    def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
+        """Nothing: they are numbers already."""
+
+
 def array_feature(
     encoding: str, shape: Shape, dtype: str, columns: TableColumns | None = None
 ) -> Feature:
@@ -60,6 +75,18 @@ def array_feature(
         shape=shape,
         dtype=dtype,
         columns=columns or TableColumns(),
+    )
+
+
+def table_input(columns: TableColumns) -> Feature:
+    """The second input of a dataset whose examples a table lists."""
+    return Feature(
+        name="columns",
+        role="input",
+        encoding=find_encoding("columns"),
+        shape=(len(columns.names),),
+        dtype="float32",
+        columns=columns,
     )
 
 

@@ -41,6 +41,6 @@ def label_feature(kind: LabelKind) -> Feature:
     return Feature(name="label", role="target", encoding=find_encoding(kind), shape=(), dtype=dtype)
 
 
-def labeled(value: Feature, label: LabelKind = "class") -> Schema:
-    """The schema of examples of one input and one label."""
-    return Schema(features=(value, label_feature(label)))
+def labeled(value: Feature, label: LabelKind = "class", *more: Feature) -> Schema:
+    """The schema of examples of one input, perhaps with `more`, and one label."""
+    return Schema(features=(value, *more, label_feature(label)))

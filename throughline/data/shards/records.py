@@ -1,10 +1,11 @@
 """One example on disk, as a serialized tf.train.Example. No TensorFlow.
 
 The wire format is written by hand because every record has the same three features: `key` (int64),
-`label` (int64 class or float number) and `image`, `features` or `text` (bytes). Examples of one
-fixed size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
-understands the result; the tests read it back with two independent ones. Source of the format:
-tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
+`label` (int64 class or float number) and `image`, `features` or `text` (bytes); and perhaps
+`columns` (floats). Examples of one fixed size are encoded as whole arrays, without a Python call
+per record. Any TFRecord reader understands the result; the tests read it back with two independent
+ones. Source of the format: tensorflow/core/example/example.proto and the protocol-buffer wire
+encoding.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ def encode_example(*, key: int, label: float, value: bytes, feature: str = "imag
 
 
 def encode_head_and_tail(
-    size: int, *, key: int, label: float, feature: str = "image"
+    size: int, *, key: int, label: float, feature: str = "image", columns: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large
-    value need not be copied.
+    value need not be copied. `columns`: the bytes of more numbers, float32, that the record holds.
     """
     if isinstance(label, float):
         number = _entry_prefix("label", 2, 4) + np.float32(label).tobytes()
     else:
         varint = _varint(label, _LABEL_BYTES)
         number = _entry_prefix("label", 3, len(varint)) + varint
-    tail = _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
+    tail = _entry_prefix("columns", 2, len(columns)) + columns if columns else b""
+    tail += _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
     head = b""
     # From the inside: the list, the feature, the map entry with its name, the features; each begins
     # with the size of what is in it.

@@ -75,6 +75,11 @@ class OrderedExamples:
             self._of[split] = rows[list(names)].iloc[order]
         return self._of[split]
 
+    def columns_of(self, rows: pd.DataFrame) -> np.ndarray | None:
+        """The table input of some rows (rows, columns) float32; None where there is none."""
+        columns = self.manifest.columns
+        return None if columns is None else columns[rows.index.to_numpy()]
+
 
 @lru_cache(maxsize=1)
 def _open_examples(folder: Path, digest: str) -> OrderedExamples:
@@ -198,7 +203,7 @@ def _plan_jobs(
         bounds = _cut(rows, manifest.schema, settings)
         for number, (first, end) in enumerate(bounds):
             part = rows.iloc[first:end]
-            made_of = _digest_examples(part)
+            made_of = _digest_examples(part, examples.columns_of(part))
             held = known.get(made_of)
             if held and files and not is_known(part):
                 held = None
@@ -214,11 +219,11 @@ def _plan_jobs(
             )
 
 
-def _digest_examples(rows: pd.DataFrame) -> str:
+def _digest_examples(rows: pd.DataFrame, columns: np.ndarray | None) -> str:
     contents = "\n".join(rows["digest"].tolist()).encode()
-    return digest_blake2b(
-        contents, *(rows[name].to_numpy().tobytes() for name in ("key", "label", "bytes"))
-    )
+    numbers = [rows[name].to_numpy() for name in ("key", "label", "bytes")]
+    numbers += [] if columns is None else [columns]
+    return digest_blake2b(contents, *(each.tobytes() for each in numbers))
 
 
 def _cut(rows: pd.DataFrame, schema: Schema, settings: ShardSettings) -> list[tuple[int, int]]:
@@ -308,8 +313,9 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
         FilePart(example_id=example_id, uri=uri, offset=row, bytes=size)
         for example_id, _, _, uri, row, size, _ in rows
     ]
-    for (example_id, key, label, uri, _, _, digest), value in zip(
-        rows, read_parts(parts), strict=True
+    columns = job.examples.columns_of(job.rows)
+    for number, ((example_id, key, label, uri, _, _, digest), value) in enumerate(
+        zip(rows, read_parts(parts), strict=True)
     ):
         if digest_blake2b(value) != digest:
             raise DataNotFound(
@@ -318,6 +324,10 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
                 " --verify`"
             )
         head, tail = encode_head_and_tail(
-            len(value), key=key, label=label, feature=job.schema.input.name
+            len(value),
+            key=key,
+            label=label,
+            feature=job.schema.input.name,
+            columns=b"" if columns is None else columns[number].tobytes(),
         )
         yield frame(head, value, tail)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
-from throughline.plan.schema import Schema
+from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.object_store import StoredObject
 
 
@@ -48,13 +49,14 @@ class Rejected:
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class ExampleFile:
     """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
-    `split` is None unless the source decides it. Of an object of a bucket, which `object` is then,
-    `path` is its name, or where it has been copied to.
+    `label` is a class or, where they are numbers to predict, one. `split` is None unless the source
+    decides it. Of an object of a bucket, which `object` is then, `path` is its name, or where it
+    has been copied to.
     """
 
     id: str
     path: Path
-    label: str
+    label: str | float
     split: str | None = None
     offset: int = -1
     size: int = 0
@@ -62,24 +64,40 @@ class ExampleFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedColumns:
+    """Columns of the table that lists the files: `values` (files, columns) float32 in their order,
+    in which NaN stands for a median that is not yet known.
+    """
+
+    columns: TableColumns
+    values: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Files:
     """Files below one root; none may lead outside it. `objects` is what they are below, where that
-    is in a bucket. `encoding` names what they hold.
+    is in a bucket. `encoding` names what they hold, `label_kind` what their labels are; `listed`
+    are columns that the model sees as well.
 
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
     files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
-    what shards that others wrote hold, by name; `warnings` say what may not be meant.
+    what shards that others wrote hold, by name; `readings`, `dialect` and `warnings` are those of
+    `Arrays`.
     """
 
     root: Path
     files: Sequence[ExampleFile]
     encoding: str = "image"
+    label_kind: LabelKind = "class"
+    listed: ListedColumns | None = None
     classes: Sequence[str] | None = None
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
+    readings: Sequence[ColumnReading] = ()
+    dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
     objects: ObjectFolder | None = None
 

@@ -1,50 +1,132 @@
-"""Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class
-and, if wanted, a split. `data.path` is the folder that holds both, of which every file is watched,
-or the table alone.
+"""Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class or
+a number to predict and, if wanted, a split and columns that the model sees as well. `data.path` is
+the folder that holds both, of which every file is watched, or the table alone.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from throughline.data.sources.base import ExampleFile, Files, Rejected
-from throughline.data.sources.tabular import TABLES, check_columns, read_split, read_table
+import numpy as np
+
+from throughline.data.encodings.labels import LabelKind
+from throughline.data.sources.base import ColumnReading, ExampleFile, Files, ListedColumns, Rejected
+from throughline.data.sources.column_kinds import (
+    Kind,
+    describe_column,
+    explain_no_number,
+    refuse_mistaken,
+)
+from throughline.data.sources.table import (
+    check_missing,
+    choose_columns,
+    code_rows,
+    refuse_two_uses,
+)
+from throughline.data.sources.tabular import (
+    TABLES,
+    Problems,
+    TextTable,
+    check_columns,
+    read_split,
+    read_table,
+)
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound
+from throughline.shared.errors import DataNotFound, UnreadableSource
 
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
+IMAGE = "image"  # as the images themselves are called where a model is served
 
 
 def scan(settings: DataSettings) -> Files:
     """Read the table at or in `data.path`; an optional column `split` holds train, validation or
-    test.
+    test. The label is a class unless `data.label_kind` says number; columns that `data.numeric` and
+    `data.categorical` name are a second input.
 
     Raises:
       DataNotFound: a folder holds no table, or several.
+      UnreadableSource: the table cannot be read, or lacks a column.
     """
     path = _find_table(Path(settings.path))
     table = read_table(path, settings)
-    check_columns(
-        table,
-        {"data.path_column": [settings.path_column], "data.label_column": [settings.label_column]},
-    )
-    files, rejected = [], []
-    names, labels = table.cells(settings.path_column), table.cells(settings.label_column)
+    _check(table)
+    kind: LabelKind = "number" if settings.label_kind == "number" else "class"
+    listed = settings.numeric or settings.categorical
+    columns = choose_columns(table, settings.numeric, settings.categorical)
+    values, problems = code_rows(table, columns, hint=True)
+    labels = _read_labels(table, kind)
+    files, rejected, places = [], [], []
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
-    for number, (name, label, named) in enumerate(zip(names, labels, splits, strict=True), start=1):
+    for row, (name, label, named) in enumerate(
+        zip(table.cells(settings.path_column), labels, splits, strict=True)
+    ):
         split, problem = read_split(named)
-        where = f"row {number}: {name}"
+        if isinstance(label, float) and not np.isfinite(label):
+            problem = explain_no_number(table, settings.label_column, row, shown="label")
+        where = f"row {row + 1}: {name}"
         if not name:
-            rejected.append(Rejected(id=f"row {number}", reason="path missing"))
-        elif not label:
+            rejected.append(Rejected(id=f"row {row + 1}", reason="path missing"))
+        elif not table.columns[settings.label_column][row].as_py():
             rejected.append(Rejected(id=where, reason="label missing"))
-        elif problem is not None:
-            rejected.append(Rejected(id=where, reason=problem))
+        elif reason := problem or problems[row]:
+            rejected.append(Rejected(id=where, reason=reason))
         else:
             files.append(ExampleFile(id=name, path=path.parent / name, label=label, split=split))
+            places.append(row)
     watched = path != Path(settings.path)
-    warnings = [] if watched else [UNWATCHED]
-    return Files(root=path.parent, files=files, rejected=rejected, warnings=warnings)
+    return Files(
+        root=path.parent,
+        files=files,
+        label_kind=kind,
+        listed=ListedColumns(columns=columns, values=values[places]) if listed else None,
+        rejected=rejected,
+        readings=_describe(table) if listed else (),
+        dialect=table.describe_dialect() if listed or kind == "number" else (),
+        warnings=[] if watched else [UNWATCHED],
+    )
+
+
+def _check(table: TextTable) -> None:
+    """Refuse a table without a column that is needed, or with one that cannot be meant so."""
+    settings, problems = table.settings, Problems(table.path)
+    named = {
+        "data.path_column": [settings.path_column],
+        "data.label_column": [settings.label_column],
+        "data.numeric": settings.numeric,
+        "data.categorical": settings.categorical,
+    }
+    check_columns(table, named)
+    with problems.collect():
+        refuse_two_uses(table, named)
+    kinds = _listed_kinds(settings)
+    with problems.collect():
+        refuse_mistaken(table, kinds)
+    with problems.collect():
+        check_missing(table, kinds)
+    with problems.collect():
+        if IMAGE in kinds:
+            raise UnreadableSource(
+                f"{table.path}: a column that the model sees is named {IMAGE}, as the image itself",
+                "give it another name",
+            )
+    problems.refuse()
+
+
+def _listed_kinds(settings: DataSettings) -> dict[str, Kind]:
+    """The columns that the model sees, by what they hold."""
+    kinds: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
+    return kinds | dict.fromkeys(settings.categorical, "category")
+
+
+def _read_labels(table: TextTable, kind: LabelKind) -> list[str] | list[float]:
+    """Classes, or numbers, which are not finite where a cell holds none."""
+    name = table.settings.label_column
+    return table.numbers(name).tolist() if kind == "number" else table.cells(name)
+
+
+def _describe(table: TextTable) -> list[ColumnReading]:
+    kinds = {table.settings.label_column: "label", **_listed_kinds(table.settings)}
+    return [describe_column(table, name, kind) for name, kind in kinds.items()]
 
 
 def _find_table(path: Path) -> Path:

@@ -40,7 +40,7 @@ from throughline.data.sources.tabular import (
     read_split,
     read_table,
 )
-from throughline.plan.schema import Schema, TableColumns
+from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
@@ -67,7 +67,7 @@ def scan(settings: DataSettings) -> Arrays:
     with problems.collect():
         check_columns(table, named)
     with problems.collect():
-        _refuse_two_uses(table, named)
+        refuse_two_uses(table, named)
     with problems.collect():
         _refuse_mistaken_features(table)
     with problems.collect():
@@ -81,13 +81,7 @@ def scan(settings: DataSettings) -> Arrays:
     kinds = find_kinds(table, [settings.label_column, "split"])
     numeric = settings.numeric or _of_kind(kinds, "number")
     categorical = settings.categorical or _of_kind(kinds, "category")
-    columns = TableColumns(
-        names=(*numeric, *categorical),
-        categories=tuple(_vocabulary(table, name) for name in categorical),
-        decimal=table.decimal,
-        # Not a number until the training split is known, of which they are the medians.
-        medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
-    )
+    columns = choose_columns(table, numeric, categorical)
     schema = labeled(array_feature("numbers", (len(columns.names),), "float32", columns), kind)
     values, problems = code_rows(table, columns, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
@@ -119,6 +113,21 @@ def scan(settings: DataSettings) -> Arrays:
         ],
         dialect=table.describe_dialect(),
         warnings=table.describe_nested(),
+    )
+
+
+def choose_columns(
+    table: TextTable, numeric: Sequence[str], categorical: Sequence[str]
+) -> TableColumns:
+    """Columns of a table as a model sees them, numbers first. Medians are not a number until the
+    training split is known, of which they are.
+    """
+    missing = table.settings.missing_in
+    return TableColumns(
+        names=(*numeric, *categorical),
+        categories=tuple(_vocabulary(table, name) for name in categorical),
+        decimal=table.decimal,
+        medians={name: np.nan for name in numeric if missing(name) == "median"},
     )
 
 
@@ -157,17 +166,18 @@ def code_rows(
     return values.astype(np.float32), reasons
 
 
-def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
-    """The source with the medians of its rows `train` (rows,) in the empty cells that they are to
-    fill.
+def fill_medians(
+    values: np.ndarray, columns: TableColumns, train: np.ndarray
+) -> tuple[np.ndarray, TableColumns, dict[str, int]]:
+    """Rows (rows, columns) with the medians of the rows `train` in the empty cells that they are to
+    fill, the columns with these, and how many cells there were of each, in words.
 
     Raises:
       UnreadableSource: a column has no number there.
     """
-    value = source.schema.input
-    values, medians, notes = source.values.copy(), {}, dict(source.notes)
-    for name in value.columns.medians:
-        column = values[:, value.columns.names.index(name)]
+    values, medians, notes = values.copy(), {}, {}
+    for name in columns.medians:
+        column = values[:, columns.names.index(name)]
         empty = np.isnan(column)
         known = column[train][~empty[train]]
         if not len(known):
@@ -180,12 +190,10 @@ def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
         column[empty] = medians[name]
         if empty.any():
             notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
-    value = replace(value, columns=replace(value.columns, medians=medians))
-    schema = Schema(features=(value, *source.schema.features[1:]))
-    return replace(source, values=values, schema=schema, notes=notes)
+    return values, replace(columns, medians=medians), notes
 
 
-def _refuse_two_uses(table: TextTable, named: Mapping[str, Sequence[str]]) -> None:
+def refuse_two_uses(table: TextTable, named: Mapping[str, Sequence[str]]) -> None:
     """Refuse columns that are named twice, by the keys that name them; `split` names splits."""
     uses: dict[str, list[str]] = {"split": ["the splits"]}
     for key, names in named.items():
@@ -214,14 +222,21 @@ def _refuse_mistaken_features(table: TextTable) -> None:
                 f" {settings.label_column}",
                 "set data.numeric or data.categorical",
             )
-    for name, way in settings.missing.items() if isinstance(settings.missing, dict) else ():
+    with problems.collect():
+        check_missing(table, kinds)
+    problems.refuse()
+
+
+def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
+    """Refuse what `data.missing` says of columns that it cannot hold of."""
+    missing, problems = table.settings.missing, Problems(table.path)
+    for name, way in missing.items() if isinstance(missing, dict) else ():
         with problems.collect():
             _check_missing(table, name, way, kinds)
     problems.refuse()
 
 
 def _check_missing(table: TextTable, name: str, way: str, kinds: Mapping[str, Kind]) -> None:
-    """Refuse what `data.missing` says of a column that it cannot hold of."""
     features = {each: kind for each, kind in kinds.items() if kind in ("number", "category")}
     if name not in features:
         raise UnreadableSource(

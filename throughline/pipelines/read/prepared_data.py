@@ -43,11 +43,14 @@ from throughline.shared.libraries import installed_versions
 
 @dataclass(frozen=True, kw_only=True)
 class FileList:
-    """Image files in the order of the shards, with the label and key of each."""
+    """Image files in the order of the shards, with the label and key of each and, where there is
+    one, the table input (files, columns) float32.
+    """
 
     paths: tuple[str, ...]
-    labels: tuple[int, ...]
+    labels: tuple[float, ...]
     keys: tuple[int, ...]
+    columns: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +229,16 @@ def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = 
     """List the image files of a split in the same content-keyed order in which the shards hold
     them; only those with a key in `among`, if given.
     """
-    rows = read_manifest(manifest_folder).for_split(split)
+    manifest = read_manifest(manifest_folder)
+    rows = manifest.for_split(split)
     rows = rows.iloc[shard_order(rows)]
     rows = rows if among is None else rows[rows["key"].isin(among)]
+    columns = manifest.columns
     return FileList(
         paths=tuple(rows["uri"]),
         labels=tuple(rows["label"].tolist()),
         keys=tuple(rows["key"].tolist()),
+        columns=None if columns is None else columns[rows.index.to_numpy()],
     )
 
 

@@ -114,7 +114,9 @@ class SnapshotReader:
         label = () if self.gather.window else ("label",)
         drawn = any(op.random or op.crops for op in self.gather.ops)
         key = ("key",) if self.with_keys or drawn else ()
-        return (self.data.shards.schema.input.name, *label, *key)
+        schema = self.data.shards.schema
+        columns = ("columns",) if schema.table_input else ()
+        return (schema.input.name, *columns, *label, *key)
 
     def columns(self) -> Columns:
         """The values of the columns, which are not copied."""

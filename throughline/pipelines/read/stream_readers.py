@@ -63,12 +63,13 @@ def _read_shards(
 
 
 def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
-    files = data.files(split)
+    files, target = data.files(split), data.shards.schema.target
     features = {
         "path": [str(Path(path).absolute()) for path in files.paths],
-        "label": np.asarray(files.labels, np.int64),
+        "label": np.asarray(files.labels, target.dtype if target else np.int64),
         "key": np.asarray(files.keys, np.int64),
     }
+    features |= {} if files.columns is None else {"columns": files.columns}
     return tf.data.Dataset.from_tensor_slices(features, name="read")
 
 

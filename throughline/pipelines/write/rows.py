@@ -73,7 +73,7 @@ class WriteContext:
 
     @property
     def columns_of_all_rows(self) -> Sequence[Column]:
-        """The columns that store every row: label and key."""
+        """The columns that store every row: all but the model's first input."""
         return [one for one in self.columns if one not in self.value_columns]
 
     @property

@@ -221,8 +221,8 @@ def _write_snapshot(
 def _columns(
     preprocess: Sequence[Op], schema: Schema, tokens: PreparedTokenizer | None
 ) -> tuple[Column, ...]:
-    """The columns of a split: the model's input and, where its size varies, its offsets; label and
-    key.
+    """The columns of a split: the model's input and, where its size varies, its offsets; the table
+    input, if there is one, label and key.
     """
     value, target = schema.input, schema.target
     stored = Column(
@@ -230,10 +230,11 @@ def _columns(
         dtype=tokens.dtype if tokens else value.dtype,
         shape=stored_shape(preprocess, schema),
     )
+    others = [one for one in (schema.table_input, target) if one]
     return (
         stored,
         *((stored.extent,) if stored.ragged else ()),
-        *((Column(name=target.name, dtype=target.dtype, shape=()),) if target else ()),
+        *(Column(name=one.name, dtype=one.dtype, shape=one.shape) for one in others),
         Column(name="key", dtype="int64", shape=()),
     )
 
