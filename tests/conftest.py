@@ -45,6 +45,22 @@ def picture(seed: int, *, size: tuple[int, int] = (40, 30), mode: str = "RGB") -
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode)
 
 
+def flip_bit(path: Path, at: int) -> None:
+    """Change one bit of a file, in the byte at this place or, if negative, from the end."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """What is in all files below a folder, by their paths in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
 def data_settings(path: Path, source: str = "image_folder", **changes: object) -> DataSettings:
     """Settings of small data, much of which may be rejected."""
     usual = {"source": source, "path": str(path), "max_reject_fraction": 0.9, "split": SPLIT}
@@ -203,9 +219,9 @@ def _op_determinism_ends_with_its_test() -> Iterator[None]:
         config.disable_op_determinism()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stored(arrays, photos):
-    """Both datasets with their snapshots, for tests/pipelines/."""
+    """Both datasets with their snapshots, for tests/pipelines/ and tests/kernels/."""
     from small_pipelines import prepare_snapshots
 
     return prepare_snapshots({"arrays": arrays, "photos": photos})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
 from project import ROOT
 from ruamel.yaml import YAML
 
@@ -14,7 +15,7 @@ from throughline.plan.ops import CenterCrop, Decode, Rescale, Resize
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig
+from throughline.settings import PipelineConfig, SnapshotSettings
 
 GLOBAL = {"kind": "global"}
 PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
@@ -38,6 +39,7 @@ MAPPED = [name for name, config in CONFIGS.items() if config.get("read") == "sna
 PREPROCESS = {
     "arrays": (Decode(),),
     "photos": (Decode(), CenterCrop(height=20, width=24), Resize(height=16, width=18)),
+    "unlike": (Decode(),),  # photos in their own sizes
 }
 BATCH = 16
 RESCALE = (Rescale(),)
@@ -45,21 +47,33 @@ RESCALE = (Rescale(),)
 
 def prepare_snapshots(folders):
     """Write and open the snapshot of each folder of prepared data, by the kind of its images."""
-    opened = {}
-    for kind, folder in folders.items():
-        snapshot(
-            read_shard_index(folder / "shards"),
-            folder / "shards",
-            folder / "snapshot",
-            preprocess=PREPROCESS[kind],
-        )
-        opened[kind] = open_prepared_data(
-            manifest=folder / "manifest",
-            shards=folder / "shards",
-            snapshot=folder / "snapshot",
-            preprocess=PREPROCESS[kind],
-        )
-    return opened
+    return {
+        kind: prepare_snapshot(folder, folder / "snapshot", kind)
+        for kind, folder in folders.items()
+    }
+
+
+def prepare_snapshot(prepared, out, kind, **settings):
+    """Write a snapshot of prepared data into a folder of its own, and open it."""
+    snapshot(
+        read_shard_index(prepared / "shards"),
+        prepared / "shards",
+        out,
+        preprocess=PREPROCESS[kind],
+        settings=SnapshotSettings(**settings),
+    )
+    return open_snapshot(prepared, out, kind)
+
+
+def open_snapshot(prepared, out, kind, **more):
+    """Prepared data with its snapshot; `more` as `open_prepared_data` takes it."""
+    return open_prepared_data(
+        manifest=prepared / "manifest",
+        shards=prepared / "shards",
+        snapshot=out,
+        preprocess=PREPROCESS[kind],
+        **more,
+    )
 
 
 def pipeline(
@@ -69,24 +83,27 @@ def pipeline(
     augment=(),
     postprocess=RESCALE,
     seed=3,
+    split="train",
+    batch_size=BATCH,
     with_keys=False,
     in_order=False,
     address="",
     worker=TrainingWorker(),  # noqa: B008
     **config,
 ):
+    """A pipeline of a split; `config` is its configuration."""
     chosen = PipelineConfig(**config)
     spec = InputSpec(
         schema=stored[kind].shards.schema,
         preprocess=PREPROCESS[kind],
         augment=stored[kind].bind_to_data(augment),
         postprocess=stored[kind].bind_to_data(postprocess),
-        batch_size=BATCH,
+        batch_size=batch_size,
     )
     return InputPipeline(
         plan=make_plan(set_storage_order(chosen) if in_order else chosen, spec),
         data=stored[kind],
-        split="train",
+        split=split,
         seed=seed,
         with_keys=with_keys,
         service_address=address,
@@ -95,11 +112,34 @@ def pipeline(
 
 
 def batches(pipe, **extent):
-    return [(image.numpy(), label.numpy()) for image, label in pipe.dataset(**extent)]
+    """The batches of a pipeline, as NumPy's arrays."""
+    return list(pipe.dataset(**extent).as_numpy_iterator())
+
+
+def by_key(pipe, **extent):
+    """The images of a pipeline with keys; of several epochs those of the last."""
+    return {
+        int(key): image
+        for batch in batches(pipe, **extent)
+        for key, image in zip(batch["key"], batch["image"], strict=True)
+    }
 
 
 def same(one, two):
+    """Whether the batches of two lists are equal."""
     return len(one) == len(two) and all(
-        np.array_equal(a, c) and np.array_equal(b, d)
-        for (a, b), (c, d) in zip(one, two, strict=True)
+        np.array_equal(part, other)
+        for pair in zip(one, two, strict=True)
+        for part, other in zip(*map(tf.nest.flatten, pair), strict=True)
+    )
+
+
+def are_permutations(pipe, whole):
+    """Whether each epoch of batches with keys has all examples, in an order of its own."""
+    keys, steps = [batch["key"] for batch in whole], pipe.steps_per_epoch
+    epochs = {
+        tuple(np.concatenate(keys[first : first + steps])) for first in range(0, len(keys), steps)
+    }
+    return len(epochs) == len(keys) / steps and all(
+        len(set(epoch)) == len(epoch) == pipe.examples for epoch in epochs
     )

@@ -1,16 +1,18 @@
-"""What of a stream is built once, for every epoch, and after all epochs; test_dataset.py has the
-batches.
+"""What of a stream is built once, for every epoch, and after all epochs; order and augmentation are
+pure functions of seed, epoch and step, wherever one begins.
 """
 
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from lanes import mostly, slow_but_first
+from small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs
-from throughline.plan.augmentations import Flip
-from throughline.plan.ops import Decode, Resize
+from throughline.plan.ops import Brightness, Decode, Flip, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
@@ -44,3 +46,70 @@ def test_sources_and_caches_are_opened_once_and_prefetching_goes_on_across_epoch
 ):
     parts = split_by_epochs(make_plan(PipelineConfig.model_validate(config), SPEC))
     assert [" → ".join(map(str, part)) for part in parts] == [once, per_epoch, after]
+
+
+# One of each way in which an epoch of a stream is begun: with and without what is opened once, a
+# cache, and an epoch that is opened early.
+STREAMS = (
+    *("naive", "in_memory", "cache_memory", "save_load", "vectorized", "unordered"),
+    *("balanced_stream", "shards_global"),
+)
+
+
+@pytest.mark.parametrize("name", mostly(STREAMS, quick=("naive",)))
+def test_every_epoch_of_a_stream_is_another_permutation_and_any_can_be_started_from(stored, name):
+    pipe = pipeline(stored, augment=(Flip(), Brightness()), with_keys=True, **CONFIGS[name])
+    whole, steps = batches(pipe, epochs=3), pipe.steps_per_epoch
+    if name != "balanced_stream":
+        assert are_permutations(pipe, whole)
+    rest = batches(pipe, first_step=steps + 3, epochs=3)
+    first = steps + 3 if pipe.plan.seekable else steps  # a stream begins with the epoch of a step
+    assert len(rest) == len(whole) - first
+    if pipe.plan.deterministic:
+        assert same(rest, whole[first:])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "name",
+    slow_but_first(["snapshot", "snapshot_window", "snapshot_part", "device_resident", "balanced"]),
+)
+def test_a_step_of_the_snapshot_is_the_same_wherever_one_begins_and_whoever_gathers_it(
+    stored, name
+):
+    pipe = pipeline(stored, augment=(Flip(), Brightness()), with_keys=True, **CONFIGS[name])
+    whole = batches(pipe, epochs=2)
+    if name != "balanced":
+        assert are_permutations(pipe, whole)
+    for step in (1, pipe.steps_per_epoch):
+        assert same(batches(pipe, first_step=step, epochs=2), whole[step:]), step
+    gather = tf.function(pipe.gather_fn())
+    assert same([gather(tf.constant(step, tf.int64)) for step in range(len(whole))], whole)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["naive", "cache_memory", "balanced_stream", "snapshot"])
+def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name):
+    pipe = pipeline(stored, augment=(Flip(),), **CONFIGS[name])
+    dataset = pipe.epoch_by_epoch()
+    assert same([*dataset, *dataset.repeat(2)], batches(pipe, epochs=3))
+
+
+def test_augmentation_differs_from_epoch_to_epoch(stored):
+    pipe = pipeline(
+        stored, augment=(Flip(),), **CONFIGS["cache_memory"] | {"shuffle": {"kind": "none"}}
+    )
+    two = batches(pipe, epochs=2)
+    assert not same(two[: pipe.steps_per_epoch], two[pipe.steps_per_epoch :])
+    assert same(two, batches(pipe, epochs=2))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["naive", "snapshot"])
+def test_equal_seeds_give_equal_batches_and_others_do_not(stored, name):
+    one, two, other = (
+        batches(pipeline(stored, augment=(Flip(),), seed=seed, **CONFIGS[name]))
+        for seed in (3, 3, 4)
+    )
+    assert same(one, two)
+    assert not same(one, other)

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import slow_but_first
 from project import SMALL
 from small_pipelines import batches, pipeline, same
 
@@ -22,7 +21,6 @@ from throughline.settings import ShuffleSettings
 from throughline.shared.errors import ImpossiblePlan, InvalidParams
 
 LANES = {"kind": "lanes", "lanes": 4}
-AUGMENT = (Flip(), Brightness())
 
 
 @settings(max_examples=20, deadline=None)
@@ -89,15 +87,14 @@ def test_what_is_left_out_differs_from_epoch_to_epoch():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", slow_but_first(["arrays", "photos"]))
-def test_the_snapshot_and_indexed_shards_give_the_same_batches_from_any_step(stored, kind):
+def test_the_snapshot_and_indexed_shards_give_the_same_batches_from_any_step(stored):
     snapshot, records = (
-        pipeline(stored, kind, augment=AUGMENT, read=read, shuffle=LANES)
+        pipeline(stored, augment=(Flip(), Brightness()), read=read, shuffle=LANES)
         for read in ("snapshot", "indexed_shards")
     )
     whole = batches(snapshot, epochs=2)
     assert same(batches(records, epochs=2), whole)
-    for step in (1, snapshot.steps_per_epoch - 1, snapshot.steps_per_epoch + 1):
+    for step in (1, snapshot.steps_per_epoch):
         assert same(batches(snapshot, first_step=step, epochs=2), whole[step:]), step
     assert "4 lanes" in str(snapshot.plan)
 

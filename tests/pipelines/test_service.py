@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,8 +22,10 @@ from throughline.pipelines.service import check_listens, run_local_service
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import FAILURE_FILE
 
-service = tf.data.experimental.service
+distribute = tf.data.experimental.service.distribute
+Policy = tf.data.experimental.service.ShardingPolicy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+COMMAND = [sys.executable, "-m", "throughline.pipelines.service"]
 
 
 def servers():
@@ -35,6 +36,19 @@ def servers():
     ]
 
 
+@pytest.fixture(scope="module")
+def address():
+    """Address of a service of two workers, of which nothing is left in the end."""
+    with run_local_service(2) as started:
+        yield started
+    assert servers() == []
+
+
+def find_server(role):
+    """The process of a dispatcher, or of the first worker."""
+    return next(server for server in servers() if role in server.cmdline())
+
+
 def numbers(address, policy, *, files=6):
     """So many sources of 50 numbers each, in batches of 8 from the workers."""
     sources = tf.data.Dataset.range(files).interleave(
@@ -42,131 +56,120 @@ def numbers(address, policy, *, files=6):
         cycle_length=2,
     )
     return sources.batch(8).apply(
-        service.distribute(processing_mode=policy, service=address, compression=None)
+        distribute(processing_mode=policy, service=address, compression=None)
     )
 
 
-def start_dispatcher(*options):
-    """A dispatcher of one worker that keeps no journal."""
-    command = [sys.executable, "-m", "throughline.pipelines.service", "dispatcher"]
-    return subprocess.Popen(
-        [*command, "--workers", "1", *options],
+def sorted_numbers(batches):
+    return sorted(np.concatenate(list(batches.as_numpy_iterator())))
+
+
+def start(role, *options):
+    """A dispatcher of one worker that keeps no journal, or that worker; and its address."""
+    process = subprocess.Popen(
+        [*COMMAND, role, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
     )
+    return process, process.stdout.readline().strip()
 
 
-def test_what_each_mode_promises():
-    with run_local_service(2) as address:
-        assert len(servers()) == 3
-        found = {
-            mode: np.concatenate(
-                list(numbers(address, getattr(service.ShardingPolicy, mode)).as_numpy_iterator())
-            )
-            for mode in ("OFF", "DYNAMIC", "FILE_OR_DATA")
-        }
-    assert sorted(found["FILE_OR_DATA"]) == list(range(300)), "static: each exactly once"
-    assert sorted(found["DYNAMIC"]) == list(range(300)), "dynamic: each once while all workers live"
-    assert sorted(found["OFF"]) == sorted([*range(300), *range(300)]), "off: each once per worker"
-    assert servers() == []
+def end(*processes):
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
-def test_the_service_ends_with_a_parent_that_is_killed():
-    code = (
-        "import time; from throughline.pipelines.service import run_local_service as up\n"
-        "with up(2) as address:\n  print(address, flush=True); time.sleep(600)"
+def test_what_each_mode_promises(address):
+    assert len(servers()) == 3
+    static, dynamic, off = (
+        sorted_numbers(numbers(address, policy))
+        for policy in (Policy.FILE_OR_DATA, Policy.DYNAMIC, Policy.OFF)
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout.readline().startswith("grpc://")
-    children = psutil.Process(parent.pid).children(recursive=True)
-    assert len(children) == 3
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    gone, alive = psutil.wait_procs(children, timeout=15)
-    assert not alive and len(gone) == 3
+    assert static == list(range(300)), "each exactly once"
+    assert dynamic == list(range(300)), "each once while all workers live"
+    assert off == sorted([*range(300), *range(300)]), "each once per worker"
 
 
-def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
-    code = (
-        "import time; from throughline.pipelines.service import _start\n"
-        "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    worker = psutil.Process(int(parent.stdout.readline()))
-    while not any("pywrap" in Path(each.path).name for each in worker.memory_maps()):
-        time.sleep(0.1)  # until TensorFlow is there
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert not psutil.wait_procs([worker], timeout=15)[1]
-
-
-def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
+def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
     """It is started again at its place; what it had in hand is made up from a second pass, so the
     epoch keeps its length.
     """
-    with run_local_service(2) as address:
-        steps = 0
-        for batch in (
-            numbers(address, service.ShardingPolicy.DYNAMIC, files=400)
-            .rebatch(8)
-            .repeat()
-            .take(2600)
-            .as_numpy_iterator()
-        ):
-            steps += 1
-            assert len(batch) <= 8
-            if steps == 10:
-                next(server for server in servers() if "worker" in server.cmdline()).kill()
-        assert steps == 2600
-        assert len(servers()) == 3
-    assert servers() == []
+    steps = 0
+    for batch in (
+        numbers(address, Policy.DYNAMIC, files=400)
+        .rebatch(8)
+        .repeat()
+        .take(2600)
+        .as_numpy_iterator()
+    ):
+        steps += 1
+        assert len(batch) <= 8
+        if steps == 10:
+            find_server("worker").kill()
+    assert steps == 2600
+    assert len(servers()) == 3
 
 
 @pytest.mark.parametrize("policy", ["DYNAMIC", "FILE_OR_DATA"])
 def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
-    policy, tmp_path, monkeypatch
+    policy, address, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with run_local_service(2) as address:
-        batches = numbers(address, getattr(service.ShardingPolicy, policy), files=40)
-        seen = []
-        for number, batch in enumerate(batches.as_numpy_iterator()):
-            seen += batch.tolist()
-            if number == 10:
-                next(one for one in servers() if "dispatcher" in one.cmdline()).kill()
-        assert sorted(seen) == list(range(2000)), "every row once"
-        # What has died is there again, for the next epoch.
-        assert sorted(np.concatenate(list(batches.as_numpy_iterator()))) == list(range(2000))
-        assert len(servers()) == 3
-    assert servers() == []
+    batches = numbers(address, getattr(Policy, policy), files=40)
+    seen = []
+    for number, batch in enumerate(batches.as_numpy_iterator()):
+        seen += batch.tolist()
+        if number == 10:
+            find_server("dispatcher").kill()
+    assert sorted(seen) == list(range(2000)), "every row once"
+    assert sorted_numbers(batches) == list(range(2000)), "what has died is there again"
+    assert len(servers()) == 3
+
+
+def start_parent(code):
+    """A process that starts servers, prints a line and stays; and that line."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    return parent, parent.stdout.readline().strip()
+
+
+def test_the_service_ends_with_a_parent_that_is_killed():
+    parent, address = start_parent(
+        "import time; from throughline.pipelines.service import run_local_service as up\n"
+        "with up(2) as address:\n  print(address, flush=True); time.sleep(600)"
+    )
+    assert address.startswith("grpc://")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) == 3
+    end(parent)
+    assert not psutil.wait_procs(children, timeout=15)[1]
+
+
+def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
+    parent, pid = start_parent(
+        "import time; from throughline.pipelines.service import _start\n"
+        "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
+    )
+    worker = psutil.Process(int(pid))
+    while not any("pywrap" in Path(each.path).name for each in worker.memory_maps()):
+        time.sleep(0.1)  # until TensorFlow is there
+    end(parent)
+    assert not psutil.wait_procs([worker], timeout=15)[1]
 
 
 def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):
-    dispatcher = start_dispatcher()
-    address = dispatcher.stdout.readline().strip()
-    command = [sys.executable, "-m", "throughline.pipelines.service"]
-    worker = subprocess.Popen(
-        [*command, "worker", "--dispatcher", address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    )
-    worker.stdout.readline()
+    dispatcher, address = start("dispatcher", "--workers", "1")
+    worker, _ = start("worker", "--dispatcher", address)
     try:
-        batches = iter(numbers(address, service.ShardingPolicy.DYNAMIC, files=400))
+        batches = iter(numbers(address, Policy.DYNAMIC, files=400))
         next(batches)
-        dispatcher.kill()
-        dispatcher.communicate()
-        dispatcher = start_dispatcher("--port", address.rpartition(":")[2])
-        dispatcher.stdout.readline()
+        end(dispatcher)
+        port = address.rpartition(":")[2]
+        dispatcher, _ = start("dispatcher", "--workers", "1", "--port", port)
         back_at = time.monotonic()
         with (
             pytest.raises(ServiceFailed, match="keeps no journal"),
@@ -176,14 +179,11 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
                 pass
         assert time.monotonic() - back_at < 30
     finally:
-        for process in (dispatcher, worker):
-            process.kill()
-            process.communicate()
+        end(dispatcher, worker)
 
 
 def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
-    dispatcher = start_dispatcher()
-    address = dispatcher.stdout.readline().strip()
+    dispatcher, address = start("dispatcher", "--workers", "1")
     code = (
         "import sys, tensorflow as tf\n"
         "from throughline.pipelines.service import watch_service\n"
@@ -203,8 +203,7 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
         text=True,
     ) as consumer:
         assert consumer.stdout.readline() == "waits\n"
-        dispatcher.kill()
-        dispatcher.communicate()
+        end(dispatcher)
         assert consumer.wait(60) == 2
     said = json.loads(failure.read_text())
     assert said["kind"] == "ServiceFailed"

@@ -7,35 +7,21 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from small_pipelines import PREPROCESS
+from conftest import read_files
+from small_pipelines import open_snapshot, prepare_snapshot
 
 from throughline.data.columns.stored import Destination
 from throughline.data.shards.index import read_shard_index
-from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot, write_snapshot
+from throughline.pipelines.write import snapshot_writer
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Op, Resize
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
 
 
-def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos):
-    with pytest.raises(StaleSnapshot):
-        open_prepared_data(
-            manifest=photos / "manifest",
-            shards=photos / "shards",
-            snapshot=photos / "snapshot",
-            preprocess=(Decode(), Resize(height=9, width=9)),
-        )
-
-
-def test_a_changed_op_version_makes_a_snapshot_stale(stored, photos, monkeypatch):
+def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos, monkeypatch):
     monkeypatch.setattr(Resize, "version", 2)
     with pytest.raises(StaleSnapshot):
-        open_prepared_data(
-            manifest=photos / "manifest",
-            shards=photos / "shards",
-            snapshot=photos / "snapshot",
-            preprocess=PREPROCESS["photos"],
-        )
+        open_snapshot(photos, photos / "snapshot", "photos")
 
 
 class Halve(Op):
@@ -57,63 +43,53 @@ def test_what_an_op_returns_is_not_cut_to_whole_numbers(stored, request, tmp_pat
 
 
 @pytest.mark.integration
-def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monkeypatch):
-    index = read_shard_index(photos / "shards")
-    calls = []
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [("photos", 1.0, 1.0), ("unlike", 1.0, 1.0), ("photos", 0.3, 0.5)],
+    ids=["one size", "unlike sizes", "another fraction"],
+)
+def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
+    photos, tmp_path, monkeypatch, kind, before, after
+):
+    real, seen = snapshot_writer.write_shard, []
 
-    def stop_at_the_third(*arguments, **values):
-        calls.append(arguments)
-        if len(calls) == 3:
+    def stop_at_the_third(context, shard, start):
+        seen.append(shard.name)
+        if len(seen) == 3:
             raise KeyboardInterrupt
-        return real(*arguments, **values)
+        return real(context, shard, start)
 
-    import throughline.pipelines.write.snapshot_writer as stage
-
-    real = stage.write_rows
-    monkeypatch.setattr(stage, "write_rows", stop_at_the_third)
+    monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 5000)  # a few images
+    monkeypatch.setattr(snapshot_writer, "write_shard", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        snapshot(index, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS["photos"])
+        prepare_snapshot(photos, tmp_path / "snapshot", kind, fraction=before)
     assert not (tmp_path / "snapshot").exists()
-    finished = len(list(tmp_path.glob("snapshot.*.partial/.done-*")))
-    shards = sum(len(index.for_split(split)) for split in index.splits)
+    began, finished = len(seen), len(list(tmp_path.glob("snapshot.*.partial/.done-*")))
+    data = prepare_snapshot(photos, tmp_path / "snapshot", kind, fraction=after)
+    shards = sum(len(data.shards.for_split(split)) for split in data.shards.splits)
     assert 0 < finished < shards
-    calls[:] = [None] * 10
-    snapshot(index, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS["photos"])
-    assert len(calls) == 10 + shards - finished
-    for path in [*(photos / "snapshot").rglob("*.bin"), photos / "snapshot" / "index.json"]:
-        assert (
-            path.read_bytes()
-            == (tmp_path / "snapshot" / path.relative_to(photos / "snapshot")).read_bytes()
-        )
+    assert len(seen) - began == shards - (finished if before == after else 0)
+    prepare_snapshot(photos, tmp_path / "fresh", kind, fraction=after)
+    assert read_files(tmp_path / "snapshot") == read_files(tmp_path / "fresh")
 
 
 def test_a_snapshot_is_the_same_however_many_rows_are_made_together(
     arrays, stored, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        "throughline.pipelines.write.snapshot_writer.ROWS_BYTES", 1000
-    )  # a few images
-    index = snapshot(
-        read_shard_index(arrays / "shards"),
-        arrays / "shards",
-        tmp_path / "snapshot",
-        preprocess=(Decode(),),
-    )
-    assert len(index.splits["train"].chunks) > len(stored["arrays"].snapshot.splits["train"].chunks)
-    for path in (arrays / "snapshot").rglob("*.bin"):
-        assert (
-            path.read_bytes()
-            == (tmp_path / "snapshot" / path.relative_to(arrays / "snapshot")).read_bytes()
-        )
+    monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 1000)  # a few images
+    index = prepare_snapshot(arrays, tmp_path / "snapshot", "arrays").snapshot
+    whole = stored["arrays"]
+    assert len(index.splits["train"].chunks) > len(whole.snapshot.splits["train"].chunks)
+    for path in whole.snapshot_folder.rglob("*.bin"):
+        again = tmp_path / "snapshot" / path.relative_to(whole.snapshot_folder)
+        assert path.read_bytes() == again.read_bytes()
 
 
 def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
     arrays, tmp_path, monkeypatch
 ):
-    import throughline.pipelines.write.snapshot_writer as stage
-
     flushed, notes, late = [], [], []
-    real_fsync, real_write = os.fsync, stage.write_json
+    real_fsync, real_write = os.fsync, snapshot_writer.write_json
 
     def fsync(descriptor):
         real_fsync(descriptor)
@@ -130,26 +106,6 @@ def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
         real_write(path, value)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(stage, "write_json", write_json)
-    index = read_shard_index(arrays / "shards")
-    snapshot(index, arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
-    assert len(notes) == sum(len(index.for_split(split)) for split in index.splits) and not late
-
-
-def test_an_interrupted_snapshot_goes_on_with_the_same_files_of_own_ops_alone(
-    stored, arrays, tmp_path, monkeypatch
-):
-    def stop(*arguments, **values):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("throughline.pipelines.write.snapshot_writer.write_rows", stop)
-
-    def left_by(table):
-        out = Destination(folder=tmp_path / "snapshot", needs={"files": {"table.npy": table}})
-        shards = read_shard_index(arrays / "shards")
-        with pytest.raises(KeyboardInterrupt):
-            write_snapshot(shards, arrays / "shards", out, preprocess=PREPROCESS["arrays"])
-        (left,) = tmp_path.glob("snapshot.*.partial")
-        return left
-
-    assert left_by("one") == left_by("one") != left_by("other")
+    monkeypatch.setattr(snapshot_writer, "write_json", write_json)
+    shards = prepare_snapshot(arrays, tmp_path / "snapshot", "arrays").shards
+    assert len(notes) == sum(len(shards.for_split(split)) for split in shards.splits) and not late

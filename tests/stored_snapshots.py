@@ -1,0 +1,79 @@
+"""Snapshots whose columns are in an object store, in many small objects, for tests."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pytest
+from object_stores import BUCKET, RANGE_BYTES
+from small_pipelines import PREPROCESS, open_snapshot
+
+from throughline.data.columns import fetching, stored
+from throughline.data.columns.fetching import Storage
+from throughline.data.columns.stored import Destination
+from throughline.data.shards.index import read_shard_index
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.write import snapshot_writer
+from throughline.pipelines.write.snapshot import write_snapshot
+from throughline.settings import SnapshotSettings
+from throughline.shared.object_store import open_store
+
+CHUNK_BYTES = 1_200  # so that small data make many chunks and objects
+
+
+def use_small_pieces(patched):
+    patched.setattr(snapshot_writer, "ROWS_BYTES", CHUNK_BYTES)
+    patched.setattr(stored, "OBJECT_BYTES", RANGE_BYTES)
+    patched.setattr(fetching, "RANGE_BYTES", RANGE_BYTES)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    use_small_pieces(monkeypatch)
+
+
+def write(folder: Path, out: Path, url: str = "", *, kind: str = "arrays", fraction: float = 1.0):
+    """The snapshot of prepared data, in a folder or with its columns in a store."""
+    write_snapshot(
+        read_shard_index(folder / "shards"),
+        folder / "shards",
+        Destination(folder=out, store=open_store(url) if url else None),
+        preprocess=PREPROCESS[kind],
+        settings=SnapshotSettings(fraction=fraction),
+    )
+
+
+def open_stored(
+    folder: Path, out: Path, url: str, cache: Path, *, kind: str = "arrays"
+) -> PreparedData:
+    return open_snapshot(folder, out, kind, storage=Storage(url=url, cache=cache))
+
+
+def fetch_all(data: PreparedData) -> dict[str, bytes]:
+    """The bytes of all columns, by split and name."""
+    return {
+        f"{split}/{column.name}": np.asarray(data.memmap(split, column.name)).tobytes()
+        for split in data.snapshot.splits
+        for column in data.snapshot.columns
+    }
+
+
+@pytest.fixture(scope="module")
+def arrays_in_store(arrays, tmp_path_factory, store_variables):
+    """Folder and URL of the arrays' snapshot in a store; to read, not to change."""
+    folder = tmp_path_factory.mktemp("put") / "snapshot"
+    url = f"s3://{BUCKET}/{secrets.token_hex(8)}"
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in store_variables.items():
+            patched.setenv(name, value)
+        use_small_pieces(patched)
+        write(arrays, folder, url)
+    return folder, url
+
+
+@pytest.fixture
+def put(arrays, arrays_in_store, tmp_path, object_store, small_pieces):
+    """A function that opens this snapshot with a cache folder."""
+    return lambda cache="cache": open_stored(arrays, *arrays_in_store, tmp_path / cache)
