@@ -4,6 +4,7 @@ is left out is counted.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -122,3 +123,23 @@ def test_what_is_left_out_is_listed_in_the_same_order_each_time(tmp_path):
     """It is in the manifest, by whose bytes DVC knows it."""
     lay_out(tmp_path, "a/1.png", *(f"a/{kind}.{kind}" for kind in "zyxwvutsr"))
     assert list(scan(tmp_path)[1].skipped) == [f".{kind}" for kind in "rstuvwxyz"]
+
+
+def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):
+    for name in ("cat", "cat ", "dog"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        (tmp_path / "lines").mkdir(exist_ok=True)
+        lines = [f"{name} {number}" for number in range(20)]
+        (tmp_path / "lines" / f"{name}.txt").write_text("\n".join(lines))
+        for line in lines:
+            (tmp_path / "folders" / name / f"{line}.txt").write_text(line)
+    names = np.resize(["cat", "cat ", "dog"], 60)
+    images = np.arange(60 * 4, dtype=np.uint8).reshape(60, 2, 2)
+    np.savez(tmp_path / "images.npz", x=images, y=names)
+    for source, path in {
+        "text_folder": "folders", "text_lines": "lines", "arrays": "images.npz",
+    }.items():  # fmt: skip
+        settings = DataSettings(source=source, path=str(tmp_path / path))
+        manifest = ingest(settings, tmp_path / source)
+        assert manifest.classes == ("cat", "dog")
+        assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]

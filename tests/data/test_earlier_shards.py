@@ -11,33 +11,36 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import data_settings, picture
+from conftest import data_settings, flip_bit, picture, read_files
 
 from tasks.upload import upload
+from throughline.data import inspection_cache
 from throughline.data.ingest import ingest
-from throughline.data.inspection_cache import SETTLED_NS
 from throughline.data.known_files import open_known_files
 from throughline.data.manifest import Manifest
 from throughline.data.shards import writing
 from throughline.data.shards.earlier_shards import find_earlier_shards
 from throughline.data.shards.index import read_shard_index
-from throughline.settings import ShardSettings
+from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import DataNotFound
 from throughline.shared.object_store import open_store
 
 SETTINGS = ShardSettings(min_shards=6, writers=2)
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 class Data:
     """A folder of photos or of texts, its shards, and those of before."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str, count: int = 60) -> None:
         self.folder, self.source = folder, folder / "source"
         self.shards, self.earlier = folder / "shards", folder / "earlier"
+        for number in range(count):
+            path = self.source / "ab"[number % 2] / str(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind == "photos":
+                picture(number).save(path.with_suffix(".jpg"))
+            else:
+                path.with_suffix(".txt").write_text(f"{number} " * (1 + number % 7))
 
     def ingest(self) -> Manifest:
         shutil.rmtree(self.folder / "manifest", ignore_errors=True)
@@ -45,7 +48,9 @@ class Data:
         manifest = ingest(data_settings(self.source, kind), self.folder / "manifest")
         return replace(manifest, folder=self.folder / "manifest")
 
-    def write(self, manifest: Manifest, settings: ShardSettings = SETTINGS) -> set[str]:
+    def write(
+        self, manifest: Manifest, settings: ShardSettings = SETTINGS, **more: object
+    ) -> set[str]:
         """The names of the shards that are written, and not taken; all are as fresh ones are."""
         written, real = set(), writing.write_frames
 
@@ -53,13 +58,19 @@ class Data:
             written.add(path.name)
             return real(path, *arguments, **values)
 
+        shutil.rmtree(self.shards, ignore_errors=True)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(writing, "write_frames", write_frames)
-            writing.shard(manifest, self.shards, settings=settings, earlier=self.earlier)
+            writing.shard(manifest, self.shards, settings=settings, earlier=self.earlier, **more)
         writing.shard(manifest, self.folder / "fresh", settings=settings)
         assert read_files(self.shards) == read_files(self.folder / "fresh")
         read_shard_index(self.shards)
         return written
+
+    def write_known(self, manifest: Manifest, settings: DataSettings, kept: Path) -> set[str]:
+        """The same with what an ingest has kept of the files."""
+        with open_known_files(manifest, settings, kept) as is_known:
+            return self.write(manifest, is_known=is_known)
 
     def keep(self) -> None:
         """What was written is what an earlier run has left."""
@@ -70,50 +81,40 @@ class Data:
         return {one.name for one in read_shard_index(self.shards).shards}
 
 
-@pytest.fixture(params=["photos", "texts"])
-def data(request, tmp_path) -> Data:
-    made = Data(tmp_path)
-    for number in range(60):
-        path = made.source / "ab"[number % 2] / str(number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if request.param == "photos":
-            picture(number).save(path.with_suffix(".jpg"))
-        else:
-            path.with_suffix(".txt").write_text(f"{number} " * (1 + number % 7))
-    return made
-
-
-def test_one_removed_example_changes_one_shard(data):
+@pytest.mark.parametrize("kind", ["photos", "texts"])
+def test_one_example_more_or_less_changes_one_shard(tmp_path, kind):
+    data = Data(tmp_path, kind)
     assert data.write(data.ingest()) == data.names()
     data.keep()
     assert not data.write(data.ingest())
-    min(data.source.rglob("7.*")).unlink()
+    one = min(data.source.rglob("7.*"))
+    content = one.read_bytes()
+    one.unlink()
     assert len(data.write(data.ingest())) == 1
-
-
-def test_one_added_example_changes_one_shard(data):
-    added = min(data.source.rglob("7.*"))
-    later = added.read_bytes()
-    added.unlink()
-    data.write(data.ingest())
     data.keep()
-    added.write_bytes(later)
+    one.write_bytes(content)
     assert len(data.write(data.ingest())) == 1
 
 
-def test_another_label_is_another_shard(data):
+@pytest.fixture
+def written(tmp_path) -> tuple[Data, Manifest]:
+    """Texts with earlier shards, and their manifest."""
+    data = Data(tmp_path, "texts")
     manifest = data.ingest()
     data.write(manifest)
     data.keep()
+    return data, manifest
+
+
+def test_another_label_is_another_shard(written):
+    data, manifest = written
     relabeled = manifest.examples.copy()
     relabeled.loc[3, "label"] = 1 - relabeled.loc[3, "label"]
     assert len(data.write(replace(manifest, examples=relabeled))) == 1
 
 
-def test_shards_of_another_compression_or_schema_are_not_taken(data):
-    manifest = data.ingest()
-    data.write(manifest)
-    data.keep()
+def test_shards_of_another_compression_or_schema_are_not_taken(written):
+    data, manifest = written
     packed = SETTINGS.model_copy(update={"compression": "gzip"})
     assert data.write(manifest, packed) == data.names()
     features = [replace(each, name=f"my_{each.name}") for each in manifest.schema.features]
@@ -122,96 +123,54 @@ def test_shards_of_another_compression_or_schema_are_not_taken(data):
     assert not find_earlier_shards(data.earlier, renamed, "none")
 
 
-def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path):
-    data = Data(tmp_path)
-    for number in range(20):
-        path = data.source / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
-        os.utime(path, (1, 1))
-    settings, kept = data_settings(data.source), tmp_path / "kept"
-    time.sleep(1.1 * SETTLED_NS / 1e9)
-    manifest = replace(
-        ingest(settings, tmp_path / "manifest", inspections=kept), folder=tmp_path / "manifest"
-    )
+def ingest_known(data: Data, settings: DataSettings, kept: Path) -> Manifest:
+    """The manifest of files that are known, which have shards."""
+    folder = data.folder / "manifest"
+    manifest = replace(ingest(settings, folder, inspections=kept), folder=folder)
     data.write(manifest)
     data.keep()
+    return manifest
 
-    def write_again():
-        with open_known_files(manifest, settings, kept) as is_known:
-            writing.shard(
-                manifest,
-                data.shards,
-                settings=SETTINGS,
-                earlier=data.earlier,
-                is_known=is_known,
-            )
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writing, "write_frames", None)  # every shard is taken
-        write_again()
-    shutil.rmtree(data.shards)
+def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection_cache, "SETTLED_NS", 50_000_000)
+    data, kept = Data(tmp_path, "photos", 20), tmp_path / "kept"
     changed = data.source / "a" / "4.jpg"
-    content = bytearray(changed.read_bytes())
-    content[-3] ^= 1
-    changed.write_bytes(content)
+    os.utime(changed, (1, 1))
+    time.sleep(0.06)
+    settings = data_settings(data.source)
+    manifest = ingest_known(data, settings, kept)
+    assert not data.write_known(manifest, settings, kept)
+    flip_bit(changed, -3)
     os.utime(changed, (1, 1))
     with pytest.raises(DataNotFound, match=r"4\.jpg .* has other contents than at ingest"):
-        write_again()
+        data.write_known(manifest, settings, kept)
 
 
-def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(
-    tmp_path, bucket_url, monkeypatch
-):
-    data = Data(tmp_path)
-    for number in range(20):
-        path = data.source / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
+def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
+    data, kept = Data(tmp_path, "photos", 20), tmp_path / "kept"
     upload(data.source, f"{bucket_url}/photos")
-    settings, kept = data_settings(f"{bucket_url}/photos"), tmp_path / "kept"
-    manifest = replace(
-        ingest(settings, tmp_path / "manifest", inspections=kept), folder=tmp_path / "manifest"
-    )
-    data.write(manifest)
-    data.keep()
-    written, real = [], writing.write_frames
-
-    def write_frames(path, *arguments, **values):
-        written.append(path.name)
-        return real(path, *arguments, **values)
-
-    monkeypatch.setattr(writing, "write_frames", write_frames)
-
-    def write_again():
-        shutil.rmtree(data.shards, ignore_errors=True)
-        with open_known_files(manifest, settings, kept) as is_known:
-            writing.shard(
-                manifest, data.shards, settings=SETTINGS, earlier=data.earlier, is_known=is_known
-            )
-
-    write_again()
-    assert not written
+    settings = data_settings(f"{bucket_url}/photos")
+    manifest = ingest_known(data, settings, kept)
+    assert not data.write_known(manifest, settings, kept)
     store = open_store(f"{bucket_url}/photos")
     store.write("a/4.jpg", store.read("a/4.jpg"))  # the same again, as its tag says
-    write_again()
+    written = data.write_known(manifest, settings, kept)
     assert len(written) <= 1, "a store may count when it was written"
     store.write("a/4.jpg", store.read("a/6.jpg"))
     with pytest.raises(DataNotFound, match=r"a/4\.jpg .*(other contents|another size)"):
-        write_again()
+        data.write_known(manifest, settings, kept)
     store.delete(["a/4.jpg"])
     with pytest.raises(DataNotFound, match=r"a/4\.jpg .* is gone now"):
-        write_again()
+        data.write_known(manifest, settings, kept)
 
 
 @pytest.mark.parametrize("damage", ["byte", "gone", "index", "no_index", "nothing"])
-def test_what_is_damaged_is_written_again(data, damage):
-    manifest = data.ingest()
-    data.write(manifest)
-    data.keep()
+def test_what_is_damaged_is_written_again(written, damage):
+    data, manifest = written
     damaged, index = min(data.earlier.glob("*.tfrecord")), data.earlier / "index.json"
     if damage == "byte":
-        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+        flip_bit(damaged, -1)
     elif damage == "gone":
         damaged.unlink()
     elif damage == "index":
@@ -220,5 +179,5 @@ def test_what_is_damaged_is_written_again(data, damage):
         index.unlink()
     else:
         shutil.rmtree(data.earlier)
-    written = data.write(manifest)
-    assert len(written) == 1 if damage in {"byte", "gone"} else written == data.names()
+    again = data.write(manifest)
+    assert len(again) == 1 if damage in {"byte", "gone"} else again == data.names()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from external_records import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,20 +21,6 @@ VALUES = st.one_of(
     st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
 )
-
-
-def example(**features) -> bytes:
-    """Serialize features by their Python values, as TensorFlow does."""
-    made = tf.train.Example()
-    for name, values in features.items():
-        feature = made.features.feature[name]
-        if isinstance(values[0], bytes):
-            feature.bytes_list.value.extend(values)
-        elif isinstance(values[0], float):
-            feature.float_list.value.extend(values)
-        else:
-            feature.int64_list.value.extend(values)
-    return made.SerializeToString()
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=4))

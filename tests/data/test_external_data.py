@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SPLIT, picture
+from conftest import SPLIT, flip_bit, picture
+from external_records import example, write
 
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -46,13 +47,8 @@ def contents(folder, split):
 def photo_records(folder):
     """The photos of a folder as anybody would write them, and their class as text."""
     for path in sorted(folder.rglob("*.jpg")):
-        made = tf.train.Example()
-        values = made.features.feature
-        values["image/encoded"].bytes_list.value.append(path.read_bytes())
-        values["image/class/text"].bytes_list.value.append(
-            path.parent.relative_to(folder).as_posix().encode()
-        )
-        yield made.SerializeToString()
+        label = path.parent.relative_to(folder).as_posix().encode()
+        yield example(**{"image/encoded": [path.read_bytes()], "image/class/text": [label]})
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +57,19 @@ def external_photos(photo_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("external")
     records = list(photo_records(photo_folder))
     for number, part in enumerate((records[:25], records[25:])):
-        with tf.io.TFRecordWriter(str(folder / f"photos-{number:05d}-of-00002")) as writer:
-            for record in part:
-                writer.write(record)
+        write(folder / f"photos-{number:05d}-of-00002", part)
     return folder
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
-    photos, external_photos, tmp_path, split
+    photos, external_photos, tmp_path
 ):
     manifest = shards_of(settings(external_photos), tmp_path)
     assert manifest.classes == read_manifest(photos / "manifest").classes
-    assert contents(tmp_path, split) == contents(photos, split)
+    for split in ("train", "validation", "test"):
+        assert contents(tmp_path, split) == contents(photos, split)
     assert not (manifest.folder / "values.npy").exists()
-
-
-def test_what_the_records_hold_is_in_the_manifest(external_photos, tmp_path):
-    ingest(settings(external_photos), tmp_path / "manifest")
-    features = read_manifest(tmp_path / "manifest").stats["features"]
+    features = manifest.stats["features"]
     assert features["image/class/text"].startswith("bytes: text or values, 3 to 8 bytes")
     assert features["image/encoded"].startswith("bytes: JPEG")
 
@@ -97,16 +87,12 @@ def test_our_own_shards_are_read_as_those_of_others(arrays, tmp_path):
 
 
 def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
-    folder = tmp_path / "webp"
-    folder.mkdir()
-    with tf.io.TFRecordWriter(str(folder / "photos.tfrecord")) as writer:
-        for number in range(40):
-            path = tmp_path / "photo.webp"
-            picture(number).save(path, lossless=True)
-            made = tf.train.Example()
-            made.features.feature["image"].bytes_list.value.append(path.read_bytes())
-            made.features.feature["label"].int64_list.value.append(number % 2)
-            writer.write(made.SerializeToString())
+    folder, records = tmp_path / "webp", []
+    for number in range(40):
+        picture(number).save(tmp_path / "photo.webp", lossless=True)
+        image = (tmp_path / "photo.webp").read_bytes()
+        records.append(example(image=[image], label=[number % 2]))
+    write(folder / "photos.tfrecord", records)
     manifest = shards_of(settings(folder), tmp_path)
     assert manifest.stats["notes"] == {"converted to PNG": 40}
     decoded = sorted(
@@ -119,32 +105,22 @@ def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
 
 def test_a_shard_that_changes_after_ingest_is_named(photo_folder, tmp_path):
     path = tmp_path / "in" / "photos.tfrecord"
-    path.parent.mkdir()
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in photo_records(photo_folder):
-            writer.write(record)
+    write(path, photo_records(photo_folder))
     manifest = replace(ingest(settings(path), tmp_path / "manifest"), folder=tmp_path / "manifest")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    size = path.stat().st_size
+    flip_bit(path, size // 2)
     with pytest.raises(DataNotFound, match="has other contents than at ingest"):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=1))
-    path.write_bytes(data[: len(data) // 2])
+    path.write_bytes(path.read_bytes()[: size // 2])
     with pytest.raises(DataNotFound, match=r"has (another size|other contents) than at ingest"):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=1))
 
 
-def test_a_broken_image_in_a_shard_is_rejected(external_photos, tmp_path):
-    with tf.io.TFRecordWriter(str(tmp_path / "photos.tfrecord")) as writer:
-        for number, record in enumerate(
-            tf.data.TFRecordDataset(
-                [str(path) for path in sorted(external_photos.iterdir())]
-            ).as_numpy_iterator()
-        ):
-            made = tf.train.Example.FromString(record)
-            image = made.features.feature["image/encoded"].bytes_list.value
-            image[0] = image[0][:200] if number == 7 else image[0]
-            writer.write(made.SerializeToString())
+def test_a_broken_image_in_a_shard_is_rejected(photo_folder, tmp_path):
+    images = [path.read_bytes() for path in sorted(photo_folder.rglob("*.jpg"))]
+    images[7] = images[7][:200]
+    records = [example(image=[image], label=[n % 2]) for n, image in enumerate(images)]
+    write(tmp_path / "photos.tfrecord", records)
     manifest = ingest(
         settings(tmp_path / "photos.tfrecord", max_reject_fraction=0.1), tmp_path / "manifest"
     )
@@ -153,11 +129,6 @@ def test_a_broken_image_in_a_shard_is_rejected(external_photos, tmp_path):
 
 
 def test_a_single_class_is_refused_as_of_any_source(tmp_path):
-    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
-        for number in range(9):
-            made = tf.train.Example()
-            made.features.feature["x"].float_list.value.append(number)
-            made.features.feature["label"].int64_list.value.append(0)
-            writer.write(made.SerializeToString())
+    write(tmp_path / "a.tfrecord", [example(x=[float(n)], label=[0]) for n in range(9)])
     with pytest.raises(UnusableDataset, match="there is a single class, 0"):
         ingest(settings(tmp_path), tmp_path / "manifest")

@@ -6,45 +6,27 @@ from __future__ import annotations
 
 import doctest
 import gzip
-import json
 import subprocess
 import zlib
 from itertools import chain
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from conftest import picture
-from test_example_features import example
+from conftest import flip_bit, picture
+from external_records import example, png, vectors, write
 
 from tasks import ingest as stage
 from throughline.data import ingest
 from throughline.data.shards.tfrecord import frame
-from throughline.data.sources import base, external_shards, split_names, tfds, tfrecord
+from throughline.data.sources import base, external_shards, split_names, tfrecord
 from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 LABELED = {"label": [0]}
 
 
-def write(path, records) -> None:
-    """Write records as TensorFlow does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records:
-            writer.write(record)
-
-
 def scan(folder, **settings):
     return tfrecord.scan(DataSettings(source="tfrecord", path=str(folder), **settings))
-
-
-def png(number: int) -> bytes:
-    return tf.io.encode_png(np.full((3, 4, 3), number, np.uint8)).numpy()
-
-
-def vectors(count: int, **more) -> list[bytes]:
-    return [example(x=[float(n), 0.5], label=[n % 3], **more) for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +192,7 @@ def test_a_class_named_twice_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("features", "settings", "said"),
+    ("features", "records", "said"),
     [
         ({"image": [1.0], "image/encoded": [2.0], **LABELED}, {}, "image and image/encoded could"),
         ({"image": [1.0], "label": [0], "image/class/label": [0]}, {}, "label and image/class/"),
@@ -222,38 +204,30 @@ def test_a_class_named_twice_is_refused(tmp_path):
         ({"x": [1.0], "cls": [0]}, {}, r"data\.records\.label is not set.*cls \(int64 × 1\)"),
         (
             {"pixels": [1.0], **LABELED},
-            {"records": {"input": "pixel"}},
+            {"input": "pixel"},
             "no record has a feature pixel; did you mean pixels",
         ),
         (
             {"x": [1.0], "klass": [0]},
-            {"records": {"label": "class"}},
+            {"label": "class"},
             "no record has a feature class; did you mean klass",
         ),
+        ({"image": [b"a", b"b"], **LABELED}, {}, r"image holds several values .*\(bytes × 2\)"),
+        (
+            {"image": [b"ab"]},
+            {},
+            r"hold image \(bytes: .*\) and no other feature; an example takes",
+        ),
+        ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
+        ({"x": [1.0], "label": [b"owl", b"crow"]}, {}, r"several values.*\(bytes × 2\)"),
     ],
 )
-def test_features_that_could_be_meant_are_named(tmp_path, features, settings, said):
-    write(tmp_path / "a.tfrecord", [example(**features)])
-    with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path, **settings)
-
-
-@pytest.mark.parametrize(
-    ("features", "said"),
-    [
-        ({"image": [b"a", b"b"], **LABELED}, r"image holds several values .*\(bytes × 2\)"),
-        ({"image": [b"ab"]}, r"hold image \(bytes: .*\) and no other feature; an example takes"),
-        ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, r"label holds several values.*one-hot"),
-        ({"x": [1.0], "label": [b"owl", b"crow"]}, r"several values.*\(bytes × 2\)"),
-    ],
-    ids=["two images", "no label", "one-hot", "two texts"],
-)
-def test_what_is_no_single_input_and_label_is_refused_before_all_records_are(
-    tmp_path, features, said
+def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
+    tmp_path, features, records, said
 ):
     write(tmp_path / "a.tfrecord", [example(**features)] * 3)
     with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path)
+        scan(tmp_path, records=records)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +275,8 @@ def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_pa
 def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refused(tmp_path):
     path = tmp_path / "a.tfrecord"
     write(path, vectors(4))
-    data, size = path.read_bytes(), len(path.read_bytes()) // 4
-    path.write_bytes(data[: size + 20] + bytes([data[size + 20] ^ 1]) + data[size + 21 :])
+    data, size = path.read_bytes(), path.stat().st_size // 4
+    flip_bit(path, size + 20)
     found = scan(tmp_path)
     assert [(item.id, item.reason) for item in found.rejected] == [
         ("a.tfrecord/00000001", "the checksum of the data does not match")
@@ -314,16 +288,6 @@ def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refus
         scan(tmp_path)
 
 
-def test_a_compressed_shard_is_refused_with_what_to_do(tmp_path):
-    write(tmp_path / "a.tfrecord", vectors(2))
-    plain = (tmp_path / "a.tfrecord").read_bytes()
-    (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(plain))
-    with pytest.raises(
-        UnreadableSource, match=r"b\.tfrecord\.gz is compressed with GZIP; .* `gunzip"
-    ):
-        scan(tmp_path)
-
-
 @pytest.mark.parametrize("module", [stage, ingest, split_names], ids=["stage", "ingest", "names"])
 def test_worked_examples_hold(module):
     result = doctest.testmod(module)
@@ -331,59 +295,50 @@ def test_worked_examples_hold(module):
     assert not result.failed
 
 
-def test_the_command_that_unpacks_a_shard_works_whatever_its_name(tmp_path):
-    path = tmp_path / "a shard.tfrecord"
+@pytest.mark.parametrize("name", ["a shard.tfrecord", "b.tfrecord.gz"])
+def test_a_compressed_shard_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
+    path = tmp_path / name
     write(path, vectors(2))
     plain = path.read_bytes()
     path.write_bytes(gzip.compress(plain))
-    with pytest.raises(UnreadableSource, match="GZIP") as caught:
+    with pytest.raises(UnreadableSource, match=f"{name} is compressed with GZIP") as refused:
         scan(tmp_path)
-    command = str(caught.value).split("`")[1]
-    subprocess.run(command, shell=True, check=True)
-    assert path.read_bytes() == plain
-    path.write_bytes(zlib.compress(plain))
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    (unpacked,) = tmp_path.iterdir()
+    assert unpacked.read_bytes() == plain
+    unpacked.write_bytes(zlib.compress(plain))
     with pytest.raises(UnreadableSource, match="unless it is compressed with ZLIB"):
         scan(tmp_path)
 
 
-def test_an_empty_shard_is_noted_and_no_record_at_all_is_refused(tmp_path):
+def test_where_there_are_no_shards_or_records_it_is_said(tmp_path):
+    with pytest.raises(DataNotFound, match="does not exist"):
+        scan(tmp_path / "nowhere")
+    with pytest.raises(DataNotFound, match="holds no TFRecord file"):
+        scan(tmp_path)
     (tmp_path / "empty.tfrecord").touch()
     with pytest.raises(DataNotFound, match="none of its 1 shards holds a record"):
         scan(tmp_path)
     write(tmp_path / "full.tfrecord", vectors(2))
     assert scan(tmp_path).notes == {"empty shard": 1}
-
-
-def test_where_there_are_no_shards_it_is_said(tmp_path):
-    with pytest.raises(DataNotFound, match="holds no TFRecord file"):
-        scan(tmp_path)
-    with pytest.raises(DataNotFound, match="does not exist"):
-        scan(tmp_path / "nowhere")
     (tmp_path / "text.tfrecord").write_text("a, b, c\n" * 9)
     with pytest.raises(UnreadableSource, match="is no TFRecord file; remove it"):
         scan(tmp_path)
 
 
-def test_hidden_files_are_no_shards(tmp_path):
-    write(tmp_path / "a.tfrecord", vectors(1))
-    write(tmp_path / ".cache" / "b.tfrecord", vectors(2))
-    write(tmp_path / ".c.tfrecord", vectors(3))
-    assert [shard.name for shard in tfrecord.find_shards(tmp_path)] == ["a.tfrecord"]
-    assert scan(tmp_path).skipped == {}
-
-
-def test_files_and_links_that_are_no_shards_are_counted(tmp_path):
-    write(tmp_path / "in" / "a.tfrecord", [example(x=[1.0], label=[0])])
+def test_files_and_links_that_are_no_shards_are_counted_but_for_hidden_ones(tmp_path):
+    folder = tmp_path / "in"
+    write(folder / "a.tfrecord", [example(x=[1.0], label=[0])])
     write(tmp_path / "away" / "b.tfrecord", vectors(2))
-    write(tmp_path / "in" / "more" / "train_3.tfr", vectors(2))
-    (tmp_path / "in" / "labels.txt").write_text("owl\n")
-    (tmp_path / "in" / "linked").symlink_to("../away")
-    (tmp_path / "in" / "c.tfrecord").symlink_to("gone")
-    assert scan(tmp_path / "in").skipped == {
-        "link to nothing": 1,
-        "link to a folder": 1,
-        ".tfr": 1,
-    }
+    write(folder / "more" / "train_3.tfr", vectors(2))
+    write(folder / ".cache" / "b.tfrecord", vectors(2))
+    write(folder / ".c.tfrecord", vectors(3))
+    (folder / "labels.txt").write_text("owl\n")
+    (folder / "linked").symlink_to("../away")
+    (folder / "c.tfrecord").symlink_to("gone")
+    assert [shard.name for shard in tfrecord.find_shards(folder)] == ["a.tfrecord"]
+    skipped = {"link to nothing": 1, "link to a folder": 1, ".tfr": 1}
+    assert scan(folder).skipped == skipped
 
 
 def test_records_with_whole_numbers_that_float32_does_not_hold_are_counted(tmp_path):
@@ -407,165 +362,6 @@ def test_one_file_is_a_data_set_too(tmp_path):
     assert unnamed.warnings[0].startswith(
         "labels.txt is not read, since data.path names the shard alone"
     )
-
-
-def feature(kind: str, module: str = "tensor_feature", **more) -> dict:
-    return {"pythonClassName": f"tensorflow_datasets.core.features.{module}.{kind}", **more}
-
-
-IMAGE = feature("Image", image={"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}})
-CLASS = feature("ClassLabel", classLabel={"numClasses": "2"})
-
-
-def tensor(dtype: str, *sizes: int, encoding: str = "none") -> dict:
-    shape = {"dimensions": [str(size) for size in sizes]} if sizes else {}
-    return feature("Tensor", tensor={"dtype": dtype, "encoding": encoding, "shape": shape})
-
-
-def prepare(folder, features: dict, records: list[bytes], **info) -> DataSettings:
-    """Write a folder as TensorFlow Datasets prepares it, with one shard of the split train."""
-    write(folder / "birds-train.tfrecord-00000-of-00001", records)
-    described = {"pythonClassName": "FeaturesDict", "featuresDict": {"features": features}}
-    (folder / "features.json").write_text(json.dumps(described))
-    split = {"name": "train", "shardLengths": [str(len(records))]}
-    (folder / "dataset_info.json").write_text(
-        json.dumps({"name": "birds", "fileFormat": "tfrecord", "splits": [split], **info})
-    )
-    return DataSettings(source="tfds", path=str(folder))
-
-
-def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
-    images = [png(1), png(2)]
-    settings = prepare(
-        tmp_path,
-        {"image": IMAGE, "label": CLASS, "name": feature("Text", "text_feature")},
-        [example(image=[image], label=[n], name=[b"a"]) for n, image in enumerate(images)],
-    )
-    (tmp_path / "label.labels.txt").write_text("owl\nduck\n")
-    found = tfds.scan(settings)
-    assert isinstance(found, base.Files)
-    assert [item.label for item in found.files] == ["owl", "duck"]
-    assert found.features == {
-        "image": "Image uint8 any×any×3",
-        "label": "ClassLabel of 2 classes",
-        "name": "Text",
-    }
-
-
-def test_splits_of_other_names_are_left_out_with_a_warning(tmp_path):
-    splits = [
-        {"name": "train", "shardLengths": ["2"]},
-        {"name": "validation_matched", "shardLengths": ["1000", "500"]},
-    ]
-    records = [example(x=[float(n)], label=[n]) for n in range(2)]
-    settings = prepare(
-        tmp_path, {"x": tensor("float32", 1), "label": CLASS}, records, splits=splits
-    )
-    (warning,) = tfds.scan(settings).warnings
-    assert warning.startswith("the split validation_matched, of 1,500 examples, is left out")
-
-
-def test_features_of_an_inner_dict_have_the_names_of_both(tmp_path):
-    inner = {"pythonClassName": "FeaturesDict", "featuresDict": {"features": {"encoded": IMAGE}}}
-    settings = prepare(
-        tmp_path,
-        {"image": inner, "encoded": tensor("int64"), "label": CLASS},
-        [example(**{"image/encoded": [png(n)], "encoded": [7], "label": [n]}) for n in range(2)],
-    )
-    found = tfds.scan(settings)
-    assert [item.label for item in found.files] == ["0", "1"]
-    assert sorted(found.features) == ["encoded", "image/encoded", "label"]
-
-
-def test_shards_are_those_of_the_splits_that_are_trained_on_by_the_names_they_say(tmp_path):
-    splits = [
-        {
-            "name": "train",
-            "shardLengths": ["2", "0", "1"],
-            "filepathTemplate": "{SPLIT}.{SHARD_INDEX}",
-        },
-        {"name": "unsupervised", "shardLengths": ["5"]},
-        {"name": "test", "shardLengths": ["1"], "filepathTemplate": ""},
-    ]
-    found = tfds.list_shards(tmp_path, {"name": "birds", "splits": splits})
-    assert [(one.name, one.split, one.records) for one in found] == [
-        ("train.00000", None, 2),
-        ("train.00002", None, 1),
-        ("birds-test.tfrecord-00000-of-00001", "test", 1),
-    ]
-
-
-@pytest.mark.parametrize("encoding", ["none", "bytes", "zlib"])
-def test_tensors_are_read_in_every_encoding(tmp_path, encoding):
-    import zlib
-
-    values = np.arange(6, dtype=np.int16).reshape(3, 2)
-    stored = {
-        "none": values.reshape(-1).tolist(),
-        "bytes": [values.tobytes()],
-        "zlib": [zlib.compress(values.tobytes())],
-    }[encoding]
-    settings = prepare(
-        tmp_path,
-        {"v": tensor("int16", 3, 2, encoding=encoding), "y": tensor("float32")},
-        [example(v=stored, y=[0.5])],
-        supervisedKeys={"tuple": {"items": [{"dictKey": "v"}, {"dictKey": "y"}]}},
-    )
-    found = tfds.scan(settings)
-    np.testing.assert_array_equal(found.values, values[None].astype(np.float32))
-    assert list(found.labels) == [0.5] and found.schema.predicts_number
-
-
-@pytest.mark.parametrize(
-    ("features", "info", "said"),
-    [
-        ({"image": feature("Video"), "label": CLASS}, {}, "image is Video; an Image or a Tensor"),
-        (
-            {"image": IMAGE, "label": feature("Audio")},
-            {},
-            "label is Audio; labels are a ClassLabel",
-        ),
-        ({"image": tensor("uint8", -1, 3), "label": CLASS}, {}, "image is Tensor uint8 any×3;"),
-        ({"image": IMAGE, "label": CLASS}, {"fileFormat": "array_record"}, "only tfrecord can be"),
-        ({"image": IMAGE, "label": CLASS}, {"splits": []}, "names no split train"),
-        ({"image": IMAGE, "label": tensor("float32")}, {}, "label holds floats"),
-        ({"photo": IMAGE, "label": CLASS}, {}, r"records.input is not set.*photo \(Image uint8"),
-        ({}, {}, "names no features"),
-        (
-            {"image": IMAGE, "label": CLASS},
-            {"splits": [{"shardLengths": ["many"], "name": "train"}]},
-            "is not as TensorFlow Datasets writes it",
-        ),
-        ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
-        ({"image": [], "label": CLASS}, {}, "is not as TensorFlow Datasets writes it"),
-    ],
-)
-def test_a_prepared_data_set_that_cannot_be_read_is_refused(tmp_path, features, info, said):
-    settings = prepare(tmp_path, features, [example(image=[png(1)], label=[0])], **info)
-    with pytest.raises(UnreadableSource, match=said):
-        tfds.scan(settings)
-
-
-def test_metadata_of_other_shards_is_refused(tmp_path):
-    records = [example(image=[png(n)], label=[n]) for n in range(2)]
-    settings = prepare(tmp_path, {"image": IMAGE, "label": CLASS}, records)
-    names = tmp_path / "label.labels.txt"
-    names.write_text("owl\nduck\nswan\n")
-    with pytest.raises(
-        UnreadableSource, match=r"labels\.txt names 3 classes, features\.json has 2"
-    ):
-        tfds.scan(settings)
-    names.unlink()
-    shard = tmp_path / "birds-train.tfrecord-00000-of-00001"
-    write(shard, records[:1])
-    with pytest.raises(UnreadableSource, match=r"holds 1 records, dataset_info.json says 2"):
-        tfds.scan(settings)
-    shard.unlink()
-    with pytest.raises(DataNotFound, match="cannot be read: No such file"):
-        tfds.scan(settings)
-    (tmp_path / "dataset_info.json").unlink()
-    with pytest.raises(DataNotFound, match=r"dataset_info\.json is missing"):
-        tfds.scan(settings)
 
 
 def test_a_shard_is_opened_at_the_edges_of_its_records(tmp_path):

@@ -130,6 +130,16 @@ def test_rejects_are_counted_by_kind(folder, tmp_path):
     assert f"\n  {kind}\n" in str(caught.value)
 
 
+def bmp_with_masks(path, fourth):
+    """A 32-bit BMP of gray pixels that says which bytes are transparency, all of them `fourth`."""
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 108, 4, 4, 1, 32, 3, 64, 0, 0, 0, 0) + masks
+    pixels = bytes([100, 100, 100, fourth]) * 16
+    offset = 14 + 108
+    start = struct.pack("<2sIHHI", b"BM", offset + 64, 0, 0, offset)
+    path.write_bytes(start + header.ljust(108, b"\0") + pixels)
+
+
 MODES = {  # that Pillow can write to a file of the format
     ".png": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
     ".jpg": ("1", "L", "RGB", "CMYK"),
@@ -137,34 +147,52 @@ MODES = {  # that Pillow can write to a file of the format
     ".bmp": ("1", "L", "P", "RGB", "RGBA"),
     ".webp": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"),
 }
+FILES = [f"{mode}{suffix}" for suffix, modes in MODES.items() for mode in modes]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "mode"), [(suffix, mode) for suffix, modes in MODES.items() for mode in modes]
-)
-def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suffix):
-    original = picture(3, mode="L" if mode == "I;16" else "RGBA" if mode == "RGBA" else "RGB")
-    image = original.convert("I;16") if mode == "I;16" else original.convert(mode)
-    folder = tmp_path / "in" / "a"
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """Images of every format and mode, and such as few programs write: their files, and those that
+    the manifest names, by name.
+    """
+    root = tmp_path_factory.mktemp("formats")
+    folder = root / "in" / "a"
     folder.mkdir(parents=True)
-    (tmp_path / "in" / "b").mkdir()
-    company(tmp_path / "in" / "b")
-    image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
-    with Image.open(folder / f"x{suffix}") as saved:
-        expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
-    manifest = ingest(
-        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
-    )
-    uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
-    seen = (
-        tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False)
-        .numpy()
-        .astype(np.int64)
-    )
+    for number, name in enumerate(FILES):
+        mode = name.partition(".")[0]
+        original = picture(number, mode={"I;16": "L", "RGBA": "RGBA"}.get(mode, "RGB"))
+        lossless = {"lossless": True} if name.endswith(".webp") else {}
+        original.convert(mode).save(folder / name, **lossless)
+    bmp_with_masks(folder / "unused.bmp", 0)
+    bmp_with_masks(folder / "half.bmp", 128)
+    picture(91).save(folder / "phone.jpg", "MPO", save_all=True, append_images=[picture(92)])
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(folder / "clear.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(93, size=(40, 20)).save(folder / "turned.jpg", exif=exif, quality=95)
+    (root / "in" / "b").mkdir()
+    company(root / "in" / "b")
+    manifest = ingest(data_settings(root / "in"), root / "manifest")
+    assert not len(manifest.rejected)
+    uris = manifest.examples.set_index("id")["uri"]
+    return {path.name: (path, Path(uris[f"a/{path.name}"])) for path in folder.iterdir()}
+
+
+def decode(path: Path) -> np.ndarray:
+    """An image as training sees it."""
+    return tf.io.decode_image(path.read_bytes(), expand_animations=False).numpy().astype(int)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_and_mode_decodes_to_what_a_person_sees(converted, name):
+    path, stored = converted[name]
+    with Image.open(path) as saved:
+        expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), int)
     if expected.ndim == 2:  # 16 bits
         expected = np.repeat(np.round(expected / 257)[..., None], 3, axis=2)
+    seen = tf.io.decode_image(stored.read_bytes(), channels=3, expand_animations=False)
     assert seen.shape == expected.shape
-    assert np.abs(seen - expected).max() <= (3 if suffix == ".jpg" else 1)
+    assert np.abs(seen.numpy() - expected).max() <= (3 if path.suffix == ".jpg" else 1)
 
 
 def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
@@ -194,60 +222,23 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
         assert np.asarray(image).max() == 63 * 65 // 256
 
 
-def bmp_with_masks(path, fourth):
-    """A 32-bit BMP of gray pixels that says which bytes are transparency, all of them `fourth`."""
-    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
-    header = struct.pack("<IiiHHIIiiII", 108, 4, 4, 1, 32, 3, 64, 0, 0, 0, 0) + masks
-    pixels = bytes([100, 100, 100, fourth]) * 16
-    offset = 14 + 108
-    start = struct.pack("<2sIHHI", b"BM", offset + 64, 0, 0, offset)
-    path.write_bytes(start + header.ljust(108, b"\0") + pixels)
+def test_the_unused_fourth_bytes_of_a_bmp_are_no_transparency(converted):
+    for name, gray in {"unused.bmp": 100, "half.bmp": 177}.items():
+        image = decode(converted[name][1])
+        assert image.min() == image.max() == gray
 
 
-def test_the_unused_fourth_bytes_of_a_bmp_are_no_transparency(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    bmp_with_masks(tmp_path / "in" / "a" / "unused.bmp", 0)
-    bmp_with_masks(tmp_path / "in" / "a" / "half.bmp", 128)
-    company(tmp_path / "in" / "b")
-    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
-    uris = manifest.examples.set_index("id")["uri"]
-    for name, gray in {"a/unused.bmp": 100, "a/half.bmp": 177}.items():
-        with Image.open(uris[name]) as image:
-            assert np.asarray(image).min() == np.asarray(image).max() == gray
-
-
-def test_a_jpeg_with_further_pictures_stays_as_it_is(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    path = tmp_path / "in" / "a" / "phone.jpg"
-    picture(1).save(path, "MPO", save_all=True, append_images=[picture(2)])
-    company(tmp_path / "in" / "b")
-    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
-    assert manifest.examples.set_index("id")["uri"]["a/phone.jpg"] == str(path)
-    assert not manifest.stats["notes"]
+def test_a_jpeg_with_further_pictures_stays_as_it_is(converted):
+    path, stored = converted["phone.jpg"]
+    assert stored == path
     with Image.open(path) as image:
-        seen = tf.io.decode_image(path.read_bytes()).numpy().astype(int)
-        assert np.abs(seen - np.asarray(image)).max() <= 3
+        assert np.abs(decode(path) - np.asarray(image)).max() <= 3
 
 
-def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "in" / "a" / "clear.png")
-    turned = picture(5, size=(40, 20))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
-    company(tmp_path / "in" / "b")
-    manifest = ingest(
-        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
-    )
-    uris = manifest.examples.set_index("id")["uri"]
-    with Image.open(uris["a/clear.png"]) as image:
-        assert image.mode == "RGB"
-        assert np.asarray(image).min() == 255
-    assert tf.io.decode_image(tf.io.read_file(uris["b/turned.jpg"])).shape == (40, 20, 3)
+def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(converted):
+    clear = decode(converted["clear.png"][1])
+    assert clear.shape == (8, 8, 3) and clear.min() == 255
+    assert decode(converted["turned.jpg"][1]).shape == (40, 20, 3)
 
 
 def test_a_single_class_is_refused(tmp_path):
@@ -382,14 +373,6 @@ def test_a_missing_source_is_reported(tmp_path, source):
         ingest(data_settings(tmp_path / "nowhere", source), tmp_path / "manifest")
     with pytest.raises(MissingInput, match="dvc repro ingest"):
         read_manifest(tmp_path / "manifest")
-
-
-def test_splits_do_not_move_when_data_is_added(folder, tmp_path):
-    before = ingest(data_settings(folder), tmp_path / "one").examples.set_index("id")["split"]
-    for number in range(100, 130):
-        picture(number).save(folder / "a" / f"{number}.jpg")
-    after = ingest(data_settings(folder), tmp_path / "two").examples.set_index("id")["split"]
-    assert after[before.index].equals(before)
 
 
 def test_the_digest_follows_content_only(folder, tmp_path):

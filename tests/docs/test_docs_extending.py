@@ -36,7 +36,7 @@ USES = (
     "test_shapes_dtypes_and_cardinality_are_known[prefetch_deep]",
     "test_every_step_has_a_text_a_key_a_builder_and_a_cost[ReadAhead]",
     "test_every_field_changes_the_plan[read_ahead-8]",
-    "test_any_epoch_of_a_stream_can_be_started_from[read_ahead]",
+    "test_shapes_dtypes_and_cardinality_are_known[read_ahead]",
     "test_every_rule_holds_where_its_fault_is[deep_prefetch-",
     "test_every_rule_has_a_case",
     "-8 calls share 2 threads]",

@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_pipelines import CONFIGS, batches, pipeline, prepare_snapshots
+from small_pipelines import CONFIGS, batches, pipeline
 
 from throughline.kernels.autograph import without_autograph
 from throughline.kernels.elements import apply_ops
@@ -51,8 +51,7 @@ def test_a_function_that_is_marked_is_traced_as_written():
         tf.function(without_autograph(positive))(tf.constant(3))
 
 
-def test_what_builds_a_pipeline_is_not_rewritten(arrays, tmp_path, monkeypatch):
-    stored = prepare_snapshots({"arrays": arrays})
+def test_what_builds_a_pipeline_is_not_rewritten(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # AutoGraph writes what it rewrites
     for name in ("naive", "vectorized", "shards_global", "optimized"):
         assert batches(pipeline(stored, augment=(Flip(),), **CONFIGS[name]))

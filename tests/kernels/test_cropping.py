@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_pipelines import CONFIGS, pipeline, prepare_snapshots
+from small_pipelines import CONFIGS, batches, pipeline
 
 from throughline.kernels import pixels
 from throughline.kernels.crop_windows import draw_crop_windows
@@ -154,11 +154,6 @@ def test_memory_for_results_is_such_that_tensorflow_takes_it_as_it_is():
         assert images.flags.c_contiguous
 
 
-@pytest.fixture(scope="module")
-def stored(arrays):
-    return prepare_snapshots({"arrays": arrays})
-
-
 def test_rows_of_a_snapshot_are_cut_as_they_are_stored(stored):
     data = stored["arrays"]
     images, rows = data.memmap("train", "image"), np.asarray([5, 0, 5, 17])
@@ -186,7 +181,7 @@ def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
     pipe = pipeline(stored, augment=(op,), postprocess=(), with_keys=True, **CONFIGS["snapshot"])
     images, keys = (stored["arrays"].memmap("train", name) for name in ("image", "key"))
     stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("random_crop", 0))
-    batch = next(pipe.dataset().as_numpy_iterator())
+    batch = batches(pipe)[0]
     drawn = draw_crop_windows(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
     for key, image, (top, left, height, width) in zip(
         batch["key"], batch["image"], drawn.numpy(), strict=True

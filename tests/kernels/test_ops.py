@@ -4,6 +4,8 @@ and draws as it says.
 
 from __future__ import annotations
 
+import importlib
+import linecache
 import sys
 
 import keras
@@ -97,16 +99,15 @@ def batched(op, **changes):
 @pytest.mark.parametrize("op", BOTH, ids=IDENTITIES)
 def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     together = batched(op)["image"].numpy()
-    alone = np.stack(
-        [
-            compute(op, {"image": tf.constant(i), "key": tf.constant(k)}, draw())["image"].numpy()
-            for i, k in zip(IMAGES, KEYS, strict=True)
-        ]
-    )
+    few = zip(IMAGES[:8], KEYS[:8], strict=True)
+    alone = [
+        compute(op, {"image": tf.constant(i), "key": tf.constant(k)}, draw())["image"]
+        for i, k in few
+    ]
     streamed = tf.data.Dataset.from_tensor_slices({"image": IMAGES, "key": KEYS}).map(
         lambda element: compute(op, element, draw())
     )
-    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together[:8], alone)
     np.testing.assert_array_equal(
         together, np.stack([element["image"] for element in streamed.as_numpy_iterator()])
     )
@@ -224,11 +225,16 @@ def test_mixup_shares_are_beta_distributed(alpha):
     assert (np.diff(quantiles) >= 0).all() and quantiles[0] == 0 and quantiles[-1] == 1
 
 
-def test_labels_and_categories_become_vectors():
+def test_labels_and_categories_become_vectors_on_the_host_and_on_the_device():
     assert batched(OneHot(classes=4))["label"].numpy().argmax(axis=1).tolist() == LABELS.tolist()
-    features = tf.constant([[0.5, 1, 0], [1.5, 0, 2]])
-    coded = compute(Categories(sizes=(2, 3)), {"features": features}, draw())["features"].numpy()
-    np.testing.assert_array_equal(coded, [[0.5, 0, 1, 1, 0, 0], [1.5, 1, 0, 0, 0, 1]])
+    features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
+    op, value = Categories(sizes=(2, 3)), keras.Input((3,))
+    layer = keras.Model(value, apply_as_layer(op, value))
+    for coded in (
+        compute(op, {"features": tf.constant(features)}, draw())["features"],
+        layer(features),
+    ):
+        np.testing.assert_array_equal(coded, [[0.5, 0, 1, 1, 0, 0], [1.5, 1, 0, 0, 0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -268,16 +274,6 @@ def test_within_the_train_step_an_op_computes_what_the_host_does(op):
     assert abs(resident - host).mean() <= 0.5
 
 
-def test_categories_on_the_device_give_what_the_host_gives():
-    features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
-    value = keras.Input((3,))
-    layer = keras.Model(value, apply_as_layer(Categories(sizes=(2, 3)), value))
-    np.testing.assert_array_equal(
-        layer(features).numpy(),
-        compute(Categories(sizes=(2, 3)), {"features": tf.constant(features)}, draw())["features"],
-    )
-
-
 OWN = """
 from throughline.plan.ops import Op
 
@@ -307,9 +303,6 @@ def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, 
     ):
         (tmp_path / "own_ops.py").write_text(text)
         sys.modules.pop("own_ops", None)
-        import importlib
-        import linecache
-
         importlib.invalidate_caches()
         linecache.checkcache()
         sys.dont_write_bytecode = True

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import small_pipelines
 import tensorflow as tf
+from small_pipelines import batches
 
-from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.records import example_key
 from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.host_kernels import draw_changes, draw_sigma
@@ -26,20 +27,8 @@ from throughline.pipelines.order.samplers import (
     swap_or_not,
     window_shuffle,
 )
-from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.augmentations import (
-    Blur,
-    Brightness,
-    Flip,
-    RandAugment,
-    RandomCrop,
-    RandomResizedCrop,
-)
-from throughline.plan.ops import Decode, Op
-from throughline.plan.plan import make_plan
-from throughline.plan.spec import InputSpec
-from throughline.settings import PipelineConfig
+from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
+from throughline.plan.ops import Brightness, Flip, RandomCrop
 from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -53,26 +42,11 @@ def epoch(number: int) -> tf.Tensor:
     return tf.constant(number, tf.int64)
 
 
-def test_a_global_permutation_of_a_small_split():
-    assert permute(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [
-        0,
-        3,
-        2,
-        8,
-        7,
-        10,
-        9,
-        6,
-        5,
-        4,
-        1,
-        11,
-    ]
-
-
-def test_a_global_permutation_of_a_large_split():
-    first = permute(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
-    assert first.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
+def test_global_permutations_of_a_small_and_of_a_large_split():
+    small = permute(positions(12), count=12, seed=5, epoch=epoch(3))
+    assert small.numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
+    large = permute(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
+    assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
 
 def test_the_cipher_for_small_domains_by_its_key():
@@ -149,60 +123,30 @@ def test_who_is_blurred_and_which_changes_randaugment_makes():
     assert changes == [[[4, 13], [1, 0]], [[6, 5], [1, 0]], [[5, 4], [1, 0]], [[4, 2], [1, 0]]]
 
 
-def test_identities():
+def test_identities_and_digests_of_contents(tmp_path):
     assert example_key("train/cat/000.jpg") == 2232826047724114548
     assert digest_blake2b(b"ab", b"c") == "4826ed043ab3cdec576d8541fa5d5a80"
     assert digest_json({"b": [1, None], "a": 1.5}) == "117096492d1a1f23b2a8f293ecc6a332"
-
-
-def test_content_digests(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     assert digest_blake3(b"abc") == "6437b3ac38465133ffb63b75273a8db5"
     assert digest_file(tmp_path / "file") == digest_blake3(b"abc")
 
 
-@pytest.fixture(scope="module")
-def stored(arrays, tmp_path_factory) -> PreparedData:
-    """Two hundred gray images with their snapshot."""
-    folder = tmp_path_factory.mktemp("pinned")
-    snapshot(read_shard_index(arrays / "shards"), arrays / "shards", folder, preprocess=(Decode(),))
-    return open_prepared_data(
-        manifest=arrays / "manifest",
-        shards=arrays / "shards",
-        snapshot=folder,
-        preprocess=(Decode(),),
-    )
+def pipeline(stored, **config) -> InputPipeline:
+    """A pipeline of two hundred gray images."""
+    usual = {"postprocess": (), "seed": 5, "batch_size": 8, "with_keys": True}
+    return small_pipelines.pipeline(stored, **usual, **config)
 
 
-def pipeline(stored: PreparedData, *, augment: tuple[Op, ...] = (), **config) -> InputPipeline:
-    spec = InputSpec(
-        schema=stored.shards.schema,
-        preprocess=(Decode(),),
-        augment=augment,
-        postprocess=(),
-        batch_size=8,
-    )
-    return InputPipeline(
-        plan=make_plan(PipelineConfig(**config), spec),
-        data=stored,
-        split="train",
-        seed=5,
-        with_keys=True,
-    )
-
-
-def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
+def rows_of(stored, keys: np.ndarray) -> list[int]:
     """The rows of the snapshot that hold the examples with these keys."""
-    return [stored.memmap("train", "key").tolist().index(key) for key in keys]
+    return [stored["arrays"].memmap("train", "key").tolist().index(key) for key in keys]
 
 
 def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
-    return {
-        name: value.numpy()
-        for name, value in next(
-            iter(pipe.dataset(first_step=pipe.steps_per_epoch, epochs=2))
-        ).items()
-    }
+    """The first batch of the second epoch."""
+    rest = pipe.dataset(first_step=pipe.steps_per_epoch, epochs=2)
+    return next(rest.as_numpy_iterator())
 
 
 @pytest.mark.parametrize(
@@ -233,9 +177,9 @@ def test_the_order_of_the_second_epoch(stored, config, rows):
 @pytest.mark.parametrize("config", [GLOBAL, {"read": "shards"}], ids=["gathered", "streamed"])
 def test_which_images_are_flipped(stored, config):
     pipe = pipeline(stored, augment=(Flip(),), **config)
-    images = stored.memmap("train", "image")
+    images = stored["arrays"].memmap("train", "image")
     flipped = {}
-    for batch in pipe.dataset().as_numpy_iterator():
+    for batch in batches(pipe):
         for row, image in zip(rows_of(stored, batch["key"]), batch["image"], strict=True):
             flipped[row] = int(np.array_equal(image, images[row, :, ::-1]))
             assert flipped[row] or np.array_equal(image, images[row])
@@ -244,16 +188,8 @@ def test_which_images_are_flipped(stored, config):
 
 def test_how_bright_images_become(stored):
     batch = first_batch(pipeline(stored, augment=(Flip(), Brightness(delta=0.5)), **GLOBAL))
-    assert batch["image"].mean(axis=(1, 2, 3)).round(3).tolist() == [
-        36.133,
-        146.4,
-        145.158,
-        202.95,
-        185.717,
-        111.283,
-        161.525,
-        100.175,
-    ]
+    means = batch["image"].mean(axis=(1, 2, 3)).round(3).tolist()
+    assert means == [36.133, 146.4, 145.158, 202.95, 185.717, 111.283, 161.525, 100.175]
 
 
 def test_the_digest_of_a_split(stored):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import prepared
+from small_pipelines import batches, same
 from texts import SPLIT, WORDS, write_texts
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
@@ -107,8 +108,7 @@ def test_all_configurations_deliver_the_same_windows(stored):
 def test_windows_are_the_documents_one_after_another_and_targets_one_token_on(stored):
     params, data = stored
     pipeline = open_input_pipeline(params, "naive", data, split="train", purpose="evaluate")
-    batches = list(pipeline.dataset().as_numpy_iterator())
-    inputs, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    inputs, targets = (np.concatenate(parts) for parts in zip(*batches(pipeline), strict=True))
     tokens, used = tokens_of(data).astype(np.int32), inputs.size
     assert inputs.dtype == targets.dtype == np.int32
     np.testing.assert_array_equal(inputs.reshape(-1), tokens[:used])
@@ -121,12 +121,13 @@ def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(store
     pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
     draws, _ = check_epoch(pipeline)
     assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
-    whole = [one[0] for one in pipeline.dataset(epochs=2).as_numpy_iterator()]
-    first, second = whole[: pipeline.steps_per_epoch], whole[pipeline.steps_per_epoch :]
-    assert not np.array_equal(first[0], second[0])
-    assert sorted(np.concatenate(first).tolist()) == sorted(np.concatenate(second).tolist())
-    rest = [one[0] for one in pipeline.dataset(first_step=3, epochs=2).as_numpy_iterator()]
-    assert all(np.array_equal(one, other) for one, other in zip(rest, whole[3:], strict=True))
+    whole = batches(pipeline, epochs=2)
+    first, second = (
+        np.concatenate([inputs for inputs, _ in epoch]).tolist()
+        for epoch in (whole[: pipeline.steps_per_epoch], whole[pipeline.steps_per_epoch :])
+    )
+    assert first != second and sorted(first) == sorted(second)
+    assert same(batches(pipeline, first_step=3, epochs=2), whole[3:])
 
 
 def test_hosts_share_the_windows_of_each_batch(stored):
@@ -179,16 +180,15 @@ def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("source", "name", "content"),
     [
-        ("texts.csv", "text\n" + "\n".join(WORDS)),
-        ("texts.jsonl", "\n".join(json.dumps({"text": word}) for word in WORDS)),
-        ("texts.txt", "\n".join(WORDS)),
+        ("text_table", "texts.csv", "text\n" + "\n".join(WORDS)),
+        ("text_lines", "texts.jsonl", "\n".join(json.dumps({"text": word}) for word in WORDS)),
+        ("text_lines", "texts.txt", "\n".join(WORDS)),
     ],
 )
-def test_tables_and_lines_need_no_class(tmp_path, name, content):
+def test_tables_and_lines_need_no_class(tmp_path, source, name, content):
     (tmp_path / name).write_text(content)
-    source = "text_table" if name.endswith("csv") else "text_lines"
     found = scan(DataSettings(source=source, path=str(tmp_path / name), label_kind="none"))
     documents = list(found.documents)
     assert {one.label for one in documents} == {"text"} and len(documents) == len(WORDS)
@@ -230,23 +230,19 @@ def test_what_windows_cannot_be_made_of_is_refused(stored, config, message):
             {"data": {"source": "arrays", "path": "x.npz"}, "preprocess": ["decode"]},
             r"window\.tokens: the source arrays is not text",
         ),
+        (
+            {
+                "window": {},
+                "data": {"source": "text_folder", "path": "my/texts"},
+                "model": {"name": "transformer_decoder"},
+            },
+            "transformer_decoder predicts next tokens, and",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_right_are_refused(change, message):
     with pytest.raises(InvalidParams, match=message):
         check(document("my/texts", **change))
-
-
-def test_a_decoder_needs_windows():
-    with pytest.raises(InvalidParams, match="transformer_decoder predicts next tokens, and"):
-        check(
-            document(
-                "my/texts",
-                window={},
-                data={"source": "text_folder", "path": "my/texts"},
-                model={"name": "transformer_decoder"},
-            )
-        )
 
 
 def test_a_split_shorter_than_a_window_is_refused(stored):

@@ -9,9 +9,9 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import prepared
-from lanes import slow_but_first
+from conftest import flip_bit, prepared
 from project import SMALL
+from small_pipelines import batches, same
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
@@ -20,7 +20,6 @@ from throughline.data.columns.index import column_path, map_column, read_index, 
 from throughline.data.shards.index import read_shard_index
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
-from throughline.kernels.sequences import pad_rows
 from throughline.kernels.tokenizers import open_tokenizer, tokenize
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
@@ -106,18 +105,29 @@ def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts") / "source")
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def stored(request, texts, tmp_path_factory):
-    """Parameters with a kind of tokenizer, and the prepared data."""
-    params = check(document(texts, request.param))
-    return params, opened(tmp_path_factory.mktemp(request.param), params)
-
-
 @pytest.fixture(scope="module")
-def plain(texts, tmp_path_factory):
+def prepared_with(texts, tmp_path_factory):
+    """Parameters with a kind of tokenizer, and the prepared data, by that kind."""
+    made = {}
+
+    def prepare(kind):
+        if kind not in made:
+            params = check(document(texts, kind))
+            made[kind] = params, opened(tmp_path_factory.mktemp(kind), params)
+        return made[kind]
+
+    return prepare
+
+
+@pytest.fixture(params=list(KINDS))
+def stored(request, prepared_with):
+    return prepared_with(request.param)
+
+
+@pytest.fixture
+def plain(prepared_with):
     """The same with bytes as tokens."""
-    params = check(document(texts, "bytes"))
-    return params, opened(tmp_path_factory.mktemp("plain"), params)
+    return prepared_with("bytes")
 
 
 def test_all_configurations_deliver_the_same_tokens(stored):
@@ -148,29 +158,20 @@ def test_the_snapshot_holds_the_tokens_without_padding(stored):
     verify(data.snapshot_folder, read_index(data.snapshot_folder))
 
 
-@pytest.mark.parametrize("name", slow_but_first(["snapshot", "snapshot_window", "indexed"]))
-def test_any_step_can_be_started_from(plain, name):
+@pytest.mark.parametrize("name", ["snapshot", "indexed"])
+def test_an_epoch_draws_every_text_once_and_any_step_can_be_started_from(plain, name):
     params, data = plain
     pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
-    whole = list(pipeline.dataset(epochs=2).as_numpy_iterator())
-    for first in (1, pipeline.steps_per_epoch + 1):
-        rest = list(pipeline.dataset(first_step=first, epochs=2).as_numpy_iterator())
-        assert len(rest) == len(whole) - first
-        for one, other in zip(rest, whole[first:], strict=True):
-            np.testing.assert_array_equal(one[0], other[0])
-
-
-def test_an_epoch_draws_every_text_once(plain):
-    params, data = plain
-    for name in ("naive", "snapshot", "indexed"):
-        pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
-        draws, _ = check_epoch(pipeline)
-        assert (draws.distinct, draws.most_often) == (data.shards.examples("train"), 1)
+    draws, _ = check_epoch(pipeline)
+    assert (draws.distinct, draws.most_often) == (data.shards.examples("train"), 1)
+    whole = batches(pipeline, epochs=2)
+    for first in (1, pipeline.steps_per_epoch):
+        assert same(batches(pipeline, first_step=first, epochs=2), whole[first:])
 
 
 @pytest.mark.slow
-def test_a_model_learns_to_tell_languages_apart(stored):
-    params, data = stored
+def test_a_model_learns_to_tell_languages_apart(prepared_with):
+    params, data = prepared_with("wordpiece")
     models = build_models_for(params, data)
     assert models.full_model.inputs[0].name == "text"
     compile_model(models.network, params.train, target=models.target, steps=1)
@@ -204,38 +205,32 @@ def test_bytes_are_tokens_from_one_on():
     assert open_tokenizer(op).vocabulary == 257
 
 
-@pytest.mark.parametrize("kind", slow_but_first(["sentencepiece", "wordpiece"]))
-def test_the_same_texts_give_the_same_tokenizer(stored, kind, monkeypatch):
-    _, data = stored
-    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
-    op = Tokenize(**KINDS[kind])
-    first = tokenizer_fitting.fit(op, shards)
-    assert tokenizer_fitting.fit(op, shards) == first
-    monkeypatch.setattr(tokenizer_fitting, "SAMPLE_BYTES", 2000)
-    assert tokenizer_fitting.fit(op, shards) != first
-
-
-@pytest.mark.parametrize("kind", slow_but_first(["sentencepiece", "wordpiece"]))
-def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path, kind):
+def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
     _, data = plain
-    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
-    given = tmp_path / "given"
-    given.write_bytes(tokenizer_fitting.fit(Tokenize(**KINDS[kind]), shards))
-    chosen = document(texts, kind)
-    chosen["preprocess"] = [{"tokenize": {"kind": kind, "model": str(given)}}]
-    params = check(chosen)
+    given, op = tmp_path / "given", Tokenize(**KINDS["wordpiece"])
+    given.write_bytes(tokenizer_fitting.fit(op, training_shards(data)))
+
+    def chosen(path):
+        tokenize = {"tokenize": {"kind": "wordpiece", "model": str(path)}}
+        return check(document(texts, "wordpiece") | {"preprocess": [tokenize]})
+
     shutil.copytree(data.shards_folder.parent, tmp_path / "data")
-    opened(tmp_path, params)
-    moved = given.rename(tmp_path / "moved")
-    chosen["preprocess"] = [{"tokenize": {"kind": kind, "model": str(moved)}}]
-    assert open_inputs(check(chosen), Layout(tmp_path)).snapshot.vocabulary > 100
-    path = tmp_path / "data" / "snapshot" / Tokenize(kind=kind).file
+    opened(tmp_path, chosen(given))
+    params = chosen(given.rename(tmp_path / "moved"))
+    assert open_inputs(params, Layout(tmp_path)).snapshot.vocabulary > 100
+    path = tmp_path / "data" / "snapshot" / op.file
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(CorruptColumn, match=f"{path.name} is not the file that the index"):
-        open_inputs(check(chosen), Layout(tmp_path))
+        open_inputs(params, Layout(tmp_path))
+    moved = tmp_path / "moved"
     moved.write_bytes(moved.read_bytes().replace(b"wolf", b"lamb") + b"\n")
     with pytest.raises(StaleSnapshot):
-        open_inputs(check(chosen), Layout(tmp_path))
+        open_inputs(chosen(moved), Layout(tmp_path))
+
+
+def training_shards(data):
+    """What a tokenizer is fitted on."""
+    return [(data.path(one), one.compression) for one in data.shards.for_split("train")]
 
 
 def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path):
@@ -288,26 +283,8 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, said):
 
 def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(plain):
     _, data = plain
-    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
     with pytest.raises(InvalidParams, match=r"SentencePiece cannot be fitted.*vocabulary"):
-        tokenizer_fitting.fit(Tokenize(kind="sentencepiece", vocabulary=20), shards)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"service": {"workers": 1}}, "service: its workers' batches differ in length"),
-        (
-            {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device"},
-            "snapshot_on: texts differ in length",
-        ),
-    ],
-)
-def test_what_needs_one_length_is_refused(texts, change, message):
-    chosen = document(texts, "bytes")
-    chosen["pipelines"] = {"odd": {"read": "shards", **change}}
-    with pytest.raises(InvalidParams, match=message):
-        check(chosen)
+        tokenizer_fitting.fit(Tokenize(kind="sentencepiece", vocabulary=20), training_shards(data))
 
 
 @pytest.mark.parametrize(
@@ -328,6 +305,14 @@ def test_what_needs_one_length_is_refused(texts, change, message):
         ),
         ({"augment": ["flip"]}, "augment: flip works on images, not on text"),
         (
+            {"pipelines": {"odd": {"read": "shards", "service": {"workers": 1}}}},
+            "service: its workers' batches differ in length",
+        ),
+        (
+            {"pipelines": {"odd": {**CONFIGS["snapshot"], "snapshot_on": "device"}}},
+            "snapshot_on: texts differ in length",
+        ),
+        (
             {"postprocess": ["rescale"]},
             "postprocess: rescale works on images and numbers, not on text",
         ),
@@ -344,12 +329,6 @@ def test_ops_and_models_of_text_are_refused_for_images():
         check(SMALL | {"preprocess": ["tokenize"], "model": {"name": "text_classifier"}})
     assert "preprocess: tokenize works on text, not on images" in str(error.value)
     assert "model.name: text_classifier takes text, the source has images" in str(error.value)
-
-
-def test_text_needs_no_list_of_postprocess(texts):
-    chosen = document(texts, "bytes")
-    del chosen["postprocess"]
-    assert check(chosen).postprocess == ()
 
 
 def test_a_text_longer_than_all_others_together_is_like_any_other(texts, tmp_path):
@@ -383,20 +362,10 @@ def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():
     assert text_kernels.compute(op, {"text": batch}, draw)["text"].to_list() == [[3, 4], [6], []]
 
 
-def test_sequences_are_padded_to_a_length():
-    values = tf.constant([9, 8, 7, 6, 5], tf.uint16)
-    begins, lengths = tf.constant([3, 0], tf.int64), tf.constant([2, 3], tf.int64)
-    rows = pad_rows(values, begins, lengths, tf.constant(4))
-    assert rows.numpy().tolist() == [[6, 5, 0, 0], [9, 8, 7, 0]]
-    assert rows.dtype == tf.int32
-
-
 def test_damage_to_tokens_is_named(plain, tmp_path):
     _, data = plain
     shutil.copytree(data.snapshot_folder, tmp_path / "snapshot")
     path = column_path(tmp_path / "snapshot", "train", "text")
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, 0)
     with pytest.raises(CorruptColumn, match=r"text\.bin: chunk of rows 0 to"):
         verify(tmp_path / "snapshot", read_index(tmp_path / "snapshot"))

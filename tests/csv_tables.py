@@ -1,0 +1,22 @@
+"""Small CSV tables for tests, written and scanned."""
+
+from __future__ import annotations
+
+from throughline.data.sources import table
+from throughline.settings import DataSettings
+
+
+def write(tmp_path, header, rows, *, delimiter=",", end="\n"):
+    path = tmp_path / "table.csv"
+    lines = [header, *(delimiter.join(map(str, row)) for row in rows)]
+    path.write_bytes((end.join(lines) + end).encode())
+    return path
+
+
+def scan(path, **data):
+    return table.scan(DataSettings(source="table", path=str(path), **data))
+
+
+def measured(count):
+    """Rows of a number, a category and a label that nothing is wrong with."""
+    return [[row / 8, "ab"[row % 2], "xy"[row % 2]] for row in range(count)]

@@ -1,0 +1,399 @@
+"""A source in a bucket gives the examples that it gives in a folder; what changes there while it is
+read is named, and what has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import data_settings, picture, read_files, read_reasons
+from external_records import example, png, write
+from test_sources import write_idx
+
+from tasks.upload import upload
+from throughline.data import ingest as stage
+from throughline.data import object_folder
+from throughline.data.ingest import ingest
+from throughline.data.inspection_cache import read_stamp
+from throughline.data.manifest import Manifest, read_manifest
+from throughline.data.shards import file_parts
+from throughline.data.shards.index import ShardIndex
+from throughline.data.shards.writing import shard
+from throughline.data.sources import ExampleFile
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.engine import use_engine
+from throughline.shared.errors import (
+    DataNotFound,
+    ObjectStoreFailed,
+    UnreadableSource,
+    UserError,
+)
+from throughline.shared.object_store import StoredObject, open_store
+
+SHARDS = ShardSettings(min_shards=2, writers=2)
+
+
+def write_photos(root: Path) -> Path:
+    """Photos of three classes, some of which must be converted or cannot be used."""
+    for number in range(30):
+        path = root / ("cat", "dog", "bird/owl")[number % 3] / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    picture(99).save(root / "cat" / "converted ü#1%20.webp")
+    shutil.copy(root / "cat" / "00.jpg", root / "dog" / "copy.jpg")
+    (root / "cat" / "broken.png").write_bytes(b"no image")
+    (root / "cat" / "empty.png").touch()
+    (root / "cat" / "note.md").write_text("other")
+    (root / "outside.jpg").write_bytes(b"x")
+    for hidden in (".hidden/a.jpg", "dog/.b.jpg"):
+        (root / hidden).parent.mkdir(exist_ok=True)
+        (root / hidden).write_bytes(b"x")
+    (root / "none" / "deeper").mkdir(parents=True)
+    (root / "none" / "deeper" / "read.me").write_text("x")
+    return root
+
+
+def write_table(root: Path) -> Path:
+    rows = "".join(f"{n * 7 % 31},{n % 7},{'ab'[n % 2]}\n" for n in range(60))
+    (root / "rows.csv").write_text(f"x,y,label\n{rows}")
+    return root / "rows.csv"
+
+
+def write_series(root: Path) -> Path:
+    (root / "series.csv").write_text("load\n" + "".join(f"{n % 24}\n" for n in range(400)))
+    return root / "series.csv"
+
+
+def write_arrays(root: Path) -> Path:
+    draw = np.random.default_rng(7)
+    np.save(root / "x.npy", draw.integers(0, 256, (60, 8, 6), np.uint8))
+    np.save(root / "y.npy", np.arange(60) % 4)
+    return root
+
+
+def write_texts(root: Path) -> Path:
+    for number in range(40):
+        path = root / ("ham", "spam")[number % 2] / f"{number}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"text {number} ü")
+    (root / "ham" / "long.txt").write_text("x" * 200)
+    (root / "ham" / "latin.txt").write_bytes(b"\xff")
+    return root
+
+
+def write_lines(root: Path) -> Path:
+    for name in ("ham", "spam"):
+        (root / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(30)))
+    return root
+
+
+def write_text_table(root: Path) -> Path:
+    rows = "".join(f'"text, {n}",{"ab"[n % 2]}\n' for n in range(40))
+    (root / "texts.tsv").write_text(f"text,label\n{rows}")
+    return root / "texts.tsv"
+
+
+def write_image_records(root: Path) -> Path:
+    for part in range(2):
+        write(
+            root / f"data-{part:05d}-of-00002",
+            [example(image=[png(20 * part + n)], label=[n % 2]) for n in range(20)],
+        )
+    return root
+
+
+def write_value_records(root: Path) -> Path:
+    records = [example(x=[float(n), 0.5], label=[n % 3]) for n in range(40)]
+    write(root / "a.tfrecord", records)
+    return root / "a.tfrecord"
+
+
+def write_fashion_mnist(root: Path) -> Path:
+    draw = np.random.default_rng(7)
+    for prefix, count in (("train", 40), ("t10k", 10)):
+        for kind, values in {
+            "images-idx3": draw.integers(0, 256, (count, 28, 28), np.uint8),
+            "labels-idx1": np.arange(count, dtype=np.uint8) % 10,
+        }.items():
+            write_idx(root / f"{prefix}-{kind}-ubyte.gz", values)
+    return root
+
+
+KINDS: dict[str, tuple[Callable[[Path], Path], dict]] = {
+    "image_folder": (write_photos, {}),
+    "table": (write_table, {}),
+    "text_folder": (write_texts, {"max_bytes": 100}),
+    "tfrecord": (write_image_records, {}),
+    "tfrecord of values": (write_value_records, {}),
+    "time_series": (write_series, {}),
+    "arrays": (write_arrays, {}),
+    "text_lines": (write_lines, {}),
+    "text_table": (write_text_table, {}),
+    "fashion_mnist": (write_fashion_mnist, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """Where copies are made for as long as they are read."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+
+
+def prepare(settings: DataSettings, out: Path) -> tuple[Manifest, ShardIndex]:
+    ingest(settings, out / "manifest", inspections=out.parent / "kept")
+    manifest = read_manifest(out / "manifest")
+    return manifest, shard(manifest, out / "shards", settings=SHARDS)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_bucket_gives_the_shards_of_a_folder(case, bucket_url, tmp_path, monkeypatch):
+    write_files, more = KINDS[case]
+    (tmp_path / "in").mkdir()
+    path = write_files(tmp_path / "in")
+    url = bucket_url if path.is_dir() else f"{bucket_url}/{path.name}"
+    upload(path, url)
+    # Some are read ahead, others in turn; what is copied comes in several ranges.
+    monkeypatch.setattr(object_folder, "READ_AHEAD_BYTES", 900)
+    monkeypatch.setattr(file_parts, "READ_AHEAD_BYTES", 900)
+    monkeypatch.setattr(object_folder, "RANGE_BYTES", 500)
+    source = case.partition(" ")[0]
+    local, shards = prepare(data_settings(path, source, **more), tmp_path / "local")
+    remote, stored = prepare(data_settings(url, source, **more), tmp_path / "remote")
+    assert remote.digest == local.digest
+    assert remote.stats == local.stats
+    assert read_reasons(remote) == read_reasons(local)
+    assert stored.digest == shards.digest
+    places = [(f"{path}/", f"{url}/"), (f"{tmp_path}/local/", f"{tmp_path}/remote/")]
+    for here, there in places if path.is_dir() else ():
+        local.examples["uri"] = local.examples["uri"].str.replace(here, there)
+    assert remote.examples.equals(local.examples)
+    assert not read_files(tmp_path / "project"), "copies are gone"
+
+
+@pytest.mark.slow
+def test_dask_workers_read_a_bucket_as_threads_do(photos, bucket_url, tmp_path):
+    settings = data_settings(bucket_url)
+    manifest, index = prepare(settings, tmp_path / "threads")
+    with use_engine(workers=1):
+        other, same = prepare(settings, tmp_path / "workers")
+    assert (other.digest, same.digest) == (manifest.digest, index.digest)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """Photos of two classes."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(40):
+        path = root / ("cat", "dog")[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        picture(number).save(path)
+    return root
+
+
+@pytest.fixture
+def photos(files, bucket_url) -> Path:
+    """A folder of photos that is in the bucket, too."""
+    upload(files, bucket_url)
+    return files
+
+
+def asked_for(proxy) -> list[str]:
+    """The objects that have been read since the last time."""
+    names = [path.partition("?")[0] for method, path, _ in proxy.requests if method == "GET"]
+    proxy.requests.clear()
+    return sorted(Path(name).name for name in names if name.endswith(".jpg"))
+
+
+def test_objects_that_have_not_changed_are_not_read_again_but_to_verify_them(
+    photos, bucket_url, proxy, tmp_path, capsys
+):
+    settings, store = data_settings(bucket_url), open_store(bucket_url)
+    out, kept = tmp_path / "manifest", tmp_path / "kept"
+    first = ingest(settings, out, inspections=kept)
+    assert asked_for(proxy) == sorted(path.name for path in photos.rglob("*.jpg"))
+    ingest(settings, out, inspections=kept)
+    assert asked_for(proxy) == []
+    ingest(settings, out, inspections=kept, verify=True)
+    assert len(asked_for(proxy)) == 40
+    assert "40 have the sizes, times and tags of an earlier ingest" in capsys.readouterr().out
+    for number, name in enumerate(("cat/00.jpg", "dog/new.jpg")):
+        picture(100 + number).save(tmp_path / "other.jpg")
+        store.write(name, (tmp_path / "other.jpg").read_bytes())
+    store.delete(["dog/03.jpg"])
+    after = ingest(settings, out, inspections=kept)
+    assert asked_for(proxy) == ["00.jpg", "new.jpg"]
+    assert after.digest != first.digest
+    assert after.digest == ingest(settings, out).digest
+
+
+def test_an_object_without_a_tag_is_read_each_time():
+    now = datetime.now(UTC)
+
+    def stamp(tag: str) -> str:
+        one = StoredObject(name="a", bytes=3, modified_at=now, tag=tag)
+        return read_stamp(ExampleFile(id="a", path=Path("a"), label="", object=one), now_ns=0)
+
+    assert stamp("") == ""
+    assert stamp("x") != stamp("y")
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "words"),
+    [
+        ("image_folder", None, "was there at ingest and is gone now"),
+        ("image_folder", lambda data: data[:9] + data[:-9], "has other contents than at"),
+        ("image_folder", lambda data: data + b"more", "has another size than at"),
+        ("tfrecord", lambda data: data[:99] + data[:-99], "has other contents than at"),
+    ],
+    ids=["gone", "other contents", "longer", "other records"],
+)
+def test_an_object_that_has_gone_or_changed_since_ingest_is_named(
+    source, content, words, photos, bucket_url, tmp_path
+):
+    name, url = "cat/02.jpg", bucket_url
+    if source == "tfrecord":
+        (tmp_path / "records").mkdir()
+        write_image_records(tmp_path / "records")
+        url, name = f"{bucket_url}/records", "data-00000-of-00002"
+        upload(tmp_path / "records", url)
+    ingest(data_settings(url, source), tmp_path / "manifest")
+    store = open_store(url)
+    if content:
+        store.write(name, content(store.read(name)))
+    else:
+        store.delete([name])
+    manifest = read_manifest(tmp_path / "manifest")
+    with pytest.raises(DataNotFound, match=rf"/{name} .* {words}"):
+        shard(manifest, tmp_path / "shards", settings=SHARDS)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("source", ["image_folder", "arrays"])
+def test_an_object_that_changes_after_it_was_listed_is_named(
+    source, photos, bucket_url, monkeypatch, tmp_path
+):
+    """Neither what was there before nor what is there now is taken for the other."""
+    store = open_store(bucket_url)
+    list_all = object_folder.list_all
+
+    def change_afterwards(opened):
+        listed = list_all(opened)
+        store.write("cat/02.jpg", b"another content")
+        return listed
+
+    monkeypatch.setattr(object_folder, "list_all", change_afterwards)
+    with pytest.raises(ObjectStoreFailed, match=r"/cat/02\.jpg has changed since it was listed"):
+        ingest(data_settings(bucket_url, source), tmp_path / "manifest")
+    assert not (tmp_path / "manifest").exists()
+
+
+def test_ingest_lists_the_bucket_again_before_it_is_complete(
+    photos, bucket_url, monkeypatch, tmp_path
+):
+    def add_afterwards(*arguments, examine=stage.examine):
+        found = examine(*arguments)
+        open_store(bucket_url).write("cat/late.jpg", b"x")
+        return found
+
+    monkeypatch.setattr(stage, "examine", add_afterwards)
+    with pytest.raises(ObjectStoreFailed, match=r"late\.jpg changed while ingest was reading"):
+        ingest(data_settings(bucket_url), tmp_path / "manifest")
+    assert not (tmp_path / "manifest").exists()
+
+
+def test_a_servers_error_that_passes_changes_nothing(photos, bucket_url, proxy, tmp_path):
+    settings = data_settings(bucket_url)
+    manifest, expected = prepare(settings, tmp_path / "whole")
+    left, turn = set(), threading.Lock()
+
+    def fail_at_first(verb, path):
+        with turn:
+            name = Path(path).name
+            failing = name in left
+            left.discard(name)
+            return "503" if failing else None
+
+    proxy.fault = fail_at_first
+    left |= {"02.jpg", "05.jpg"}
+    assert ingest(settings, tmp_path / "manifest").digest == manifest.digest
+    assert not left
+    left |= {"02.jpg", "05.jpg"}
+    manifest = read_manifest(tmp_path / "manifest")
+    assert shard(manifest, tmp_path / "shards", settings=SHARDS).digest == expected.digest
+    assert not left
+
+
+def test_an_object_that_cannot_be_read_ends_the_stage_with_its_name(
+    photos, bucket_url, proxy, tmp_path
+):
+    """It is no example to be rejected: it may be there the next time."""
+
+    def refuse(verb, path):
+        return "403" if path.endswith("05.jpg") else None
+
+    proxy.fault = refuse
+    with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
+        ingest(data_settings(bucket_url), tmp_path / "manifest")
+    proxy.fault = lambda verb, path: None
+    ingest(data_settings(bucket_url), tmp_path / "manifest")
+    manifest = read_manifest(tmp_path / "manifest")
+    proxy.fault = refuse
+    with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
+        shard(manifest, tmp_path / "shards", settings=SHARDS)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        ("s3://other/x", ObjectStoreFailed, "no such bucket"),
+        ("s3://data/nowhere", DataNotFound, "no object has this name or is below it"),
+    ],
+)
+def test_what_cannot_be_listed_is_said_in_words(path, error, words, object_store, tmp_path):
+    with pytest.raises(error, match=words):
+        ingest(data_settings(path), tmp_path / "manifest")
+    assert not (tmp_path / "manifest").exists()
+
+
+def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path):
+    store = open_store(bucket_url)
+    store.write("bad.csv", b"x,label\n1,a\n2\n")
+    with pytest.raises(UnreadableSource) as refused:
+        ingest(data_settings(f"{bucket_url}/bad.csv", "table"), tmp_path / "manifest")
+    assert str(refused.value).startswith(f"{bucket_url}/bad.csv: 1 of 2 rows")
+    assert str(tmp_path) not in str(refused.value)
+    store.write("lines/a.jsonl", b'{"text": "x"}\n')
+    with pytest.raises(UserError, match=rf"{bucket_url}/lines/a\.jsonl, line 1: no column label"):
+        ingest(data_settings(f"{bucket_url}/lines", "text_lines"), tmp_path / "manifest")
+
+
+def test_an_empty_object_stands_for_the_folder_of_others(bucket_url, tmp_path):
+    upload(write_photos(tmp_path / "in"), f"{bucket_url}/data.v1/cat.v1")
+    store = open_store(bucket_url)
+    store.write("data.v1/cat.v1", b"")
+    settings = data_settings(f"{bucket_url}/data.v1")
+    with_marks = ingest(settings, tmp_path / "marked", inspections=tmp_path / "kept")
+    store.delete(["data.v1/cat.v1"])
+    without = ingest(settings, tmp_path / "plain", inspections=tmp_path / "kept")
+    assert (with_marks.digest, with_marks.stats) == (without.digest, without.stats)
+
+
+def test_no_secret_is_in_what_ingest_writes(photos, bucket_url, object_store, tmp_path, capsys):
+    ingest(data_settings(bucket_url), tmp_path / "manifest", inspections=tmp_path / "kept")
+    printed = capsys.readouterr()
+    written = read_files(tmp_path).values()
+    for key in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        secret = os.environ[key]
+        assert secret not in printed.out + printed.err
+        assert not any(secret.encode() in content for content in written)
+    summary = json.loads((tmp_path / "manifest" / "manifest.json").read_text())
+    assert "uri" not in summary

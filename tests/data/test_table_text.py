@@ -1,0 +1,280 @@
+"""A table is read as it is written, or refused: no row is joined, no cell shifted, no number read
+two ways.
+"""
+
+from __future__ import annotations
+
+import gzip
+from datetime import timedelta
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from csv_tables import measured, scan, write
+
+from throughline.data.sources import text_table, time_series
+from throughline.data.sources.delimited import find_delimiter
+from throughline.data.sources.number_text import is_number, read_numbers
+from throughline.data.sources.tabular import read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+
+@pytest.mark.parametrize("stray", [('"a', 'b"'), ('"a', '"b')], ids=["as a pair", "both open"])
+def test_stray_quotes_do_not_join_rows(tmp_path, stray):
+    rows = measured(400)
+    rows[100][1], rows[300][1] = stray
+    path = write(tmp_path, "size,color,label", rows)
+    with pytest.raises(UnreadableSource, match=r"line 102: a quoted cell.*data\.quoting: none"):
+        scan(path)
+    kept = scan(path, quoting="none")
+    assert len(kept.ids) == 400
+    assert kept.schema.input.columns.categories == (tuple(sorted({"a", "b", *stray})),)
+
+
+def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
+    rows = [["1.5", '"a, b"', "x"], ["2.5", '"c\nd"', "y"]]
+    path = write(tmp_path, "size,color,label", rows)
+    with pytest.raises(
+        UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*multi_line"
+    ):
+        scan(path)
+    assert scan(path, quoting="multi_line").schema.input.columns.categories == (("a, b", "c\nd"),)
+    path.write_text('"size\nin m",color,label\n1,a,x\n2,b,y\n')
+    with pytest.raises(UnreadableSource, match=r"line 1: a quoted cell goes on to line 2"):
+        scan(path)
+    assert scan(path, quoting="multi_line").schema.input.columns.names[0] == "size\nin m"
+
+
+@pytest.mark.parametrize("surplus", [1, -1])
+def test_rows_with_other_fields_than_the_header_are_named(tmp_path, surplus):
+    rows = measured(30)
+    for row in (7, 9):
+        rows[row] = [*rows[row], "more"] if surplus > 0 else rows[row][:-1]
+    path = write(tmp_path, "size,color,label", rows)
+    cells = 3 + surplus
+    with pytest.raises(
+        UnreadableSource,
+        match=rf"2 of 30 rows have other fields than the header's 3: line 9 has {cells}, line 11",
+    ):
+        scan(path)
+
+
+def test_every_row_with_one_field_more_is_no_index(tmp_path):
+    rows = [[row, *cells] for row, cells in enumerate(measured(30))]
+    with pytest.raises(UnreadableSource, match="30 of 30 rows have other fields"):
+        scan(write(tmp_path, "size,color,label", rows))
+    trailing = write(tmp_path, "size,color,label", [[*cells, ""] for cells in measured(30)])
+    found = scan(trailing)
+    assert found.schema.input.columns.names == ("size", "color") and len(found.ids) == 30
+    assert found.dialect == ["every line ends with a delimiter, which is left out"]
+
+
+def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
+    rows = [[f"{row},5", f"1.{row:03},25", "xy"[row % 2]] for row in range(40)]
+    path = write(tmp_path, "size;price;label", rows, delimiter=";")
+    found = scan(path)
+    assert found.values[:3].tolist() == [[0.5, 1000.25], [1.5, 1001.25], [2.5, 1002.25]]
+    assert found.dialect == [
+        "cells are divided by semicolons (data.delimiter sets it)",
+        "numbers have decimal commas (data.decimal sets it)",
+    ]
+    target = scan(path, label_column="size", categorical=["label"])
+    assert target.schema.target.encoding.name == "number" and target.labels[:2] == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ages", "words"),
+    [
+        (
+            ["1,5", "2,5"],
+            ["1.5", "2.5"],
+            r"both ways, 1,5 in column size and 1\.5 in column age",
+        ),
+        (["1,234", "2,500"], ["1", "2"], "1,234 in column size may be a fraction or have a thous"),
+        (["1.234", "999"], ["1", "2"], "1.234 in column size may be a fraction or have a thous"),
+    ],
+    ids=["both marks", "thousands", "points for thousands"],
+)
+def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, words):
+    rows = [[size, age, label] for size, age, label in zip(sizes, ages, "xy", strict=True)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    with pytest.raises(UnreadableSource, match=words + r".*data\.decimal"):
+        scan(path)
+    number = float(sizes[0].replace(".", "").replace(",", "."))
+    assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(number)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "sizes", "first"),
+    [
+        (";", ["1.234", "2.5"], 1.234),
+        (";", ["0.234", "1.234"], 0.234),
+        (",", ["1.234", "2.345"], 1.234),
+        (";", ['"0,234"', '"1,234"'], 0.234),
+    ],
+    ids=["another fraction", "a leading zero", "divided by commas", "a comma and a leading zero"],
+)
+def test_three_digits_after_a_mark_are_a_fraction_where_the_file_shows_it(
+    tmp_path, delimiter, sizes, first
+):
+    rows = [[size, label] for size, label in zip(sizes, "xy", strict=True)]
+    path = write(tmp_path, f"size{delimiter}label", rows, delimiter=delimiter)
+    assert scan(path).values[0, 0] == np.float32(first)
+
+
+def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignored(tmp_path):
+    rows = [["1.234", row / 2, "xy"[row % 2]] for row in range(4)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    assert scan(path, decimal=".").values[0, 0] == np.float32(1.234)
+    rows = [["1.234", row, "xy"[row % 2]] for row in range(4)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    with pytest.raises(UnreadableSource, match=r"set data\.decimal: '\.' for a fraction, ','"):
+        scan(path)
+    assert scan(path, ignore=["size"]).schema.input.columns.names == ("age",)
+    series = DataSettings(source="time_series", path=str(path), numeric=["size"])
+    with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
+        time_series.scan(series)
+
+
+def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
+    rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
+    rows[10][0], rows[30][0] = '"text 10', 'text 30"'
+    path = write(tmp_path, "text,label", rows)
+    settings = DataSettings(source="text_table", path=str(path))
+    with pytest.raises(UnreadableSource, match=r"line 12: a quoted text goes on to line 32"):
+        list(text_table.scan(settings).documents)
+    kept = list(text_table.scan(settings.model_copy(update={"quoting": "none"})).documents)
+    assert len(kept) == 50 and kept[10].content == '"text 10'
+    rows = [['"text 0', "a"], ["text 1", "b"], ['text 2"', "a"], ["text 3", "b"]]
+    path = write(tmp_path, "text,label", rows)
+    with pytest.raises(UnreadableSource, match=r"line 2: a quoted text goes on to line 4, and"):
+        list(text_table.scan(settings).documents)
+    path.write_text('text,label\n"two\nlines, of, text",a\nother,b\n')
+    assert [item.content for item in text_table.scan(settings).documents] == [
+        "two\nlines, of, text",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end):
+    path = write(tmp_path, '\ufeff"size",color,label', measured(30), end=end)
+    path.write_bytes(path.read_bytes() + end.encode() * 2)
+    found = scan(path)
+    assert found.schema.input.columns.names == ("size", "color") and len(found.ids) == 30
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty; its first line must name the columns"),
+        (b"a,a,label\n1,2,x\n", "more than one column is named a"),
+        (b"5.1,3.5,1\n4.9,3.0,0\n", "Its first line holds numbers, not names"),
+        ("größe,label\n1,x\n".encode("latin-1"), r"is not utf-8.*data\.encoding"),
+        (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
+        (b'"size,label\n1",label\n', "line 1: a quoted cell goes on to line 2"),
+        (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
+        (b"size,label\n", "no column is left to learn from"),
+        (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
+        (gzip.compress(b"size,label\n1,x\n"), "is compressed with GZIP; unpack it"),
+        (b"PAR1\x15\x04", r"is a Parquet table; name it \.parquet"),
+    ],
+    ids=[
+        *("empty", "doubled", "no header", "encoding", "open quote"),
+        *("joined header", "joined files", "no rows", "Excel", "GZIP", "Parquet"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableSource, match=words):
+        scan(path)
+
+
+def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
+    path = tmp_path / "table.parquet"
+    cells = {
+        "whole": pa.array([1, None, 3]),
+        "wide": pa.array([1.0, 2.5, None], pa.float32()),
+        "truth": pa.array([True, False, None]),
+        "word": pa.array(["a", "", None]).dictionary_encode(),
+        "price": pa.array([Decimal("1.125"), Decimal("2.250"), None]),
+        "after": pa.array([timedelta(seconds=2)] * 3),
+        "bytes": pa.array([b"\xff"] * 3, pa.large_binary()),
+        "image": pa.array([{"bytes": b"x", "path": "a"}] * 3),
+    }
+    pq.write_table(pa.table(cells), path)
+    read = read_table(path, DataSettings(source="table", path=str(path)))
+    assert read.describe_nested() == [
+        "column bytes is left out: its cells are large_binary",
+        "column image is left out: its cells are struct<bytes: binary, path: string>",
+    ]
+    assert {cells.type for cells in read.columns.values()} == {pa.large_string()}, "2 GiB and more"
+    assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
+    assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
+    assert read.numbers("price")[:2].tolist() == [1.125, 2.25]
+    comma = read_table(path, DataSettings(source="table", path=str(path), decimal=","))
+    assert comma.numbers("price")[:2].tolist() == [1.125, 2.25], "only texts have commas"
+    with pytest.raises(UnreadableSource, match=r"cells of column image are struct<bytes: binary"):
+        scan(path, label_column="image")
+
+
+@pytest.mark.parametrize(
+    ("lines", "delimiter"),
+    [
+        (["a,b", "1;2,3", "4,5"], ","),
+        (["a;b", "1,5;2", "3,5;4"], ";"),
+        (["price, net;b", "1,5;2", "3;4"], ";"),
+        (["a|b", "1|2"], "|"),
+        (["alone", "1"], ","),
+    ],
+)
+def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lines, delimiter):
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines))
+    settings = DataSettings(source="table", path=str(path))
+    assert find_delimiter(path, settings)[0] == delimiter
+    assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
+
+
+def test_only_plain_notation_is_a_number():
+    cells = pa.array(
+        ["1", "-.5", "2.", "1e-3", "+7", "", "inf", "nan", "1_000", "0x1", "1,5", "1 2"]
+    )
+    assert is_number(cells, ".").tolist() == [True] * 5 + [False] * 7
+    np.testing.assert_array_equal(read_numbers(cells, ".")[:5], [1, -0.5, 2, 1e-3, 7])
+    assert np.isnan(read_numbers(cells, ".")[5:]).all()
+    truth = pa.array(["true", "FALSE", ""])
+    np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
+
+
+def test_suffixes_are_known_in_capital_letters(tmp_path):
+    pd.DataFrame({"text": ["a"], "label": ["b"]}).to_parquet(tmp_path / "T.PARQUET")
+    (tmp_path / "T.CSV").write_text("text,label\na,b\n")
+    for name in ("T.PARQUET", "T.CSV"):
+        settings = DataSettings(source="text_table", path=str(tmp_path / name))
+        assert read_table(tmp_path / name, settings).cells("text") == ["a"]
+        assert len(list(text_table.scan(settings).documents)) == 1
+
+
+def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
+    content = pa.array([b"fine", b"caf\xe9"] * 10)
+    broken = pa.Array.from_buffers(pa.string(), 20, content.buffers())
+    columns = {"size": np.arange(20) / 8, "place": broken, "label": ["a", "b"] * 10}
+    pq.write_table(pa.table(columns), tmp_path / "table.parquet")
+    with pytest.raises(UnreadableSource, match=r"column place \(string\) cannot be read as text"):
+        scan(tmp_path / "table.parquet")
+    left = scan(tmp_path / "table.parquet", ignore=["place"])
+    assert left.values.shape == (20, 1) and not left.warnings
+
+
+def test_a_column_is_parsed_once(tmp_path):
+    path = write(tmp_path, "size,color,label", [["1e300", "a", "x"], ["2.5", "b", "y"]])
+    numbers = read_table(path, DataSettings(source="table", path=str(path)))
+    assert numbers.parse("size") is numbers.parse("size")
+    assert numbers.parse("size").tolist() == [1e300, 2.5]
+    assert numbers.numbers("size").tolist() == [np.inf, 2.5]
