@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import psutil
 import pytest
+from conftest import flip_bit
 
 from throughline.data.columns.index import (
     Column,
@@ -77,10 +78,7 @@ def test_values_that_a_column_would_cut_are_refused(written, label, said):
 
 
 def test_a_flipped_bit_is_found_and_placed(written):
-    path = column_path(written, "train", "image")
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    path.write_bytes(data)
+    flip_bit(column_path(written, "train", "image"), 40)
     with pytest.raises(CorruptColumn, match=r"image.bin: chunk of rows 5 to 9 does not match"):
         verify(written, read_index(written))
 

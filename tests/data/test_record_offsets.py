@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import flip_bit
 
 from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.record_offsets import open_records, read_offsets, write_offsets
@@ -89,10 +90,7 @@ def test_the_edges_of_a_repaired_shard_are_looked_for(shards):
 
 
 def test_a_record_that_changed_since_is_not_delivered(shards):
-    path, _ = shards[0]
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    flip_bit(shards[0][0], 100)
     table = open_records(shards)
     assert table.read(np.array([0, 1, 3])).tolist() == [b"\0\0\0", b"", b"\1" * 7]
     with pytest.raises(ValueError, match=r"train-0\.tfrecord: record at byte 35: the checksum of"):

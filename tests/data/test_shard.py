@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from conftest import prepared
+from conftest import prepared, read_files
 
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.file_parts import FilePart, read_parts
@@ -19,13 +18,6 @@ from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, MissingInput
-
-
-def digests(folder):
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-    }
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -37,7 +29,7 @@ def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compressio
             tmp_path / str(writers),
             settings=ShardSettings(min_shards=4, writers=writers, compression=compression),
         )
-    assert digests(tmp_path / "1") == digests(tmp_path / "3")
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "3")
 
 
 def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_path, monkeypatch):
@@ -45,7 +37,7 @@ def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_
     shard(manifest, tmp_path / "whole", settings=ShardSettings(min_shards=2, writers=1))
     monkeypatch.setattr("throughline.data.shards.writing.BLOCK_BYTES", 1000)  # a few records
     shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
-    assert digests(tmp_path / "blocks") == digests(tmp_path / "whole")
+    assert read_files(tmp_path / "blocks") == read_files(tmp_path / "whole")
 
 
 def test_every_example_is_in_exactly_one_shard(photos):
@@ -58,46 +50,42 @@ def test_every_example_is_in_exactly_one_shard(photos):
     assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
 
 
-def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(arrays, tmp_path, monkeypatch):
+    """A manifest, and a function that writes shards of one, whose first run has been interrupted
+    when all were written.
+    """
     manifest = read_manifest(arrays / "manifest")
-    settings = ShardSettings(min_shards=4, writers=1)
-    monkeypatch.setattr(
-        "throughline.data.shards.writing.write_shard_index",
-        lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
-    )
-    with pytest.raises(KeyboardInterrupt):
-        shard(manifest, tmp_path / "shards", settings=settings)
+
+    def write(manifest, folder="shards"):
+        shard(manifest, tmp_path / folder, settings=ShardSettings(min_shards=4, writers=1))
+        return read_files(tmp_path / folder)
+
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(
+            "throughline.data.shards.writing.write_shard_index",
+            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
+        write(manifest)
     assert not (tmp_path / "shards").exists()
-    monkeypatch.undo()
+    return manifest, write
+
+
+def test_finished_shards_are_not_written_again_after_an_interruption(interrupted, tmp_path):
+    manifest, write = interrupted
     (partial,) = tmp_path.glob("shards.*.partial")
-    kept = sorted(partial.glob("*.tfrecord"))
-    os.utime(kept[0], (1, 1))
-    kept[1].unlink()
-    shard(manifest, tmp_path / "shards", settings=settings)
-    assert (tmp_path / "shards" / kept[0].name).stat().st_mtime == 1
-    assert digests(tmp_path / "shards") == digests_of_a_fresh_run(manifest, tmp_path, settings)
+    first, second, *_ = sorted(partial.glob("*.tfrecord"))
+    os.utime(first, (1, 1))
+    second.unlink()
+    assert write(manifest) == write(manifest, "fresh")
+    assert (tmp_path / "shards" / first.name).stat().st_mtime == 1
 
 
-def test_an_interrupted_run_does_not_go_on_with_other_data(arrays, tmp_path, monkeypatch):
-    manifest = read_manifest(arrays / "manifest")
-    settings = ShardSettings(min_shards=4, writers=1)
-    monkeypatch.setattr(
-        "throughline.data.shards.writing.write_shard_index",
-        lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
-    )
-    with pytest.raises(KeyboardInterrupt):
-        shard(manifest, tmp_path / "shards", settings=settings)
-    monkeypatch.undo()
-    relabeled = replace(
-        manifest, examples=manifest.examples.assign(label=3 - manifest.examples["label"])
-    )
-    shard(relabeled, tmp_path / "shards", settings=settings)
-    assert digests(tmp_path / "shards") == digests_of_a_fresh_run(relabeled, tmp_path, settings)
-
-
-def digests_of_a_fresh_run(manifest, tmp_path, settings):
-    shard(manifest, tmp_path / "fresh", settings=settings)
-    return digests(tmp_path / "fresh")
+def test_an_interrupted_run_does_not_go_on_with_other_data(interrupted):
+    manifest, write = interrupted
+    labels = 3 - manifest.examples["label"]
+    relabeled = replace(manifest, examples=manifest.examples.assign(label=labels))
+    assert write(relabeled) == write(relabeled, "fresh")
 
 
 def test_a_file_that_vanished_or_changed_since_ingest_is_named(photo_settings, tmp_path):

@@ -60,7 +60,7 @@ def test_the_batches_of_two_epochs_are_pinned():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120),
     boundaries=st.sets(st.integers(1, 39), max_size=4),
@@ -94,7 +94,7 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120), size=st.integers(1, 7))
 def test_no_example_is_padded_further_than_to_its_boundary(lengths, size):
     boundaries = [5, 13, 40]
@@ -135,7 +135,7 @@ def test_epochs_differ_in_partners_and_order_and_have_the_same_shapes():
 def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
     lengths = [1] * 21 + [10]
     left_out = set()
-    for epoch in range(12):
+    for epoch in range(6):
         drawn = set()
         for index in range(4):
             batches = batches_of(

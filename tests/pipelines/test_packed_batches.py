@@ -51,7 +51,7 @@ def test_the_rows_of_two_epochs_are_pinned():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),
     each=st.integers(1, 4),

@@ -23,20 +23,7 @@ from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer, fit
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import InvalidParams
 
-WORDS = (
-    "the",
-    "wolf",
-    "and",
-    "lamb",
-    "came",
-    "to",
-    "same",
-    "river",
-    "drink",
-    "water",
-    "warm",
-    "day",
-)
+WORDS = "the wolf and lamb came to same river drink water warm day".split()
 OPS = {
     "sentencepiece": Tokenize(kind="sentencepiece", vocabulary=60),
     "wordpiece": Tokenize(kind="wordpiece", vocabulary=60),

@@ -31,6 +31,9 @@ SPEC = {
     "batch_size": 32,
 }
 
+MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+INDEXED = {**MAPPED, "read": "indexed_shards"}
+
 
 def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
     return make_plan(
@@ -55,30 +58,56 @@ def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
         ),
         (
             {"cache": {"after": "resize"}, "prefetch": 2},
-            (
-                "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
-                " map:flip+rescale → batch[32] → prefetch[2]"
-            ),
+            "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
+            " map:flip+rescale → batch[32] → prefetch[2]",
         ),
         (
             {"vectorize": True},
-            (
-                "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
-                " map:flip+rescale"
-            ),
+            "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
+            " map:flip+rescale",
         ),
         (
-            {
-                "read": "snapshot",
-                "shuffle": {"kind": "global"},
-                "postprocess_on": "device",
-                "prefetch": "auto",
-            },
+            {**MAPPED, "postprocess_on": "device", "prefetch": "auto"},
             "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
         ),
         (
             {"interleave": {"cycle_length": 3, "parallel": "cores"}, "shuffle": {"kind": "none"}},
             "read:shards[3×16,cores] → map:parse+decode+resize+flip+rescale → batch[32]",
+        ),
+        pytest.param(
+            {"ops": {"augment": (Flip(), Mixup())}},
+            "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
+            " map:mixup+rescale",
+            id="mixing ops see batches without being told",
+        ),
+        pytest.param(
+            {
+                "ops": {"postprocess": (Rescale(), OneHot())},
+                "postprocess_on": "device",
+                "shuffle": {"kind": "none"},
+            },
+            "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale",
+            id="vectors of labels are made on the host",
+        ),
+        pytest.param(
+            {
+                "preprocess": (Decode(), CenterCrop(height=8, width=8)),
+                "decode": {"crop": "fused"},
+                "shuffle": {"kind": "none"},
+            },
+            "read:shards → map:parse+decode+flip+rescale → batch[32]",
+            id="a fused crop takes the place of decode and crop",
+        ),
+        pytest.param(
+            {"sampling": "balanced"},
+            "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
+            " map:decode+resize+flip+rescale → batch[32]",
+            id="classes are drawn as soon as labels are known",
+        ),
+        pytest.param(
+            {"schema": RAW, "preprocess": (Decode(),), "vectorize": True},
+            "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale",
+            id="raw pixels are decoded in whole batches",
         ),
     ],
 )
@@ -87,91 +116,38 @@ def test_plans_print_what_they_do_in_order(config, expected):
 
 
 @pytest.mark.parametrize(
-    ("preprocess", "size", "expected", "streamed"),
+    ("preprocess", "size", "streamed"),
     [
         (
             (Decode(), Resize(height=256, width=256)),
             224,
-            "+random_crop fetched+flip fetched",
             "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
         ),
         (
             (Decode(), Resize(height=32, width=32)),
             28,
-            "+random_crop fetched+flip fetched",
             "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
         ),
         (
             (Decode(),),
             28,
-            "+random_crop fetched+flip fetched",
             "map:parse+decode+random_crop → batch[32] → map:flip+rescale",
         ),
     ],
     ids=["large", "small", "unlike"],
 )
 def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
-    preprocess, size, expected, streamed
+    preprocess, size, streamed
 ):
-    ops = {"augment": (RandomCrop(height=size, width=size), Flip())}
-    gathered = plan_of(
-        preprocess=preprocess,
-        ops=ops,
-        read="snapshot",
-        shuffle={"kind": "global"},
-        postprocess_on="device",
-    )
-    assert str(gathered) == f"gather:snapshot[global shuffle,32]{expected} ⇒ device:rescale"
-    assert (
-        str(plan_of(preprocess=preprocess, ops=ops, vectorize=True))
-        == f"read:shuffled shards → shuffle[auto] → {streamed}"
-    )
-
-
-def test_mixing_ops_see_batches_without_being_told():
-    plan = plan_of(ops={"augment": (Flip(), Mixup())})
-    assert (
-        str(plan)
-        == "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
-        " map:mixup+rescale"
-    )
-
-
-def test_vectors_of_labels_are_made_on_the_host_wherever_the_rest_is_finished():
-    plan = plan_of(
-        ops={"postprocess": (Rescale(), OneHot())},
-        postprocess_on="device",
-        shuffle={"kind": "none"},
-    )
-    assert (
-        str(plan)
-        == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
-    )
-
-
-def test_a_fused_crop_takes_the_place_of_decode_and_crop():
-    plan = plan_of(
-        preprocess=(Decode(), CenterCrop(height=8, width=8)),
-        decode={"crop": "fused"},
-        shuffle={"kind": "none"},
-    )
-    assert str(plan) == "read:shards → map:parse+decode+flip+rescale → batch[32]"
-
-
-def test_classes_are_drawn_as_soon_as_labels_are_known():
-    plan = plan_of(sampling="balanced")
-    assert (
-        str(plan) == "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
-        " map:decode+resize+flip+rescale → batch[32]"
-    )
-
-
-def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
-    plan = plan_of(schema=RAW, preprocess=(Decode(),), vectorize=True)
-    assert (
-        str(plan)
-        == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
-    )
+    cropped = {
+        "preprocess": preprocess,
+        "ops": {"augment": (RandomCrop(height=size, width=size), Flip())},
+    }
+    gathered = plan_of(**MAPPED, **cropped)
+    fetched = "random_crop fetched+flip fetched+rescale"
+    assert str(gathered) == f"gather:snapshot[global shuffle,32]+{fetched}"
+    stream = plan_of(vectorize=True, **cropped)
+    assert str(stream) == f"read:shuffled shards → shuffle[auto] → {streamed}"
 
 
 def test_files_of_a_series_are_read_in_the_order_of_time():
@@ -213,48 +189,21 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
         ({"shuffle": {"kind": "window"}}, "needs random access"),
-        (
-            {"read": "indexed_shards", "shuffle": {"kind": "buffer"}},
-            "indexed shards can be permuted as a whole",
-        ),
-        (
-            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "cache": {}},
-            "would keep the order of the first epoch",
-        ),
-        (
-            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "service": {}},
-            "cannot be sent to a worker",
-        ),
-        (
-            {"read": "indexed_shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
-            "use `global`",
-        ),
+        ({**INDEXED, "shuffle": {"kind": "buffer"}}, "indexed shards can be permuted as a whole"),
+        ({**INDEXED, "cache": {}}, "would keep the order of the first epoch"),
+        ({**INDEXED, "service": {}}, "cannot be sent to a worker"),
+        ({**INDEXED, "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
         ({"decode": {"ratio": 2, "crop": "fused"}}, "choose one"),
         ({"sampling": {}}, "need at least one class"),
+        ({"batch": {"pad_to": "auto"}}, "batch: only text differs in length"),
         ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
         ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
-        (
-            {
-                "read": "snapshot",
-                "shuffle": {"kind": "global"},
-                "snapshot_on": "device",
-                "prefetch": 2,
-            },
-            "nothing to prepare ahead",
-        ),
-        (
-            {"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}},
-            "would be sent to every worker",
-        ),
+        ({**MAPPED, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
+        ({**MAPPED, "service": {}}, "would be sent to every worker"),
         ({"snapshot": {"fraction": 0.3}}, "`read: shards` reads none of the snapshot"),
         (
-            {
-                "read": "snapshot",
-                "shuffle": {"kind": "global"},
-                "snapshot_on": "device",
-                "snapshot": {"fraction": 0.3},
-            },
+            {**MAPPED, "snapshot_on": "device", "snapshot": {"fraction": 0.3}},
             "snapshot.fraction: rows that are not stored are decoded on the host",
         ),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
@@ -308,15 +257,10 @@ def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
     assert plan_of(**config).autotunes is tuned
 
 
-def test_where_the_snapshot_lives_changes_the_plan():
-    mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
-    assert plan_of(**mapped, snapshot_on="device") != plan_of(**mapped)
-
-
-def test_a_part_of_the_snapshot_is_read_and_the_rest_decoded():
-    mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
-    whole, part = plan_of(**mapped), plan_of(**mapped, snapshot={"fraction": 0.3})
-    assert plan_of(**mapped, snapshot={"fraction": 1}) == whole
+def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
+    whole, part = plan_of(**MAPPED), plan_of(**MAPPED, snapshot={"fraction": 0.3})
+    assert plan_of(**MAPPED, snapshot_on="device") != whole
+    assert plan_of(**MAPPED, snapshot={"fraction": 1}) == whole
     assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
     assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
     assert str(part) == (
@@ -344,7 +288,7 @@ def test_every_field_is_in_the_test_above():
             ),
         ),
         (
-            {"batch": {"pack": 512}, "read": "snapshot", "shuffle": {"kind": "global"}},
+            {**MAPPED, "batch": {"pack": 512}},
             "gather:snapshot[global shuffle,32 rows of 512]",
         ),
     ],
@@ -382,11 +326,6 @@ def text_plan(**config):
 def test_batches_by_length_that_cannot_be_are_refused_with_what_to_do(config, reason):
     with pytest.raises(ImpossiblePlan, match=reason):
         text_plan(**config)
-
-
-def test_images_are_not_batched_by_length():
-    with pytest.raises(ImpossiblePlan, match="batch: only text differs in length"):
-        plan_of(batch={"pad_to": "auto"})
 
 
 @pytest.mark.parametrize("boundaries", [[128, 64], [64, 64], [0, 4], [], "long", [1.5]])
