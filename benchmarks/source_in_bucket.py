@@ -5,7 +5,7 @@ same photos: all of them, and with one that has changed.
 
 Starts a SeaweedFS of its own. Store and stages share cores and disk here, so this bounds what
 reading object by object costs and says nothing about a network or a cloud's store. How many objects
-are read is counted by a test (`tests/data/test_object_folder.py`), through a proxy.
+are read is counted by a test (`tests/data/test_bucket_sources.py`), through a proxy.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
-from throughline.shared.errors import DataNotFound, UnusableDataset
+from throughline.shared.errors import DataNotFound
 
 
 def settings(path, source="tfrecord", **more) -> DataSettings:
@@ -126,9 +126,3 @@ def test_a_broken_image_in_a_shard_is_rejected(photo_folder, tmp_path):
     )
     assert manifest.rejected["id"].tolist() == ["photos.tfrecord/00000007"]
     assert manifest.rejected["reason"][0].startswith("damaged image")
-
-
-def test_a_single_class_is_refused_as_of_any_source(tmp_path):
-    write(tmp_path / "a.tfrecord", [example(x=[float(n)], label=[0]) for n in range(9)])
-    with pytest.raises(UnusableDataset, match="there is a single class, 0"):
-        ingest(settings(tmp_path), tmp_path / "manifest")

@@ -24,7 +24,7 @@ from throughline.data.encodings.base import FileInfo, RejectedValue, Root, Store
 from throughline.data.file_inspection import FileInspection
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import InspectionCache, open_inspection_cache, read_stamp
-from throughline.data.manifest import Manifest, read_manifest
+from throughline.data.manifest import Manifest
 from throughline.data.sources import ExampleFile
 from throughline.shared.errors import TooManyRejects
 from throughline.shared.files import digest_blake2b
@@ -373,14 +373,6 @@ def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
     (photos.root / "a" / "x.webp").unlink()
     photos.ingest(max_reject_fraction=0.0)
     assert len(list((photos.out / "converted").iterdir())) == 1
-
-
-def test_two_ingests_share_what_they_find(photos, capsys):
-    photos.ingest()
-    capsys.readouterr()
-    ingest(photos.settings, photos.out.with_name("other"), inspections=photos.kept)
-    assert unread(capsys) == "24 of 24 files"
-    assert read_manifest(photos.out.with_name("other")).digest == read_manifest(photos.out).digest
 
 
 def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(

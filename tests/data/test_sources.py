@@ -11,7 +11,7 @@ import pytest
 
 from throughline.data.sources import fashion_mnist, file_folder, image_table, time_series
 from throughline.data.sources.base import ExampleFile, Rejected
-from throughline.data.sources.tabular import check_columns, read_split, read_table
+from throughline.data.sources.tabular import read_split, read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -116,17 +116,6 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
     (tmp_path / "other.tsv").touch()
     with pytest.raises(DataNotFound, match=r"holds 2 tables \(images.csv, other.tsv\)"):
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
-
-
-def test_a_column_that_a_table_lacks_is_named_with_the_nearest(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("height,label\n1,a\n")
-    table = read_table(path, TABLE)
-    check_columns(table, {"data.numeric": ["height", "label"]})
-    with pytest.raises(
-        UnreadableSource, match=r"table\.csv: no column heigth; .*height\? Set data\.numeric$"
-    ):
-        check_columns(table, {"data.numeric": ["heigth"]})
 
 
 def test_a_tsv_is_read_with_tabs(tmp_path):

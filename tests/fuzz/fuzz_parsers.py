@@ -77,33 +77,18 @@ def parse_image(data: bytes, folder: Path) -> None:
         str(reason).encode()
 
 
-def _ingest(data: bytes, folder: Path, name: str, source: str) -> None:
-    (folder / name).write_bytes(data)
-    ingest(
-        DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0),
-        folder / "manifest",
-    )  # type: ignore[arg-type]
-    read_manifest(folder / "manifest")
+def ingest_as(name: str, source: str) -> Target:
+    """Learn from a file of this name."""
 
+    def target(data: bytes, folder: Path) -> None:
+        (folder / name).write_bytes(data)
+        ingest(
+            DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0),
+            folder / "manifest",
+        )  # type: ignore[arg-type]
+        read_manifest(folder / "manifest")
 
-def read_csv_table(data: bytes, folder: Path) -> None:
-    """Learn from a CSV table."""
-    _ingest(data, folder, "x.csv", "table")
-
-
-def read_parquet_table(data: bytes, folder: Path) -> None:
-    """Learn from a Parquet table."""
-    _ingest(data, folder, "x.parquet", "table")
-
-
-def read_image_table(data: bytes, folder: Path) -> None:
-    """Learn from images that a table lists."""
-    _ingest(data, folder, "x.csv", "image_table")
-
-
-def read_series(data: bytes, folder: Path) -> None:
-    """Learn from a time series."""
-    _ingest(data, folder, "x.csv", "time_series")
+    return target
 
 
 def read_frames(data: bytes, folder: Path) -> None:
@@ -221,13 +206,16 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
         lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")],
     ),
     "csv": (
-        read_csv_table,
+        ingest_as("x.csv", "table"),
         lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"],
     ),
-    "parquet": (read_parquet_table, lambda: [_parquet()]),
-    "image_table": (read_image_table, lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"]),
+    "parquet": (ingest_as("x.parquet", "table"), lambda: [_parquet()]),
+    "image_table": (
+        ingest_as("x.csv", "image_table"),
+        lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"],
+    ),
     "series": (
-        read_series,
+        ingest_as("x.csv", "time_series"),
         lambda: [b"time,size\n" + b"".join(b"%d,%d.5\n" % (n, n) for n in range(60))],
     ),
     "frames": (

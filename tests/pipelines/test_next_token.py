@@ -29,7 +29,6 @@ from throughline.measurement.equality import digest_examples
 from throughline.models.builders import Target
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import EndDocument
-from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import DataSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan, InvalidParams
 from throughline.shared.layout import Layout
@@ -128,15 +127,6 @@ def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(store
     )
     assert first != second and sorted(first) == sorted(second)
     assert same(batches(pipeline, first_step=3, epochs=2), whole[3:])
-
-
-def test_hosts_share_the_windows_of_each_batch(stored):
-    params, data = stored
-    whole = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
-    workers = [replace(whole, worker=TrainingWorker(index=index, count=2)) for index in range(2)]
-    batch = next(whole.dataset().as_numpy_iterator())[0]
-    slices = [next(worker.dataset().as_numpy_iterator())[0] for worker in workers]
-    np.testing.assert_array_equal(np.concatenate(slices), batch)
 
 
 @pytest.mark.slow

@@ -23,7 +23,10 @@ from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer, fit
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import InvalidParams
 
-WORDS = "the wolf and lamb came to same river drink water warm day".split()
+WORDS = (
+    *("the", "wolf", "and", "lamb", "came", "to"),
+    *("same", "river", "drink", "water", "warm", "day"),
+)
 OPS = {
     "sentencepiece": Tokenize(kind="sentencepiece", vocabulary=60),
     "wordpiece": Tokenize(kind="wordpiece", vocabulary=60),
