@@ -9,17 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import flip_bit
 from small_pipelines import GLOBAL, PRESETS, batches, pipeline, same
 
 from throughline.assembly.inputs import explain_read_errors
-from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.snapshot_reader import SnapshotReader
 from throughline.plan.ops import Brightness, Flip, RandomCrop
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import ShuffleSettings
 from throughline.shared.errors import CorruptShard, MissingInput
 
 pytestmark = pytest.mark.integration
@@ -113,30 +110,6 @@ def test_a_plan_prints_in_which_order_records_are_read(stored):
     assert str(pipeline(stored, "photos", **PRESETS["shards_global"]).plan).startswith(
         "read:indexed_shards[global shuffle][cores] → map:parse+decode+"
     )
-
-
-def test_hosts_share_the_order_of_an_epoch():
-    workers = [
-        EpochOrder(
-            count=10,
-            batch_size=4,
-            shuffle=ShuffleSettings(kind="global"),
-            seed=5,
-            worker=TrainingWorker(index=index, count=2),
-        )
-        for index in range(2)
-    ]
-    assert {(order.examples, order.steps_per_epoch) for order in workers} == {(10, 3)}
-    steps = tf.range(3, 6, dtype=tf.int64)  # the second epoch
-    parts = [
-        [
-            order.trim(rows, step).numpy().tolist()
-            for rows, step in zip(order.rows(steps), steps, strict=True)
-        ]
-        for order in workers
-    ]
-    assert [list(map(len, part)) for part in parts] == [[2, 2, 1], [2, 2, 1]]
-    assert sorted(row for part in parts for rows in part for row in rows) == list(range(10))
 
 
 def test_a_damaged_record_is_named_by_its_shard(stored, arrays, tmp_path):
