@@ -234,3 +234,17 @@ def service() -> Iterator[str]:
 
     with run_local_service(2) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def photo_model(photos, photo_folder, tmp_path_factory):
+    """Parameters, layout and model of photos of variable size, cropped to one size after resizing
+    by the shorter side; for tests/prediction/.
+    """
+    from predictions import photo_params, save_untrained
+    from prepared import link_data, take_snapshot
+
+    params = photo_params(photo_folder)
+    project = link_data(photos, tmp_path_factory.mktemp("photo-model"), snapshot=False)
+    take_snapshot(params, project)
+    return params, project, save_untrained(params, project)

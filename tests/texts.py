@@ -4,18 +4,13 @@ tests.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prepared import prepare
 
 from throughline.config.params import Params, check
-from throughline.data.ingest import ingest
-from throughline.data.shards.index import read_shard_index
-from throughline.data.shards.writing import shard
-from throughline.pipelines.write.snapshot import snapshot
-from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.layout import Layout
 
 PREPROCESS = [{"tokenize": {"kind": "bytes"}}, {"truncate": {"tokens": 60}}]
@@ -36,18 +31,9 @@ def write_texts(root: Path, count: int = 150) -> Path:
 
 def prepare_texts(root: Path) -> Layout:
     """The texts in `root`/source through the stages up to snapshot."""
-    layout = Layout(root)
     source = write_texts(root / "source")
-    settings = DataSettings(source="text_folder", path=str(source), split=SPLIT)
-    manifest = replace(ingest(settings, layout.manifest), folder=layout.manifest)
-    shard(manifest, layout.shards, settings=ShardSettings(min_shards=3, writers=2))
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params_of({}).preprocess,
-    )
-    return layout
+    data = {"source": "text_folder", "path": str(source), "split": SPLIT}
+    return prepare(params_of({}, data=data), Layout(root), min_shards=3)
 
 
 def params_of(config: dict[str, Any], **sections: Any) -> Params:

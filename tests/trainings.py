@@ -7,6 +7,7 @@ import copy
 import keras
 import numpy as np
 import pytest
+from prepared import take_snapshot
 from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
@@ -18,8 +19,6 @@ from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides
-from throughline.data.shards.index import read_shard_index
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 from throughline.tracking.recorder import Recorder, RunKey
 from throughline.training.checkpoint_store import CheckpointStore
@@ -28,15 +27,10 @@ from throughline.training.checkpoints import CheckpointCallback
 
 @pytest.fixture(scope="session")
 def layout(arrays):
-    snapshot(
-        read_shard_index(arrays / "shards"),
-        arrays / "shards",
-        arrays / "snapshot",
-        preprocess=check(SMALL).preprocess,
-    )
     root = arrays.parent / "resume"
     root.mkdir(exist_ok=True)
     (root / "data").symlink_to(arrays)
+    take_snapshot(check(SMALL), Layout(root))
     return Layout(root)
 
 
@@ -99,3 +93,20 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
         for row in trained.rows
     ]
     return rows, [np.asarray(weight) for weight in models.network.get_weights()]
+
+
+def run_with_stops(params, layout, folder, *stops, pipeline="optimized"):
+    """Train until the end, but stop after each of these numbers of steps and go on from there;
+    returns the rows and the weights.
+    """
+    for steps in stops:
+        with pytest.raises(Stop):
+            run(params, layout, folder, stop_after=steps, pipeline=pipeline)
+    return run(params, layout, folder, pipeline=pipeline)
+
+
+def assert_same(trained, other):
+    """Two trainings have given the very same rows and weights."""
+    (rows, weights), (other_rows, other_weights) = trained, other
+    assert rows == other_rows
+    assert all(np.array_equal(one, same) for one, same in zip(weights, other_weights, strict=True))

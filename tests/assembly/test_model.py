@@ -6,21 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
+from prepared import prepare, take_snapshot
+from saved_models import save_as_train_does
 from texts import params_of, prepare_texts
 
-from throughline.assembly.fingerprint import layer_modules
-from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
-from throughline.data.ingest import ingest
-from throughline.data.manifest import read_manifest
-from throughline.data.shards.index import read_shard_index
-from throughline.data.shards.writing import shard
-from throughline.models.inference import TOKENIZER, open_trained_model, save_trained_model
-from throughline.models.model_files import check_savable
-from throughline.pipelines.write.snapshot import snapshot
-from throughline.settings import ShardSettings
+from throughline.models.inference import TOKENIZER, open_trained_model
 from throughline.shared.errors import UnknownModel
 from throughline.shared.layout import Layout
 
@@ -32,18 +25,15 @@ def build(params, layout, path=None):
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     if path:
-        needs = check_savable(models.full_model, sorted(layer_modules(params)))
-        spec = make_inference_spec(params, "p", data, needs)
-        save_trained_model(models.full_model, path, spec, inference_ops(params, "p", data))
+        save_as_train_does(models, params, data, path)
     return models
 
 
-def take_snapshot(layout, **sections):
+def replace_snapshot(layout, **sections):
     """Parameters of texts, and their snapshot instead of the one that is there."""
     params = params_of({}, **sections)
     shutil.rmtree(layout.snapshot)
-    index = read_shard_index(layout.shards)
-    snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
+    take_snapshot(params, layout)
     return params
 
 
@@ -51,20 +41,20 @@ def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(tmp_path):
     layout, words = prepare_texts(tmp_path / "texts"), tmp_path / "words.txt"
     first = tmp_path / "first.keras"
 
-    def prepare(*lines, **sections):
+    def tokenized(*lines, **sections):
         words.write_text("\n".join(lines) + "\n")
         tokenize = {"kind": "wordpiece", "model": str(words)}
-        return take_snapshot(layout, preprocess=[{"tokenize": tokenize}], **sections)
+        return replace_snapshot(layout, preprocess=[{"tokenize": tokenize}], **sections)
 
-    build(prepare("[UNK]", "the", "fox", model={"name": "text_classifier"}), layout, first)
+    build(tokenized("[UNK]", "the", "fox", model={"name": "text_classifier"}), layout, first)
     further = {"model": {"from": str(first)}}
-    assert build(prepare("[UNK]", "the", "fox", **further), layout).network.output_shape[-1] == 2
+    assert build(tokenized("[UNK]", "the", "fox", **further), layout).network.output_shape[-1] == 2
     with pytest.raises(UnknownModel) as refusal:
-        build(prepare("[UNK]", "fox", "the", **further), layout)
+        build(tokenized("[UNK]", "fox", "the", **further), layout)
     take = "`tokenize: {kind: wordpiece, lower: auto, model: FILE}`"
     assert f"{take} and `unzip -p {first} {TOKENIZER} > FILE`" in str(refusal.value)
     with pytest.raises(UnknownModel, match="trained with another tokenizer"):
-        build(take_snapshot(layout, **further), layout)
+        build(replace_snapshot(layout, **further), layout)
 
 
 def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(tmp_path):
@@ -78,12 +68,11 @@ def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(tmp
 
 
 def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_alone(tmp_path):
-    def prepare(name, colors, **model):
+    def colored(name, colors, **model):
         folder = tmp_path / name
         rows = [f"{number}.5,{colors[number % 2]},c{number // 2 % 2}" for number in range(40)]
         folder.mkdir()
         (folder / "table.csv").write_text("\n".join(["size,color,kind", *rows]) + "\n")
-        layout = Layout(folder)
         data = {"source": "table", "path": str(folder / "table.csv"), "label_column": "kind"}
         params = check(
             {
@@ -93,15 +82,11 @@ def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_a
                 "pipelines": {"p": {"read": "shards"}},
             }
         )
-        ingest(params.data, layout.manifest)
-        shard(read_manifest(layout.manifest), layout.shards, settings=ShardSettings(min_shards=1))
-        index = read_shard_index(layout.shards)
-        snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
-        return params, layout
+        return params, prepare(params, Layout(folder))
 
     first = tmp_path / "first.keras"
-    build(*prepare("first", ["red", "blue"]), path=first)
+    build(*colored("first", ["red", "blue"]), path=first)
     further = {"from": str(first)}
-    assert build(*prepare("same", ["blue", "red"], **further)).network.output_shape[-1] == 2
+    assert build(*colored("same", ["blue", "red"], **further)).network.output_shape[-1] == 2
     with pytest.raises(UnknownModel, match=r"other columns, or on other categories.*: size, color"):
-        build(*prepare("other", ["red", "green"], **further))
+        build(*colored("other", ["red", "green"], **further))

@@ -9,12 +9,10 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
-from throughline.data.shards.index import read_shard_index
 from throughline.diagnosis.cost_model import estimate_load
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Op, Rescale
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
@@ -40,27 +38,31 @@ class Rest(Op):
 
 
 @pytest.fixture(scope="module")
-def data(arrays, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("costs")
-    shards = arrays / "shards"
-    snapshot(read_shard_index(shards), shards, folder, preprocess=(Decode(),))
+def data(layout):
     return open_prepared_data(
-        manifest=arrays / "manifest", shards=shards, snapshot=folder, preprocess=(Decode(),)
+        manifest=layout.manifest,
+        shards=layout.shards,
+        snapshot=layout.snapshot,
+        preprocess=(Decode(),),
     )
+
+
+def open_pipeline(data, config, *, preprocess=(Decode(),), augment=()):
+    """A configuration of this data, in batches of four."""
+    spec = InputSpec(
+        schema=data.shards.schema,
+        preprocess=preprocess,
+        augment=augment,
+        postprocess=(Rescale(),),
+        batch_size=BATCH,
+    )
+    return InputPipeline(plan=make_plan(config, spec), data=data, split="train", seed=0)
 
 
 @pytest.mark.slow
 def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
     config = PipelineConfig(read="shards")
-    spec = InputSpec(
-        schema=data.shards.schema,
-        preprocess=(Decode(),),
-        augment=(Rest(),),
-        postprocess=(Rescale(),),
-        batch_size=BATCH,
-    )
-    pipeline = InputPipeline(plan=make_plan(config, spec), data=data, split="train", seed=0)
-    costs = measure_costs(pipeline, config)
+    costs = measure_costs(open_pipeline(data, config, augment=(Rest(),)), config)
     assert set(costs.read_us) == {"snapshot", "shards"}
     assert set(costs.ops) == {"parse", "decode", "rest", "rescale"}
     rest = costs.ops["rest"]
@@ -76,16 +78,8 @@ def test_a_part_of_the_snapshot_has_the_price_of_what_is_read_and_what_is_decode
     config = PipelineConfig(
         read="snapshot", shuffle={"kind": "global"}, snapshot={"fraction": fraction}
     )
-    spec = InputSpec(
-        schema=data.shards.schema,
-        preprocess=(Decode(), Rest()),
-        augment=(),
-        postprocess=(Rescale(),),
-        batch_size=BATCH,
-    )
-    plan = make_plan(config, spec)
-    pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0)
-    costs = measure_costs(pipeline, config)
+    pipeline = open_pipeline(data, config, preprocess=(Decode(), Rest()))
+    costs, plan = measure_costs(pipeline, config), pipeline.plan
     assert set(costs.read_us) == {"snapshot", "indexed_shards"}
     load = estimate_load(plan, costs, cores=2)
     assert load is not None
@@ -100,16 +94,8 @@ def test_a_part_of_the_snapshot_has_the_price_of_what_is_read_and_what_is_decode
 @pytest.mark.slow
 def test_a_plan_of_indexed_shards_has_a_price(data):
     config = PipelineConfig(read="indexed_shards", shuffle={"kind": "global"}, vectorize=True)
-    spec = InputSpec(
-        schema=data.shards.schema,
-        preprocess=(Decode(),),
-        augment=(),
-        postprocess=(Rescale(),),
-        batch_size=BATCH,
-    )
-    plan = make_plan(config, spec)
-    pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0)
-    costs = measure_costs(pipeline, config)
+    pipeline = open_pipeline(data, config)
+    costs, plan = measure_costs(pipeline, config), pipeline.plan
     assert set(costs.read_us) == {"snapshot", "indexed_shards"}
     load = estimate_load(plan, costs, cores=2)
     assert load is not None

@@ -11,14 +11,11 @@ import pytest
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.params import check
-from throughline.data.shards.index import read_shard_index
 from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import UnequalConfigurations
-from throughline.shared.layout import Layout
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUFFER = {"kind": "buffer", "size": 32}
@@ -51,34 +48,16 @@ UNIFORM = {
 }
 
 
-@pytest.fixture(scope="module")
-def layout(arrays, tmp_path_factory) -> Layout:
-    """Manifest, shards and snapshot of the small gray images."""
-    layout = Layout(tmp_path_factory.mktemp("draws"))
-    layout.manifest.parent.mkdir(parents=True, exist_ok=True)
-    layout.manifest.symlink_to(arrays / "manifest")
-    layout.shards.symlink_to(arrays / "shards")
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=check(document({})).preprocess,
-    )
-    return layout
-
-
-def document(config):
-    return {
-        "data": {"source": "arrays", "path": "unused.npz"},
-        "preprocess": ["decode"],
-        "augment": ["flip"],
-        "batch_size": 32,
-        "pipelines": {"p": config or {"read": "shards"}},
-    }
-
-
 def pipeline_of(layout, config):
-    params = check(document(config))
+    params = check(
+        {
+            "data": {"source": "arrays", "path": "unused.npz"},
+            "preprocess": ["decode"],
+            "augment": ["flip"],
+            "batch_size": 32,
+            "pipelines": {"p": config},
+        }
+    )
     return open_input_pipeline(
         params, "p", open_inputs(params, layout), split="train", purpose="train"
     )

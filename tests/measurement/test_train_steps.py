@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import keras
 import pytest
 from texts import params_of, prepare_texts
@@ -11,45 +9,25 @@ from texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
-from throughline.data.shards.index import read_shard_index
 from throughline.measurement.train_steps import (
     TrainingLoop,
     batch_plainly,
     make_reference_step,
     time_training,
 )
-from throughline.pipelines.write.snapshot import snapshot
-from throughline.shared.layout import Layout
 from throughline.training.one_ahead import OneAhead
 
 pytestmark = pytest.mark.slow
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 
-@pytest.fixture(scope="module")
-def layout(arrays, tmp_path_factory) -> Layout:
-    """Manifest, shards and snapshot of the small gray images."""
-    root = tmp_path_factory.mktemp("stepping")
-    layout = Layout(root)
-    layout.manifest.parent.mkdir(parents=True, exist_ok=True)
-    layout.manifest.symlink_to(arrays / "manifest")
-    layout.shards.symlink_to(arrays / "shards")
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=check(document({})).preprocess,
-    )
-    return layout
-
-
 def document(config, *, input_ms=30.0, model_ms=1.0, model=None, seconds=4.0):
     return {
-        "data": {"source": "arrays", "path": str(Path("unused.npz"))},
+        "data": {"source": "arrays", "path": "unused.npz"},
         "preprocess": ["decode"],
         "augment": [{"benchmarks.sleeping:Sleep": {"ms": input_ms}}],
         "batch_size": 4,
-        "pipelines": {"p": config or {"read": "shards"}},
+        "pipelines": {"p": config},
         "model": model or {"name": "emulated", "options": {"step_ms": model_ms}},
         "measure": {"rounds": 3, "stall_max_seconds": seconds},
     }
@@ -118,17 +96,15 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
 def test_texts_are_compared_by_batches_that_no_configuration_has_chosen(tmp_path_factory):
     """Packed rows hold several texts each: as many steps a second are more examples a second."""
     texts = prepare_texts(tmp_path_factory.mktemp("texts"))
-    batches, opened = {}, {}
-    for name, batch in (("bucketed", {"tokens": 256}), ("plain", None), ("packed", {"pack": 64})):
-        measure = {"rounds": 3, "stall_max_seconds": 0.5}
+    measure, batches = {"rounds": 3, "stall_max_seconds": 0.5}, []
+    for batch in ({"tokens": 256}, None, {"pack": 64}):
         params = params_of({**SNAPSHOT, "batch": batch}, measure=measure)
         data = open_inputs(params, texts)
         pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
         plain = batch_plainly(pipeline)
-        batches[name] = [tokens.numpy().tolist() for tokens, _ in plain.dataset().take(3)]
-        opened[name] = pipeline, build_models_for(params, data), params
-    assert batches["plain"] == batches["packed"] == batches["bucketed"]
-    pipeline, models, params = opened["packed"]
+        batches.append([tokens.numpy().tolist() for tokens, _ in plain.dataset().take(3)])
+    assert batches[0] == batches[1] == batches[2]
+    models = build_models_for(params, data)
     loop = TrainingLoop(models, pipeline, params.train)
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
     assert state.examples_ratio == pipeline.examples_per_step / params.batch_size > 1

@@ -5,6 +5,7 @@ and planned for.
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 import keras
 import numpy as np
@@ -71,19 +72,9 @@ def test_a_step_takes_its_time_and_no_core():
 
 
 def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
-    drawn = np.array(
-        [
-            next(durations)
-            for durations in [Emulation(step_ms=10, spread=0.5).durations_s()]
-            for _ in range(2000)
-        ]
-    )
-    again = np.array(
-        [
-            next(durations)
-            for durations in [Emulation(step_ms=10, spread=0.5).durations_s()]
-            for _ in range(2000)
-        ]
+    drawn, again = (
+        np.fromiter(islice(Emulation(step_ms=10, spread=0.5).durations_s(), 2000), float)
+        for _ in range(2)
     )
     np.testing.assert_array_equal(drawn, again)
     assert drawn.min() >= 0.005 and drawn.max() <= 0.015

@@ -11,11 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from predictions import export_file
+from saved_models import make_spec, save_as_train_does
 from texts import params_of, prepare_texts
 
-from tasks.export import export
-from throughline.assembly.fingerprint import layer_modules
-from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature
@@ -24,19 +23,12 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.kernels.elements import apply_ops
 from throughline.kernels.tokenizers import tokenize
-from throughline.models.inference import (
-    InferenceSpec,
-    TrainedModel,
-    open_trained_model,
-    save_trained_model,
-)
-from throughline.models.model_files import check_savable
+from throughline.models.inference import TrainedModel
 from throughline.models.serving import CLASSES, export_model, make_serve_fn
 from throughline.plan.augmentations import ResizedCenterCrop
 from throughline.plan.ops import DecodeImage, Op, Pad, Resize
 from throughline.plan.schema import Shape
 from throughline.plan.text_ops import Tokenize
-from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.errors import UnsavableModel
 
 pytestmark = pytest.mark.integration
@@ -51,24 +43,18 @@ def layout(tmp_path_factory):
     return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
-def save(params, name, layout):
-    """Save the model of a configuration with its first weights, as train does in the end."""
+def save(params, layout, path):
+    """Save the model of a configuration with its first weights."""
     data = open_inputs(params, layout)
-    model = build_models_for(params, data).full_model
-    spec = make_inference_spec(
-        params, name, data, check_savable(model, sorted(layer_modules(params)))
-    )
-    path = layout.results(name) / "model.keras"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_trained_model(model, path, spec, inference_ops(params, name, data))
-    return model
+    models = build_models_for(params, data)
+    save_as_train_does(models, params, data, path)
+    return models.full_model
 
 
 def test_the_model_of_a_run_is_exported(layout, tmp_path):
     params = params_of({}, train={"seed": 1})
-    model = save(params, "p", layout)
-    with open_trained_model(layout.results("p") / "model.keras") as trained:
-        assert export(trained, tmp_path / "served") == "text: string"
+    model = save(params, layout, tmp_path / "model.keras")
+    assert export_file(tmp_path / "model.keras", tmp_path / "served") == "text: string"
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS))
     for text, answer in zip(TEXTS, served["probabilities"].numpy(), strict=True):
@@ -80,9 +66,8 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
 
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
-    model = save(params, "p", layout)
-    with open_trained_model(layout.results("p") / "model.keras") as trained:
-        export(trained, tmp_path / "served")
+    model = save(params, layout, tmp_path / "model.keras")
+    export_file(tmp_path / "model.keras", tmp_path / "served")
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS[2:]))
     tokens = np.array([[byte + 1 for byte in TEXTS[2].encode()][-24:]], np.int32)
@@ -117,14 +102,8 @@ def text_model(*ops: Op) -> TrainedModel:
     text = keras.Input((None,), dtype="int32")
     embedded = keras.layers.Embedding(300, 4, mask_zero=True)(text)
     model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
-    spec = InferenceSpec(
-        task="class",
-        schema=labeled(text_feature()),
-        data=DataSettings(source="text_folder", path="unused"),
-        window=WindowSettings(),
-        ops=(),
-        classes=("a", "b", "c", "d"),
-    )
+    classes = ("a", "b", "c", "d")
+    spec = make_spec("text_folder", schema=labeled(text_feature()), classes=classes)
     return TrainedModel(model=model, spec=spec, ops=ops)
 
 
@@ -175,13 +154,8 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
 def photo_model(*ops: Op, shape: Shape = (None, None, 3)) -> TrainedModel:
     """A model of photos of this shape that answers with the pixels that reach it."""
     pixels = keras.Input((8, 8, 3), dtype="uint8")
-    spec = InferenceSpec(
-        task="regression",
-        schema=labeled(image_feature(shape)),
-        data=DataSettings(source="image_folder", path="unused"),
-        window=WindowSettings(),
-        ops=(),
-    )
+    schema = labeled(image_feature(shape))
+    spec = make_spec("image_folder", task="regression", schema=schema)
     answer = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(pixels))
     return TrainedModel(model=keras.Model(pixels, answer), spec=spec, ops=ops)
 
@@ -255,13 +229,7 @@ def test_what_calls_python_is_not_exported(tmp_path):
 def test_a_model_that_ends_with_a_softmax_is_served_as_it_is():
     features = keras.Input((3,), dtype="float32")
     model = keras.Model(features, keras.layers.Dense(2, "softmax")(features))
-    spec = InferenceSpec(
-        task="class",
-        schema=labeled(array_feature("numbers", (3,), "float32")),
-        data=DataSettings(source="table", path="unused"),
-        window=WindowSettings(),
-        ops=(),
-    )
+    spec = make_spec(schema=labeled(array_feature("numbers", (3,), "float32")))
     values = np.array([[1.0, -2.0, 0.5]], np.float32)
     served = make_serve_fn(TrainedModel(model=model, spec=spec, ops=()))(tf.constant(values))
     np.testing.assert_allclose(served["probabilities"], model(values), rtol=1e-6)

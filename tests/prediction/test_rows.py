@@ -11,45 +11,35 @@ import keras
 import numpy as np
 import pytest
 from project import ROOT
+from saved_models import make_spec
 
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.sources.base import Rejected
-from throughline.models.inference import InferenceSpec, TrainedModel
+from throughline.models.inference import TrainedModel
 from throughline.plan.schema import Schema, TableColumns, find_encoding
 from throughline.prediction.examples import Example, Wanted, in_batches
 from throughline.prediction.files import list_files
 from throughline.prediction.predictor import Prediction
 from throughline.prediction.table import make_header, make_rows
 from throughline.prediction.tables import read_rows
-from throughline.settings import DataSettings, WindowSettings
+from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
 
-def spec_of(**fields) -> InferenceSpec:
-    usual = {
-        "task": "class",
-        "schema": labeled(array_feature("numbers", (2,), "float32")),
-        "data": DataSettings(source="table", path="unused"),
-        "window": WindowSettings(),
-        "ops": (),
-    }
-    return InferenceSpec(**{**usual, **fields})
+def read_table(folder, text, *names, **columns):
+    """The rows that a file of this text gives to a model of these columns."""
+    path = folder / "rows.csv"
+    path.write_text(text)
+    known = TableColumns(names=names, **columns)
+    schema = labeled(array_feature("numbers", (len(names),), "float32", known))
+    trained = TrainedModel(model=keras.Model(), spec=make_spec(schema=schema), ops=())
+    return list(read_rows(path, trained, Wanted()).items)
 
 
 def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("a,b\n1,x\n 2.5 ,y\n,x\n1e99,x\n3,z\n")
-    schema = labeled(
-        array_feature(
-            "numbers",
-            (2,),
-            "float32",
-            TableColumns(names=("a", "b"), categories=(("x", "y"),)),
-        )
-    )
-    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
-    first, second, *others = read_rows(path, trained, Wanted()).items
+    text = "a,b\n1,x\n 2.5 ,y\n,x\n1e99,x\n3,z\n"
+    first, second, *others = read_table(tmp_path, text, "a", "b", categories=(("x", "y"),))
     assert isinstance(first, Example) and isinstance(second, Example)
     np.testing.assert_array_equal([first.value, second.value], [[1, 0], [2.5, 1]])
     assert [item.reason for item in others if isinstance(item, Rejected)] == [
@@ -59,64 +49,39 @@ def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabu
     ]
 
 
-def test_numbers_have_the_decimal_mark_of_the_training(tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    for text in ("a\n1.234\n", "a;other\n1.234;1\n"):
-        path.write_text(text)
-        for decimal, number in ((".", np.float32(1.234)), (",", 1234)):
-            schema = labeled(
-                array_feature(
-                    "numbers", (1,), "float32", TableColumns(names=("a",), decimal=decimal)
-                )
-            )
-            trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
-            (row,) = read_rows(path, trained, Wanted()).items
-            assert isinstance(row, Example) and row.value == [number]
-            said = capsys.readouterr().err
-            assert ("1.234 in column a is a whole number" in said) == (decimal == ",")
+WHOLE, FRACTION = "1.234 in column a is a whole number", "1.234 in column a is a fraction"
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers", "note"),
+    ("decimal", "text", "numbers", "note"),
     [
-        ('a,b\n"1,5","2,25"\n"2.000","4,0"\n', [[1.5, 2.25], [2000, 4]], ""),
-        ('a,b\n"1.234","2.000"\n', [[1.234, 2]], "1.234 in column a is a fraction"),
-        ("a;b\n1.234;12.5\n", [[1.234, 12.5]], ""),
-        ("a;b;other\n1.234;2;0,5\n", [[1234, 2]], "1.234 in column a is a whole number"),
-        ("a;b;other\n1;2;0.123\n", [[1, 2]], ""),
+        (".", "a\n1.234\n", [[1.234]], ""),
+        (",", "a\n1.234\n", [[1234]], WHOLE),
+        (".", "a;other\n1.234;1\n", [[1.234]], ""),
+        (",", "a;other\n1.234;1\n", [[1234]], WHOLE),
+        # A file shows its own mark where the training had commas.
+        (",", 'a,b\n"1,5","2,25"\n"2.000","4,0"\n', [[1.5, 2.25], [2000, 4]], ""),
+        (",", 'a,b\n"1.234","2.000"\n', [[1.234, 2]], FRACTION),
+        (",", "a;b\n1.234;12.5\n", [[1.234, 12.5]], ""),
+        (",", "a;b;other\n1.234;2;0,5\n", [[1234, 2]], WHOLE),
+        (",", "a;b;other\n1;2;0.123\n", [[1, 2]], ""),
+        # Where commas divide cells, numbers have points.
+        (",", "a,b\n70.500,1\n", [[70.5, 1]], None),
+        (",", "a;b\n70.500;1\n", [[70500, 1]], None),
     ],
 )
-def test_a_file_shows_its_own_mark_where_the_training_had_commas(
-    tmp_path, capsys, text, numbers, note
+def test_numbers_have_the_decimal_mark_of_the_training_or_of_their_file(
+    tmp_path, capsys, decimal, text, numbers, note
 ):
-    path = tmp_path / "rows.csv"
-    path.write_text(text)
-    schema = labeled(
-        array_feature("numbers", (2,), "float32", TableColumns(names=("a", "b"), decimal=","))
-    )
-    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
-    rows = list(read_rows(path, trained, Wanted()).items)
+    names = ("a", "b")[: len(numbers[0])]
+    rows = read_table(tmp_path, text, *names, decimal=decimal)
     assert [row.value.tolist() for row in rows] == np.float32(numbers).tolist()
     said = capsys.readouterr().err
-    assert note in said and bool(said) == bool(note)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("a,b\n70.500,1\n", 70.5), ("a;b\n70.500;1\n", 70500)]
-)
-def test_where_commas_divide_cells_numbers_have_points(tmp_path, text, number):
-    path = tmp_path / "rows.csv"
-    path.write_text(text)
-    schema = labeled(
-        array_feature("numbers", (2,), "float32", TableColumns(names=("a", "b"), decimal=","))
-    )
-    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
-    (row,) = read_rows(path, trained, Wanted()).items
-    assert isinstance(row, Example) and row.value.tolist() == [number, 1]
+    assert note is None or (note in said and bool(said) == bool(note))
 
 
 def test_the_likeliest_classes_are_named_with_their_probabilities():
-    spec = spec_of(classes=("cat", "dog"))
+    spec = make_spec(classes=("cat", "dog"))
     item = Prediction(example=Example(id="1", value=b""), output=np.array([0.25, 0.75]))
     assert make_header(spec) == [
         "input", "class", "probability", "class_2", "probability_2", "error",
@@ -130,7 +95,7 @@ def test_each_predicted_step_of_a_series_is_a_row():
     series = Schema(
         features=(array_feature("series", (2,), "float32", TableColumns(names=("a", "b"))),)
     )
-    spec = spec_of(task="regression", schema=series, targets=("b",))
+    spec = make_spec(task="regression", schema=series, targets=("b",))
     item = Prediction(
         example=Example(id="s", value=np.zeros(0), row=9), output=np.array([[1.5], [2.0]])
     )

@@ -9,7 +9,8 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SPLIT, picture, prepared
+from conftest import SPLIT, picture
+from prepared import prepare
 from project import SMALL
 from rows import comparison, row
 
@@ -17,9 +18,7 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.ingest import ingest
-from throughline.data.shards.index import read_shard_index
 from throughline.measurement.baseline import describe_held_out, standard_error
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.schema import Schema, TableColumns
 from throughline.results.base import to_json
 from throughline.results.train import HeldOut
@@ -371,15 +370,7 @@ def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
 def opened(folder, source):
     """Run the data stages and open what they wrote."""
     params = check({**SMALL, "data": {**SMALL["data"], **source}, "augment": [], "postprocess": []})
-    prepared(params.data, folder / "data")
-    layout = Layout(folder)
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params.preprocess,
-    )
-    return open_inputs(params, layout)
+    return open_inputs(params, prepare(params, Layout(folder)))
 
 
 def test_scores_on_other_examples_and_scores_that_are_none_are_no_measure():

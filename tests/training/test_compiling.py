@@ -47,6 +47,10 @@ class Doubled(keras.Model):
         return {"loss": loss, "doubled": loss}
 
 
+class Slow(keras.optimizers.SGD):
+    pass
+
+
 def own_loss(truth, logits):
     return keras.losses.sparse_categorical_crossentropy(truth, logits, from_logits=True)
 
@@ -99,14 +103,10 @@ def test_what_params_yaml_compiles_may_be_compiled_for_several_steps():
 
 @pytest.mark.slow
 def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, layout, tmp_path):
-    finished = [
-        run(
-            params_of(f"model={{name: '{own}:build'}}", f"pipelines.optimized.postprocess_on={on}"),
-            layout,
-            tmp_path / on,
-        )
-        for on in ("host", "device")
-    ]
+    model, finished = f"model={{name: '{own}:build'}}", []
+    for on in ("host", "device"):
+        params = params_of(model, "train.epochs=1", f"pipelines.optimized.postprocess_on={on}")
+        finished.append(run(params, layout, tmp_path / on))
     for rows, _ in finished:
         assert [*rows[0]][1:] == ["train_loss", "train_doubled", "val_loss", "learning_rate"]
         assert rows[0]["learning_rate"] == pytest.approx(0.05)
@@ -119,7 +119,7 @@ def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, 
 def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
     own, layout, tmp_path
 ):
-    params = params_of(f"model={{name: '{own}:still'}}")
+    params = params_of(f"model={{name: '{own}:still'}}", "train.epochs=2")
     rows, weights = run(params, layout, tmp_path)
     assert rows[0]["val_loss"] == rows[-1]["val_loss"] and "val_top2" in rows[0], "a rate of 0"
     data = open_inputs(params, layout)
@@ -136,12 +136,11 @@ def _inputs(data, split):
 
 
 def _result(row):
-    made = made_up(TrainResult)
     last = {name: value for name, value in row.items() if name != "epoch"}
-    return type(made)(**{**vars(made), "metric": "accuracy", "last_epoch": last, "test": {}})
+    return replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test={})
 
 
-def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path, monkeypatch):
+def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
     models = build(f"{own}:still")
     assert models.network.compiled
     needs = check_savable(models.full_model, [own])
@@ -168,14 +167,8 @@ def test_names_that_do_not_exist_are_refused(settings, said):
         make_step_model(build(), TrainSettings(**settings), Feed(steps_per_epoch=3, stored=False))
 
 
-def test_an_optimizer_class_of_ones_own_gets_the_rate(tmp_path, monkeypatch):
-    (tmp_path / "own_optimizer.py").write_text(
-        "import keras\n\n\nclass Slow(keras.optimizers.SGD):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = TrainSettings(
-        optimizer="own_optimizer:Slow", learning_rate=0.25, schedule="constant"
-    )
+def test_an_optimizer_class_of_ones_own_gets_the_rate(own):
+    settings = TrainSettings(optimizer=f"{own}:Slow", learning_rate=0.25, schedule="constant")
     network = build().network
     compile_model(network, settings, target=CLASSES, steps=3)
     assert type(network.optimizer).__name__ == "Slow"
@@ -264,7 +257,7 @@ def test_early_stopping_asks_what_is_better_of_a_metric_that_keras_does_not_know
     check_direction(network, TrainSettings(early_stopping={**stopping, "mode": "max"}))
 
 
-def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities(tmp_path, monkeypatch):
+def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities():
     inputs = keras.Input((4,))
     network = keras.Model(inputs, keras.layers.Dense(4, activation="softmax")(inputs))
     compile_model(network, TrainSettings(), target=CLASSES, steps=3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from saved_models import make_spec, save_as_train_does
 from trainings import params_of, run
 
-from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature
@@ -15,10 +15,10 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
-from throughline.models.inference import InferenceSpec, save_trained_model
+from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.models.transformers import Transformer
-from throughline.settings import DataSettings, ModelSettings, WindowSettings
+from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
 
@@ -196,12 +196,10 @@ def test_the_model_of_a_series_is_trained_on(tmp_path):
         )
 
     first, path = series(3), tmp_path / "model.keras"
-    spec = InferenceSpec(
+    spec = make_spec(
         task="regression",
         schema=labeled(array_feature("numbers", (4,), "float32")),
-        data=DataSettings(source="table", path="unused"),
         window=WindowSettings(length=6, horizon=3),
-        ops=(),
     )
     save_trained_model(first.full_model, path, spec, ())
     again = series(3, **{"from": str(path)})
@@ -223,14 +221,7 @@ def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
     path, options = tmp_path / "model.keras", {"vocabulary": 20, "width": 8, "blocks": 1}
     first = text(2, name="transformer_encoder", options=options)
     needs = check_savable(first.full_model, [Transformer.__module__])
-    spec = InferenceSpec(
-        task="class",
-        schema=labeled(text_feature()),
-        data=DataSettings(source="text_folder", path="unused"),
-        window=WindowSettings(),
-        ops=(),
-        objects=needs.objects,
-    )
+    spec = make_spec("text_folder", schema=labeled(text_feature()), objects=needs.objects)
     save_trained_model(first.full_model, path, spec, ())
     further = text(3, **{"from": str(path)}, freeze=["all_but_last"]).network
     assert further.output_shape == (None, 3)
@@ -242,19 +233,14 @@ def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_model_of_this_program_is_trained_on(layout, tmp_path):
-    params = params_of()
+    params = params_of("train.epochs=1")
     _, weights = run(params, layout, tmp_path / "first")
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     models.network.set_weights(weights)
-    save_trained_model(
-        models.full_model,
-        tmp_path / "model.keras",
-        make_inference_spec(params, "optimized", data, None),
-        inference_ops(params, "optimized", data),
-    )
+    path = save_as_train_does(models, params, data, tmp_path / "model.keras", pipeline="optimized")
     rate = "train.learning_rate=1e-9"
-    further = params_of(f"model={{from: '{tmp_path / 'model.keras'}'}}", rate, "train.epochs=1")
+    further = params_of(f"model={{from: '{path}'}}", rate, "train.epochs=1")
     _, after = run(further, layout, tmp_path / "second")
     for one, other in zip(after, weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

@@ -42,7 +42,9 @@ INDEX = TF_CONFIG["task"]["index"] if TF_CONFIG else 0
 
 
 class Fault(keras.callbacks.Callback):
-    """Notes the loss of every step and, at the end, the weights; does what FAULT says."""
+    """Notes the loss of every step and, at the end, the weights and the state of random layers;
+    does what FAULT says.
+    """
 
     def __init__(self):
         super().__init__()
@@ -66,8 +68,13 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), getattr(signal, what))
 
     def on_train_end(self, logs=None):
-        content = {"losses": self.losses, "weights": [w.tolist() for w in self.model.get_weights()]}
-        content["validated"] = self.validated
+        states = [one for one in self.model.variables if one.name == "seed_generator_state"]
+        content = {
+            "losses": self.losses,
+            "weights": [one.tolist() for one in self.model.get_weights()],
+            "random": [np.asarray(one).tolist() for one in states],
+            "validated": self.validated,
+        }
         pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(content))
 
 
@@ -145,7 +152,7 @@ class Trainings:
         return output
 
     def seen(self, index: int = 0) -> dict[str, list]:
-        """The losses and the weights of a process."""
+        """What a process has noted."""
         return json.loads((self.folder / f"seen-{index}.json").read_text())
 
     @property
@@ -182,16 +189,19 @@ def assert_close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -
         assert one == pytest.approx(other, rel=CLOSE)
 
 
+LONG = {"epochs": 25, "checkpoint_every": "25 epochs"}
+
+
 @pytest.fixture(scope="module")
 def alone(trainings):
     """The losses of 200 steps, and the rows of 25 epochs, of one process."""
-    trainings.write(processes=1, epochs=25)
+    trainings.write(processes=1, **LONG)
     trainings.train()
     return trainings.seen()["losses"], trainings.rows
 
 
 def test_losses_of_200_steps_are_those_of_one_process_and_weights_equal_in_all(trainings, alone):
-    trainings.write(processes=4, epochs=25)
+    trainings.write(processes=4, **LONG)
     trainings.train()
     losses = trainings.seen()["losses"]
     assert len(losses) == 200
@@ -212,15 +222,14 @@ def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
 
 
 def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings, alone):
-    trainings.write(processes=2, epochs=4, checkpoint_every="1 steps")
-    trainings.train(code=2, fault="SIGKILL 1 11")
-    trainings.write(processes=1, epochs=4, checkpoint_every="1 steps")
-    assert "resuming interrupted training at epoch 2, step" in trainings.train(
-        code=137, fault="SIGKILL 0 21"
-    )
-    trainings.write(processes=4, epochs=4, checkpoint_every="1 steps")
-    assert "resuming interrupted training at epoch 3, step" in trainings.train()
-    assert_close(trainings.rows, alone[1][:4])
+    trainings.write(processes=2, checkpoint_every="1 steps")
+    trainings.train(code=2, fault="SIGKILL 1 5")
+    trainings.write(processes=1, checkpoint_every="1 steps")
+    said = trainings.train(code=137, fault="SIGKILL 0 11")
+    assert "resuming interrupted training at epoch 1, step" in said
+    trainings.write(processes=4, checkpoint_every="1 steps")
+    assert "resuming interrupted training at epoch 2, step" in trainings.train()
+    assert_close(trainings.rows, alone[1][:2])
 
 
 def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_same(trainings):
@@ -263,56 +272,49 @@ def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_mod
     assert not (small_disk / "model.keras").exists()
 
 
-FAULTY = {"processes": 2, "epochs": 3, "checkpoint_every": "2 steps"}
+DROPOUT = {"name": "own:normalized", "options": {"dropout": 0.5}}
+FAULTY = {"processes": 2, "checkpoint_every": "2 steps", "model": DROPOUT}
+FAULTS = [
+    # What happens to which process after how many steps: the exit code, and what is said.
+    ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
+    ("SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL"),
+    ("SIGSTOP 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
+    ("raise 1 11", 2, "process 1: RuntimeError: a bug of one's own"),
+    ("raise 0 11", 1, "RuntimeError: a bug of one's own"),
+    ("leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
+    ("sleep 1 11", None, "has waited 4 s for step"),
+]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(trainings):
-    """The weights and rows of a training in two processes to which nothing happens."""
-    trainings.write(**FAULTY, seed=7)
+    """What the chief and the other one of two processes to which nothing happens have noted, and
+    the rows.
+    """
+    trainings.write(**FAULTY)
     trainings.train()
-    return trainings.seen()["weights"], trainings.rows
+    return trainings.seen(), trainings.seen(1), trainings.rows
 
 
-@pytest.mark.parametrize(
-    ("fault", "code", "said"),
-    [
-        ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
-        pytest.param("SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL"),
-        pytest.param(
-            "SIGSTOP 1 11",
-            LOST_ANOTHER,
-            "process 0 of 2 has lost process 1",
-        ),
-        pytest.param("raise 1 11", 2, "process 1: RuntimeError: a bug of one's own"),
-        pytest.param("raise 0 11", 1, "RuntimeError: a bug of one's own"),
-        pytest.param("leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
-        pytest.param("sleep 1 11", None, "has waited 4 s for step"),
-    ],
-)
-def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
-    trainings, undisturbed, fault, code, said
-):
-    limit = 4 if fault.startswith("sleep") else 60
-    trainings.write(**FAULTY, seed=7, step_timeout_s=limit)
-    began = time.monotonic()
-    output = trainings.train(code=code, fault=fault)
-    assert time.monotonic() - began < 60
-    assert said in output
-    assert "resuming interrupted training at epoch 2, step 2" in trainings.train()
-    assert (trainings.seen()["weights"], trainings.rows) == undisturbed, "bit for bit"
+def test_dropout_differs_between_processes_and_their_weights_do_not(undisturbed):
+    chief, other, _ = undisturbed
+    assert chief["random"] != other["random"]
+    assert chief["weights"] == other["weights"], "bit for bit"
 
 
-def test_dropout_is_repeatable_and_differs_between_processes(trainings):
-    seen = []
-    for count in (1, 2, 2):
-        trainings.write(
-            processes=count, model={"name": "own:normalized", "options": {"dropout": 0.5}}
-        )
-        trainings.train()
-        seen.append(trainings.rows)
-    assert seen[1] == seen[2]
-    assert seen[0][0]["train_loss"] != pytest.approx(seen[1][0]["train_loss"], rel=1e-3)
+def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings, undisturbed):
+    """Each run goes on from the checkpoint of the one that was ended before."""
+    resuming = ""
+    for fault, code, said in FAULTS:
+        trainings.write(**FAULTY, step_timeout_s=4 if fault.startswith("sleep") else 60)
+        began = time.monotonic()
+        output = trainings.train(code=code, fault=fault)
+        assert time.monotonic() - began < 60, fault
+        assert said in output and resuming in output, fault
+        resuming = "resuming interrupted training at epoch 2, step 2"
+    assert resuming in trainings.train()
+    chief, _, rows = undisturbed
+    assert (trainings.seen()["weights"], trainings.rows) == (chief["weights"], rows), "bit for bit"
 
 
 def test_a_process_that_never_starts_is_named(trainings):

@@ -1,0 +1,300 @@
+"""Predictions with trained models of texts, tables and series: the rows of a file, by the names of
+its columns, as they were trained.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from predictions import (
+    ON_DEVICE,
+    check_refusals,
+    evaluate,
+    export_file,
+    make_misfit,
+    predict_rows,
+    save_untrained,
+    write_evaluation_of,
+)
+from prepared import prepare, take_snapshot
+from texts import params_of as text_params
+from texts import prepare_texts
+
+from throughline.assembly.inference import describe_changed_data, find_changed_data
+from throughline.config.params import check
+from throughline.data.manifest import read_manifest
+from throughline.models.inference import open_trained_model
+from throughline.models.serving import CLASSES, TARGETS
+from throughline.prediction import texts
+from throughline.prediction.examples import Wanted
+from throughline.shared.layout import Layout
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.slow
+def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_path):
+    layout = prepare_texts(tmp_path / "texts")
+    words = tmp_path / "words.txt"
+    words.write_text("[UNK]\nthe\nfox\ndog\n")
+    preprocess = [{"tokenize": {"kind": "wordpiece", "model": str(words)}}]
+    params = text_params({}, train={"seed": 1}, preprocess=preprocess)
+    shutil.rmtree(layout.snapshot)
+    take_snapshot(params, layout)
+    model = save_untrained(params, layout)
+    text = tmp_path / "texts" / "source" / "ham" / "000.txt"
+    before, _ = predict_rows(model, text)
+    with open_trained_model(model) as trained:
+        assert find_changed_data(trained, layout) == []
+    words.write_text("[UNK]\ndog\nthe\nfox\n")
+    (layout.snapshot / "tokenizer.txt").write_text(words.read_text())
+    index = layout.shards / "index.json"
+    index.write_text(index.read_text().replace('"ham"', '"spam!"'))
+    after, _ = predict_rows(model, text)
+    assert before == after
+    with open_trained_model(model) as trained:
+        assert find_changed_data(trained, layout) == ["the classes", "the tokenizer"]
+        shown = describe_changed_data(trained, "p", layout)
+    assert shown is not None
+    assert "the classes and the tokenizer. The model is used with those of its training" in shown
+    assert export_file(model, tmp_path / "served") == "text: string"
+    assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
+
+
+@pytest.mark.slow
+def test_texts_are_files_lines_or_rows(tmp_path):
+    layout = prepare_texts(tmp_path / "texts")
+    model = save_untrained(text_params({}, train={"seed": 1}), layout)
+    judged = write_evaluation_of(text_params({}), layout, model, tmp_path / "evaluation")
+    assert judged.worst[0].value == (layout.root / "source" / judged.worst[0].id).read_text()
+    lines = tmp_path / "some.txt"
+    lines.write_text("the fox\n\nthe dog\n")
+    table = tmp_path / "some.csv"
+    table.write_text("id,text\n1,the fox\n2,the dog\n3,\n")
+    whole, _ = predict_rows(model, lines)
+    split, _ = predict_rows(model, lines, lines=True)
+    rows, _ = predict_rows(model, table)
+    assert len(whole) == 1
+    assert [row["probability"] for row in split] == [row["probability"] for row in rows][:2]
+    named = [row["input"] for row in split]
+    assert named == [f"{lines}:1", f"{lines}:3"], "the blank line is none, and counted"
+    assert [row["input"] for row in rows] == [f"{table}:{number}" for number in (1, 2, 3)]
+    with open_trained_model(model) as trained:
+        documents = list(texts.read(lines.parent / "texts" / "source", trained, Wanted()).items)
+    assert len(documents) == 150  # also those in class folders, whose classes are not looked at
+    assert rows[2]["error"] == "text missing"
+    other = tmp_path / "other.csv"
+    other.write_text("words\nthe fox\n")
+    check_refusals(
+        model,
+        {
+            other: "no column text; known: words.",
+            make_misfit(tmp_path / "a.png"): "is a PNG image.",
+            make_misfit(tmp_path / "blank.txt", b"\n\n"): "empty text.",
+        },
+        takes="This model takes texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or"
+        " .parquet files whose column text holds the text.",
+    )
+
+
+def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
+    """Ingest a table up to its snapshot, and save the model for it."""
+    (folder / "table.csv").write_text(table)
+    layout = Layout(folder)
+    data = {"source": "table", "path": str(folder / "table.csv"), "label_column": label}
+    params = check(
+        {
+            "data": {**data, "split": {"validation": 0.2, "test": 0.2}, **settings},
+            "augment": [],
+            "postprocess": ["standardize", "categories"],
+            "batch_size": 8,
+            "model": {"name": "mlp", "options": {"width": 4}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    prepare(params, layout)
+    return params, layout, save_untrained(params, layout)
+
+
+def make_table(rows: int) -> str:
+    draw = np.random.default_rng(5)
+    colors = ("red", "green", "blue")
+    lines = [
+        f"{size:.3f},{colors[number % 3]},{price:.3f},c{number % 2}"
+        for number, (size, price) in enumerate(draw.normal(size=(rows, 2)))
+    ]
+    return "\n".join(["size,color,price,kind", *lines]) + "\n"
+
+
+def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
+    params, layout, model = save_of_table(tmp_path, make_table(60), label="kind")
+    manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
+    chosen = manifest.for_split("test")["row"].tolist()
+    full = keras.saving.load_model(model, compile=False)
+    expected = tf.nn.softmax(full(values[chosen])).numpy().max(axis=1)
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    got = [float(rows[row]["probability"]) for row in chosen]
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    other = tmp_path / "other.csv"
+    other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\nlow,red,x,2\n")
+    named, _ = predict_rows(model, other)
+    assert [row["error"] for row in named] == [
+        "",
+        "color is 'pink', a category that the training has not seen",
+        "price is missing",
+        "price is 'low', no number",
+    ]
+    check_refusals(
+        model,
+        {
+            tmp_path: "is a folder, not a file.",
+            tmp_path / "gone.csv": "does not exist.",
+            make_misfit(tmp_path / "a.png"): "is a PNG image.",
+            make_misfit(tmp_path / "sheet.xlsx", b"PK\x03\x04"): (
+                "is a ZIP archive, as Excel's files are."
+            ),
+            make_misfit(tmp_path / "bytes.csv", b"size\0"): "is binary, not text.",
+            make_misfit(tmp_path / "empty.csv", b""): "is empty.",
+            make_misfit(tmp_path / "names.csv", b"size,price,color\n"): "holds no example.",
+            make_misfit(tmp_path / "latin.csv", b"size,price,color\n1,2,\xfc\n"): (
+                "is not utf-8: 'utf-8' codec can't decode byte 0xfc in position 21: invalid start"
+                " byte."
+            ),
+            make_misfit(tmp_path / "column.csv", b"size;kolor;price\n1;red;2\n"): (
+                "no column color; did you mean kolor?"
+            ),
+            make_misfit(tmp_path / "quote.csv", b'size,price,color\n1,2,"red\n3,4,red\n'): (
+                "line 2: a quoted cell that goes on for 1 more lines does not end as one; a stray"
+                " quote?"
+            ),
+            make_misfit(tmp_path / "fields.csv", b"size,price,color\n1,2,red,4\n"): (
+                "1 of 1 rows have other fields than the header's 3: line 2 has 4. Quote cells that"
+                " hold the delimiter."
+            ),
+        },
+        takes="This model takes tables (CSV, TSV (utf-8) or Parquet) with the columns size, price,"
+        " color.",
+    )
+    worst = write_evaluation_of(params, layout, model, tmp_path / "evaluation").worst[0]
+    row = manifest.examples.set_index("id").loc[worst.id]["row"]
+    color = ("blue", "green", "red")[int(values[row][2])]
+    size, price = values[row][:2]
+    assert worst.value == f"size: {size:.4g}, price: {price:.4g}, color: {color}"
+    assert (
+        export_file(model, tmp_path / "served")
+        == "features: size float32, price float32, color string"
+    )
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(
+        {"size": tf.constant([2.0]), "price": tf.constant([1.0]), "color": tf.constant(["blue"])}
+    )
+    likeliest = float(answer["probabilities"].numpy().max())
+    assert abs(likeliest - float(named[0]["probability"])) < 2e-6
+
+
+def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):
+    lines = make_table(60).splitlines()
+    for row in (3, 20, 40):
+        lines[row] = "," + lines[row].partition(",")[2]
+        lines[row + 1] = lines[row + 1].replace("red", "").replace("green", "").replace("blue", "")
+    # A name that TensorFlow does not take.
+    lines[0] = lines[0].replace("size", "Größe (m²)")
+    _, layout, model = save_of_table(tmp_path, "\n".join(lines), label="kind", missing="median")
+    values = np.load(layout.manifest / "values.npy")
+    assert len(values) == 60 and np.isfinite(values).all()
+    full = keras.saving.load_model(model, compile=False)
+    expected = tf.nn.softmax(full(values)).numpy().max(axis=1)
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    got = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    export_file(model, tmp_path / "served")
+    cells = [line.split(",") for line in lines[1:]]
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(
+        {
+            "Größe (m²)": tf.constant([float(row[0] or "nan") for row in cells]),
+            "price": tf.constant([float(row[2]) for row in cells]),
+            "color": tf.constant([row[1] for row in cells]),
+        }
+    )
+    np.testing.assert_allclose(answer["probabilities"].numpy().max(axis=1), expected, atol=2e-6)
+
+
+def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
+    params, layout, model = save_of_table(
+        tmp_path, make_table(60), label="price", label_kind="number"
+    )
+    judged = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
+    assert judged.confusion is None
+    assert all(
+        abs(abs(float(item.truth) - float(item.predicted)) - item.loss) < 0.01 * item.loss + 1e-3
+        for item in judged.worst
+    )
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    assert list(rows[0]) == ["input", "price", "error"]
+    assert len({row["price"] for row in rows}) > 2
+    export_file(model, tmp_path / "served")
+    assert (tmp_path / "served" / TARGETS).read_text() == "price\n"
+
+
+def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
+    steps = np.random.default_rng(2).normal(size=(120, 2))
+    lines = [f"{number},{one:.4f},{two:.4f}" for number, (one, two) in enumerate(steps)]
+    (tmp_path / "series.csv").write_text("\n".join(["time,load,wind", *lines]) + "\n")
+    layout = Layout(tmp_path)
+    params = check(
+        {
+            "data": {
+                "source": "time_series",
+                "path": str(tmp_path / "series.csv"),
+                "time_column": "time",
+                "split": {"validation": 0.2, "test": 0.2},
+            },
+            "augment": [],
+            "postprocess": ["standardize"],
+            "window": {"length": 6, "horizon": 2, "targets": ["wind"]},
+            "batch_size": 8,
+            "model": {"name": "mlp", "options": {"width": 4}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    prepare(params, layout)
+    model = save_untrained(params, layout)
+    last, _ = predict_rows(model, tmp_path / "series.csv")
+    assert [(row["row"], list(row)) for row in last] == [
+        ("121", ["input", "row", "wind", "error"]),
+        ("122", ["input", "row", "wind", "error"]),
+    ]
+    every, _ = predict_rows(model, tmp_path / "series.csv", every_window=True)
+    assert len(every) == 2 * (120 - 6 + 1)
+    # Alone, or one of a batch: alike up to how sums are rounded.
+    assert [row["row"] for row in every[-2:]] == ["121", "122"]
+    assert [float(row["wind"]) for row in every[-2:]] == pytest.approx(
+        [float(row["wind"]) for row in last], rel=1e-5
+    )
+    expected = evaluate(params, layout, model)  # windows of the last 24 steps
+    first = 2 * (120 - 24)
+    got = np.array([float(row["wind"]) for row in every[first : first + 2 * len(expected)]])
+    judged = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
+    assert judged.examples == len(expected)
+    assert judged.worst[0].id.startswith("window from time step ")
+    check_refusals(
+        model,
+        {
+            make_misfit(tmp_path / "wind.csv", b"load,wind\n1,2\n"): (
+                "no column time; known: load, wind."
+            ),
+            make_misfit(tmp_path / "short.csv", b"time,load,wind\n1,2,3\n"): (
+                "has 1 time steps, and the model needs 6."
+            ),
+            tmp_path: "is a folder, not a file.",
+        },
+        takes="This model takes series of at least 6 time steps: tables (CSV, TSV (utf-8) or"
+        " Parquet) with the columns time, load, wind, or .npy arrays of load, wind.",
+    )
+    np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)

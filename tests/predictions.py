@@ -1,0 +1,101 @@
+"""What is predicted with a model, what its evaluation says, and its export, for the tests."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from saved_models import save_as_train_does
+
+from tasks.export import export
+from tasks.predict import report_rejected
+from throughline.assembly.evaluation import write_evaluation
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.params import Params, check
+from throughline.models.inference import open_trained_model
+from throughline.prediction.examples import Wanted
+from throughline.prediction.table import Counts, write_predictions
+from throughline.results.evaluation import Evaluation
+from throughline.shared.errors import UnusableInputs
+from throughline.shared.layout import Layout
+
+ON_DEVICE = {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device"}
+
+
+def save_untrained(params: Params, layout: Layout) -> Path:
+    """Save the model of the configuration `p` with its first weights, as train does in the end."""
+    data = open_inputs(params, layout)
+    models = build_models_for(params, data)
+    for weights in models.full_model.trainable_variables:  # so that classes differ
+        weights.assign(tf.random.stateless_normal(weights.shape, [len(weights.path), 7]))
+    return save_as_train_does(models, params, data, layout.results("p") / "model.keras")
+
+
+def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, str]], Counts]:
+    """The lines of the CSV for these paths, and the counts."""
+    out = io.StringIO()
+    with open_trained_model(model) as trained:
+        counts = write_predictions(
+            trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
+        )
+    return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
+
+
+def write_evaluation_of(params: Params, layout: Layout, model: Path, out: Path) -> Evaluation:
+    """What train writes about single examples."""
+    data = open_inputs(params, layout)
+    models = build_models_for(params, data)
+    models.full_model.load_weights(model)
+    return write_evaluation(models, params, data, layout, out)
+
+
+def evaluate(params: Params, layout: Layout, model: Path) -> np.ndarray:
+    """What the full model says of the test split in its evaluation, in storage order."""
+    data = open_inputs(params, layout)
+    pipeline = open_input_pipeline(params, "p", data, split="test", purpose="evaluate")
+    full = keras.saving.load_model(model, compile=False)
+    return np.concatenate([full(inputs, training=False) for inputs, _ in pipeline.dataset()])
+
+
+def export_file(model: Path, out: Path) -> str:
+    """Export the model of a file."""
+    with open_trained_model(model) as trained:
+        return export(trained, out)
+
+
+def photo_params(folder: Path, **sections) -> Params:
+    """Parameters for the photos: resized by the shorter side, then cropped to one size."""
+    usual = {
+        "data": {"source": "image_folder", "path": str(folder)},
+        "preprocess": ["decode", {"resize": {"shorter": 20}}],
+        "augment": [{"random_crop": {"height": 16, "width": 16}}, "flip"],
+        "postprocess": ["rescale"],
+        "batch_size": 8,
+        "model": {"name": "mlp", "options": {"width": 8}},
+        "pipelines": {"p": ON_DEVICE},
+    }
+    return check({**usual, **sections})
+
+
+def make_misfit(path: Path, content: bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") -> Path:
+    """Write a file that a model does not take, a picture unless other `content` is given."""
+    path.write_bytes(content)
+    return path
+
+
+def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None:
+    """Fail unless each path is refused for its reason, with what the model takes, and without
+    parameters of its training, which nobody who predicts can set.
+    """
+    for path, reason in refused.items():
+        _, counts = predict_rows(model, path)
+        with pytest.raises(UnusableInputs) as refusal:
+            report_rejected(counts, strict=False)
+        assert str(refusal.value) == f"{path}: {reason} {takes}"
+        assert counts.first[0].reason == reason.removesuffix(".")

@@ -1,0 +1,46 @@
+"""Data through ingest, shards and snapshot in the process of a test, and as links into a project of
+its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from throughline.config.params import Params
+from throughline.data.columns.index import SnapshotIndex
+from throughline.data.ingest import ingest
+from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.writing import shard
+from throughline.pipelines.write.snapshot import snapshot
+from throughline.settings import ShardSettings
+from throughline.shared.layout import Layout
+
+
+def prepare(params: Params, layout: Layout, *, min_shards: int = 2) -> Layout:
+    """Ingest, shards and snapshot of the parameters' data."""
+    manifest = replace(ingest(params.data, layout.manifest), folder=layout.manifest)
+    shard(manifest, layout.shards, settings=ShardSettings(min_shards=min_shards, writers=2))
+    take_snapshot(params, layout)
+    return layout
+
+
+def take_snapshot(params: Params, layout: Layout) -> SnapshotIndex:
+    """Write the snapshot of what the parameters preprocess."""
+    return snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=params.preprocess,
+        settings=params.snapshot,
+    )
+
+
+def link_data(data: Path, root: Path, *, snapshot: bool = True) -> Layout:
+    """A project with links to another one's data: the folder `data` with manifest and shards, and
+    the snapshot unless it is to have one of its own.
+    """
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    for part in ("manifest", "shards", *(["snapshot"] if snapshot else [])):
+        (root / "data" / part).symlink_to((data / part).resolve())
+    return Layout(root)
