@@ -4,6 +4,7 @@ run on them.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -35,6 +37,7 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import Manifest
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings, SplitSettings
+from throughline.shared.layout import STORE_HOME
 
 SPLIT = SplitSettings(validation=0.2, test=0.2)
 
@@ -205,6 +208,25 @@ def small_disk(tmp_path):
     yield place
     # The last iterator may still hold its file.
     subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def mlflow_store(shared, tmp_path, monkeypatch) -> Iterator[Path]:
+    """The folder of a test with a store of MLflow that runs are sent to; migrations, which take
+    seconds, are those of one store for all.
+    """
+    template = shared / "mlflow.db"
+    with FileLock(shared / "mlflow.lock"):
+        if not template.exists():
+            mlflow.set_tracking_uri(f"sqlite:///{shared / 'migrated.db'}")
+            mlflow.search_experiments()
+            shutil.copy(shared / "migrated.db", template)
+    shutil.copy(template, tmp_path / "mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    yield tmp_path
+    mlflow.set_tracking_uri(None)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
 
-BATCH = 4
+BATCH, DECODE = 4, (Decode(),)
 SLEEP_S = 0.002
 
 
@@ -43,11 +43,11 @@ def data(layout):
         manifest=layout.manifest,
         shards=layout.shards,
         snapshot=layout.snapshot,
-        preprocess=(Decode(),),
+        preprocess=DECODE,
     )
 
 
-def open_pipeline(data, config, *, preprocess=(Decode(),), augment=()):
+def open_pipeline(data, config, *, preprocess=DECODE, augment=()):
     """A configuration of this data, in batches of four."""
     spec = InputSpec(
         schema=data.shards.schema,

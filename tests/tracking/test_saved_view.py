@@ -22,14 +22,10 @@ def test_addresses_lead_to_runs_and_not_to_traces():
 
 
 @pytest.mark.slow
-def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(tmp_path):
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    try:
-        experiment = mlflow.create_experiment("photos", artifact_location=str(tmp_path))
-        save_view(experiment, "ab1", "compared", metric="accuracy")
-        tags = mlflow.get_experiment(experiment).tags
-    finally:
-        mlflow.set_tracking_uri(None)
+def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(mlflow_store):
+    experiment = mlflow.create_experiment("photos", artifact_location=str(mlflow_store))
+    save_view(experiment, "ab1", "compared", metric="accuracy")
+    tags = mlflow.get_experiment(experiment).tags
     view = json.loads(tags["mlflow.sharedViewState.ab1"])
     form, packed = view["state"].split(";")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))

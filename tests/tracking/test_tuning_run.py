@@ -10,7 +10,6 @@ from made_up import made_up
 
 from throughline.reporting.tuning_plots import plot_search
 from throughline.results.tuning import TunedCandidate, TuningResult
-from throughline.shared.layout import STORE_HOME
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.tuning_run import record_search
 
@@ -31,10 +30,7 @@ RESULT = replace(
 
 
 @pytest.mark.integration
-def test_a_search_is_a_run_with_a_child_for_each_that_raced(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_a_search_is_a_run_with_a_child_for_each_that_raced(mlflow_store, tmp_path):
     RESULT.write(tmp_path)
     plot_search(RESULT, tmp_path)
     run_key = RunKey(dataset="arrays", pipeline="tuning", data_digest="d")

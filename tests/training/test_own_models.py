@@ -16,7 +16,6 @@ from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel, UnsavableModel
-from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import Recorder, RunKey
 
 HEAD = "import keras\nfrom keras import layers\n\n\n"
@@ -112,14 +111,6 @@ def test_a_model_that_cannot_be_saved_is_refused_with_what_to_do(own, kind):
         check_savable(model, [module])
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    yield tmp_path
-    mlflow.set_tracking_uri(None)
-
-
 def logged(run_id):
     """The models of a run."""
     client = mlflow.MlflowClient()
@@ -131,7 +122,7 @@ def logged(run_id):
 # MLflow's warning about its own functions.
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_training(
-    own, store, tmp_path, capsys
+    own, mlflow_store, tmp_path
 ):
     recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["plain"][0])
@@ -164,7 +155,7 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
 
 
 @pytest.mark.slow
-def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_path, capsys):
+def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, mlflow_store, tmp_path, capsys):
     recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["lambda"][0])
     save_model(model, tmp_path / "model.keras")
@@ -181,7 +172,7 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
+def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(mlflow_store, capsys):
     recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     with recorder:
         recorder.log_params({"memory": 1})
@@ -201,7 +192,7 @@ def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
+def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
     recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     with recorder:
         pass

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
+from prepared import change_a_pixel
 from project import SMALL
 from races import race
 
@@ -57,14 +56,7 @@ def test_a_large_lead_needs_no_confirmation(tmp_path):
 @pytest.mark.slow
 @pytest.mark.integration
 def test_only_one_with_other_examples_is_out_for_good(layout, tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("manifest", "shards"):
-        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
-    shutil.copytree(layout.root / "data" / "snapshot", tmp_path / "data" / "snapshot")
-    column = tmp_path / "data" / "snapshot" / "train" / "image.bin"
-    content = bytearray(column.read_bytes())
-    content[0] ^= 1
-    column.write_bytes(content)
+    change_a_pixel(layout.root / "data", tmp_path)
     params, journal = check(SMALL), Journal(tmp_path)
     entry = Entry(params=params, root=tmp_path, name="naive", config=params.pipelines["naive"])
     assert not prove(entry, journal)

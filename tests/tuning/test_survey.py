@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
+from made_up import made_up
+from prepared import change_a_pixel, link_data, take_snapshot
 from project import SMALL
 
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.diagnosis.cost_model import ModelStepCost
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
@@ -31,12 +31,14 @@ from throughline.tuning.survey import (
 
 @pytest.fixture(scope="module")
 def root(layout, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("surveyed")
-    (folder / "data").mkdir()
-    for name in ("manifest", "shards", "snapshot"):
-        (folder / "data" / name).symlink_to((layout.root / "data" / name).resolve())
-    SnapshotCost(seconds=9.0, examples_per_s=20.0, bytes_per_example=128.0).write(folder / "data")
-    return folder
+    linked = link_data(layout.root / "data", tmp_path_factory.mktemp("surveyed"))
+    note_cost(linked)
+    return linked.root
+
+
+def note_cost(layout):
+    """Write that the snapshot took nine seconds."""
+    replace(made_up(SnapshotCost), seconds=9.0).write(layout.root / "data")
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +133,9 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
     part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
     pipelines = {"naive": {"read": "shards"}, "part": part}
     params = check({**SMALL, "batch_size": 16, "pipelines": pipelines})
-    (tmp_path / "data").mkdir()
-    for name in ("manifest", "shards"):
-        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
-    SnapshotCost(seconds=9.0, examples_per_s=20.0, bytes_per_example=128.0).write(tmp_path / "data")
-    written = snapshot(
-        open_inputs(check(SMALL), layout).shards,
-        tmp_path / "data" / "shards",
-        tmp_path / "data" / "snapshot",
-        preprocess=params.preprocess,
-        settings=params.snapshot,
-    )
+    partly = link_data(layout.root / "data", tmp_path, snapshot=False)
+    note_cost(partly)
+    written = take_snapshot(params, partly)
     surveyed = survey(params, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
     stored = sum(written.bytes(split) for split in written.splits)
     assert surveyed.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
@@ -204,13 +198,7 @@ def test_examples_are_proven_to_be_the_snapshots(root, params):
 
 @pytest.mark.integration
 def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
-    shutil.copytree(layout.root / "data" / "snapshot", tmp_path / "data" / "snapshot")
-    for name in ("manifest", "shards"):
-        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
-    column = tmp_path / "data" / "snapshot" / "train" / "image.bin"
-    content = bytearray(column.read_bytes())
-    content[0] ^= 1
-    column.write_bytes(content)
+    change_a_pixel(layout.root / "data", tmp_path)
     stream = Entry(params=params, root=tmp_path, name="stream", config=PipelineConfig())
     with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
         prove_equal(stream)
