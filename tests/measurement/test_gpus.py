@@ -70,51 +70,34 @@ def ask(folder, **environment):
 
 CUDA = [
     # What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides
-    # itself), then NVML's names.
-    ({"FAKE_CUDA": "201"}, ["GPU 2", "GPU 0", "GPU 1"]),
-    ({"FAKE_CUDA": "0", "CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"]),
-    ({"FAKE_CUDA": "1", "CUDA_VISIBLE_DEVICES": "1"}, ["GPU 1"]),
+    # itself), then NVML's names, and utilization, memory and power of the first, which trains; of a
+    # slice NVML does not measure all.
+    ({"FAKE_CUDA": "201"}, ["GPU 2", "GPU 0", "GPU 1"], (96, 3, 50)),
+    ({"FAKE_CUDA": "0", "CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"], (4, 1, 50)),
+    ({"FAKE_CUDA": "1", "CUDA_VISIBLE_DEVICES": "1"}, ["GPU 1"], (6, 2, 50)),
     (
         {"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"},
         ["GPU 3"],
+        (None, 4, None),
     ),
-    ({"FAKE_CUDA": "", "CUDA_VISIBLE_DEVICES": ""}, []),
+    ({"FAKE_CUDA": "", "CUDA_VISIBLE_DEVICES": ""}, [], (None, None, None)),
 ]
+FIGURES = ("gpu_utilization_pct_mean", "gpu_memory_mb_max", "gpu_power_w_mean")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("environment", "names"), CUDA)
-def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, environment, names):
-    answer, _ = ask(libraries / "both", **environment)
+@pytest.mark.parametrize(("environment", "names", "figures"), CUDA)
+def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, environment, names, figures):
+    answer, caught = ask(libraries / "both", **environment)
     assert answer["gpus"] == names and answer["used"] == names[:1]
     assert (answer["reason"] is None) == bool(names)
+    assert tuple(answer[figure] for figure in FIGURES) == figures and not caught
 
 
 @pytest.mark.slow
 def test_without_cudas_driver_there_is_no_gpu_and_the_reason_is_given(libraries):
     answer, _ = ask(libraries / "nvml")
     assert answer["gpus"] == [] and "CUDA's driver, libcuda.so.1, is not there" in answer["reason"]
-
-
-@pytest.mark.slow
-def test_utilization_is_that_of_the_gpu_that_trains(libraries):
-    answer, _ = ask(libraries / "both", FAKE_CUDA="201")
-    assert (
-        answer["gpu_utilization_pct_mean"] == 96
-        and answer["gpu_memory_mb_max"] == 3
-        and answer["gpu_power_w_mean"] == 50
-    )
-
-
-@pytest.mark.slow
-def test_what_nvml_does_not_measure_of_a_slice_is_absent(libraries):
-    answer, caught = ask(libraries / "both", FAKE_CUDA="m")
-    assert (
-        answer["gpu_utilization_pct_mean"] is None
-        and answer["gpu_power_w_mean"] is None
-        and answer["gpu_memory_mb_max"] == 4
-    )
-    assert not caught
 
 
 @pytest.mark.slow

@@ -8,13 +8,20 @@ import itertools
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from datetime import timedelta
 
 import pytest
 
 from throughline.shared.errors import ObjectStoreFailed
-from throughline.shared.object_store import RETRIES, check_url, open_store
+from throughline.shared.object_store import BACKOFF, RETRIES, check_url, open_store
 
 DATA = bytes(range(256)) * 100
+
+
+@pytest.fixture(autouse=True)
+def _tried_again_at_once(monkeypatch) -> None:
+    for wait in ("init_backoff", "max_backoff"):
+        monkeypatch.setitem(BACKOFF, wait, timedelta(milliseconds=1))
 
 
 def test_what_is_written_is_read_listed_and_removed(bucket_url):

@@ -9,55 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import keras
 import mlflow
 import numpy as np
 import pytest
+from mlflow_servers import mlflow_server
 from project import ROOT
-from stack import wait_for
 
-from flows.servers.services import find_free_port, responds
+from flows.servers.services import find_free_port
+from tasks.sync import main
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent, read_lineage
-
-
-@contextmanager
-def server(folder: Path, port: int) -> Iterator[None]:
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        *store,
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        wait_for(lambda: responds(f"http://127.0.0.1:{port}/health"), 180)
-        yield
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
 
 
 def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_files_do(
@@ -80,7 +44,7 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
 @pytest.mark.timeout(400)
 # MLflow's warning about its own functions.
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
+def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch, capsys):
     port = find_free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv(STORE_HOME, str(tmp_path))
@@ -95,7 +59,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     key = RunKey(dataset="lost", pipeline="naive", data_digest="d")
     recorder = Recorder(key)
     alive = ExitStack()
-    alive.enter_context(server(tmp_path, port))
+    alive.enter_context(mlflow_server(tmp_path, port))
     with recorder:
         recorder.log_params({"model": {"width": 8}})
         recorder.log_metrics({"train/loss": 2.0}, step=0)
@@ -121,18 +85,14 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         "artifact",
         "model",
     ]
-    sync = [sys.executable, "-m", "tasks.sync"]
-    early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (
-        early.returncode == 1
-        and "0 of 4 kept runs sent" in early.stdout
-        and len(list((tmp_path / UNSENT).glob("*.json"))) == 4
-    )
-    with server(tmp_path, port):
-        later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert later.returncode == 0 and "4 of 4 kept runs sent" in later.stdout, (
-            later.stdout + later.stderr
-        )
+    monkeypatch.setattr(sys, "argv", ["python -m tasks.sync"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert "0 of 4 kept runs sent" in capsys.readouterr().out
+    assert len(list((tmp_path / UNSENT).glob("*.json"))) == 4
+    with mlflow_server(tmp_path, port):
+        main()
+        assert "4 of 4 kept runs sent" in capsys.readouterr().out
         client = mlflow.MlflowClient()
         run = client.get_run(recorder.run_id)
         assert run.info.status == "FINISHED"
@@ -153,8 +113,6 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
             np.array([[0, 51, 102, 255]], np.uint8)
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-        again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert "0 of 0 kept runs sent" in again.stdout
     assert not list((tmp_path / UNSENT).iterdir())
 
 

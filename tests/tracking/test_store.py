@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import mlflow
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
+from mlflow_servers import mlflow_server
 from project import ROOT
 
 from throughline.shared.errors import InvalidParams
@@ -149,49 +149,6 @@ def unnamed(status: int) -> MlflowException:
 )
 def test_an_answer_is_a_refusal_and_no_answer_is_an_absence(error, refused):
     assert is_refusal(error) is refused
-
-
-SERVER = """
-import json, os, sys
-from pathlib import Path
-folder = Path(sys.argv[1])
-os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder / 'mlflow.db'}"
-os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = "mlflow-artifacts:/"
-os.environ["_MLFLOW_SERVER_ARTIFACT_DESTINATION"] = str(folder / "artifacts")
-os.environ["_MLFLOW_SERVER_SERVE_ARTIFACTS"] = "true"
-from mlflow.server import app
-from werkzeug.serving import make_server
-
-def answer(request, respond):
-    for part, status in json.loads((folder / "refused.json").read_text()).items():
-        if part in request["PATH_INFO"]:
-            respond(f"{status} No", [("Content-Type", "text/html")])
-            return [b"<html>no</html>"]
-    return app(request, respond)
-
-server = make_server("127.0.0.1", 0, answer, threaded=True)
-print(server.port, flush=True)
-server.serve_forever()
-"""
-
-
-@contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """MLflow's server behind what a proxy does: it answers for paths with a part of those in
-    refused.json with the status there, in HTML. Yields its address.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def refuse(folder: Path, statuses: dict[str, int]) -> None:

@@ -21,7 +21,7 @@ PARAMS = {
     **SMALL,
     "batch_size": 4,
     "model": {"name": "mlp", "options": {"width": 8000}},
-    "train": {**SMALL["train"], "epochs": 20, "early_stopping": {"patience": 20}},
+    "train": {**SMALL["train"], "epochs": 8, "early_stopping": {"patience": 20}},
 }
 
 

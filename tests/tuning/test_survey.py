@@ -60,9 +60,13 @@ def _measured_once():
         yield
 
 
+@pytest.fixture(scope="module")
+def surveyed(root, params):
+    return survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+
+
 @pytest.mark.integration
-def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
-    surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, surveyed):
     data = open_inputs(params, Layout(root))
     assert surveyed.examples == data.shards.examples("train")
     assert surveyed.steps_per_epoch == -(-surveyed.examples // params.batch_size)
@@ -159,9 +163,9 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
 
 
 @pytest.mark.slow
-def test_prices_predict_a_rate_for_every_form_that_has_one(root, params):
-    space = survey(params, root, [], find_limits(read_budgets(epochs=1), root)).space
-    chosen = [each for each in space.candidates if each.family in ("stream", "snapshot")]
+def test_prices_predict_a_rate_for_every_form_that_has_one(root, params, surveyed):
+    candidates = surveyed.space.candidates
+    chosen = [each for each in candidates if each.family in ("stream", "snapshot")]
     step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
     predicted = estimate_costs(params, root, chosen, step)
     assert predicted.keys() == {each.name for each in chosen}

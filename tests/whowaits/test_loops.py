@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import pytest
 
 from whowaits.batches import count_examples, keep_batches
 from whowaits.loops import LoopWatch, Source
 from whowaits.session import Ended, Options, Session
+
+
+@pytest.fixture(autouse=True)
+def _measured_in_little_time(monkeypatch) -> None:
+    for name in ("PASSIVE_S", "DISCARDED_S", "TRAINING_S"):
+        monkeypatch.setattr(f"whowaits.blocks.{name}", 0.05)
+    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.15)
 
 
 class Script:
@@ -42,16 +50,15 @@ class Script:
         self.watch.mark()
 
 
-@pytest.mark.slow
 def test_a_loop_that_trains_is_measured_and_ended():
-    script, batches = Script(seconds=6.0), []
+    script, batches = Script(seconds=2.0), []
     with pytest.raises(Ended):
         for batch in script.loop():
             batches.append(batch)
             script.train()
     (training,) = script.session.trainings
-    assert training.name == "the loop at train.py:7" and len(training.timing.rounds) >= 1
-    assert 40 <= training.timing.rounds[-1].stall_pct <= 85  # truly 67 %
+    assert training.name == "the loop at train.py:7"
+    assert 40 <= median(each.stall_pct for each in training.timing.rounds) <= 85  # truly 67 %
     assert len(batches) > script.batches, "some came from memory"
     script.session.print_report()
     assert script.written[0].startswith("train.py: ")
@@ -65,11 +72,10 @@ def test_a_loop_that_does_not_train_is_left_alone():
     assert not script.session.trainings
 
 
-@pytest.mark.slow
 def test_validation_between_and_within_steps_is_not_the_trainings_time():
     script = Script(keep=True, seconds=3.5)
     for _ in range(4):
-        for number, _ in enumerate(script.loop("train.py:7", count=60)):
+        for number, _ in enumerate(script.loop("train.py:7", count=30)):
             script.train()
             if number % 20 == 19:
                 for _ in script.loop("train.py:9", count=5, input_s=0.02):
@@ -81,9 +87,7 @@ def test_validation_between_and_within_steps_is_not_the_trainings_time():
     assert len(training.timing.epochs) == 4
 
 
-@pytest.mark.slow
-def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory(monkeypatch):
-    measure_in_little_time(monkeypatch)
+def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory():
     script = Script(seconds=0.6)
     with pytest.raises(Ended):
         for _ in zip(script.loop("a.py:1"), script.loop("a.py:2"), strict=True):
@@ -93,9 +97,7 @@ def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory(m
     assert training.timing.passive.waited_pct > 50
 
 
-@pytest.mark.slow
-def test_a_script_may_change_what_it_is_given(monkeypatch):
-    measure_in_little_time(monkeypatch)
+def test_a_script_may_change_what_it_is_given():
     script, seen = Script(seconds=1.0), set()
     with pytest.raises(Ended):
         for batch in script.loop(copy=list):
@@ -105,9 +107,7 @@ def test_a_script_may_change_what_it_is_given(monkeypatch):
     assert seen == {1}
 
 
-@pytest.mark.slow
-def test_what_ends_a_script_is_not_stopped_by_catching_exceptions(monkeypatch):
-    measure_in_little_time(monkeypatch)
+def test_what_ends_a_script_is_not_stopped_by_catching_exceptions():
     script = Script(seconds=0.6)
     with pytest.raises(Ended):
         while True:
@@ -118,7 +118,6 @@ def test_what_ends_a_script_is_not_stopped_by_catching_exceptions(monkeypatch):
                 pass
 
 
-@pytest.mark.slow
 def test_batches_are_kept_up_to_a_number():
     assert len(keep_batches(lambda: ([1],)).batches) == 64
     assert not keep_batches(lambda: None).batches
@@ -150,9 +149,7 @@ def hand_out(script, iterator, key="train.py:7", take=None, copy=lambda batch: b
 def test_two_iterators_that_one_line_takes_from_are_two_datasets():
     script = Script(keep=True)
     for _ in range(3):
-        pairs = zip(
-            hand_out(script, Batches(9)), hand_out(script, Batches(9)), strict=True
-        )  # fmt: skip
+        pairs = zip(hand_out(script, Batches(9)), hand_out(script, Batches(9)), strict=True)
         for (one,), (other,) in pairs:
             assert one == other
             script.train(0)
@@ -174,8 +171,7 @@ def test_epochs_of_a_line_in_which_nothing_is_learned_are_no_epochs():
     assert training.timing.passive.step_ms < 3
 
 
-def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave(monkeypatch):
-    measure_in_little_time(monkeypatch)
+def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave():
     script = Script(seconds=1.0)
     with pytest.raises(Ended):
         while True:
@@ -186,7 +182,6 @@ def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave(monkeypatch):
 
 
 def test_a_script_that_counts_its_batches_is_not_said_to_have_failed(monkeypatch):
-    measure_in_little_time(monkeypatch)
     monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.5)  # longer than an epoch
     script, losses = Script(seconds=5.0), [0.0] * 60
     assert not script.session.repeats
@@ -231,16 +226,9 @@ def test_a_batch_of_a_validation_within_a_step_makes_it_none():
     assert training.timing.passive.step_ms < 3 and not training.passive_because
 
 
-def measure_in_little_time(monkeypatch):
-    for name in ("PASSIVE_S", "DISCARDED_S", "TRAINING_S"):
-        monkeypatch.setattr(f"whowaits.blocks.{name}", 0.05)
-    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.15)
-
-
 @pytest.mark.parametrize("in_a_row", [False, True])
-def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row, monkeypatch):
+def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row):
     """Some trainers take several batches, then train on all of them."""
-    measure_in_little_time(monkeypatch)
     script, batches, seen = Script(seconds=0.6), Batches(10_000), []
     with pytest.raises(Ended):
         for number, (batch,) in enumerate(hand_out(script, batches)):
@@ -257,8 +245,7 @@ def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row, monk
         assert each.alone.step_ms >= 1.0
 
 
-def test_the_device_does_nothing_while_batches_are_copied(monkeypatch):
-    measure_in_little_time(monkeypatch)
+def test_the_device_does_nothing_while_batches_are_copied():
     script, device, copied = Script(seconds=0.6), {"trains": False, "copies": False}, []
 
     def copy(batch):
@@ -317,7 +304,6 @@ def test_a_model_whose_batches_are_not_seen_is_said():
     assert any("a model is trained, but its batches come from" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
     def refuse(batch):
         raise TypeError("cannot pickle a lock")
@@ -334,7 +320,6 @@ def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
     assert seen == sorted(seen, reverse=True) and len(seen) == len(set(seen)), "its own, in order"
 
 
-@pytest.mark.slow
 def test_an_error_of_the_scripts_own_input_is_the_scripts():
     script, left = Script(seconds=4.0), [4000]
 

@@ -46,7 +46,7 @@ tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU"
 """
 
 
-def measure(folder, code, *arguments, seconds=6, model=MODEL, tries=()):
+def measure(folder, code, *arguments, seconds=3, model=MODEL, tries=False):
     """The report on a script, and what the command printed."""
     arguments = (*arguments, *(() if tries else ("--no-try",)))
     script = folder / "train.py"
@@ -82,7 +82,7 @@ def flip(x, y):
 
 data = tf.data.Dataset.range(400)
 data = data.map(load)
-data = data.map(flip).batch(8)
+data = data.map(flip, 2).batch(8, num_parallel_calls=2).prefetch(2)
 make().fit(data, epochs=3, verbose=0)
 """
     report, done = measure(tmp_path, code, tries=True)
@@ -165,7 +165,7 @@ make().fit(x[:64], y[:64], verbose=0)
 model = make(steps_per_execution=4)
 model.fit(waiting.repeat(), steps_per_epoch=40, epochs=2, verbose=0)
 """
-    report, _ = measure(tmp_path, code, "--training", "2", seconds=9)
+    report, _ = measure(tmp_path, code, "--training", "2", seconds=6)
     assert report["verdict"] == "input-bound" and report["step_ms"] > 100, report
     assert any("steps_per_execution=4" in note for note in report["notes"])
     assert any("training 2 of 2" in note for note in report["notes"])
@@ -255,9 +255,9 @@ print("trained")
 with whowaits.watch() as seen:
     make().fit(x, y, epochs=2, verbose=0)
 assert seen.report.waited_pct > 0, seen.report
-model = make()
-model.fit(waiting, verbose=0)
-model.fit(waiting, verbose=0, callbacks=[whowaits.Callback()])
+model, few = make(), waiting.take(20)
+model.fit(few, verbose=0)
+model.fit(few, verbose=0, callbacks=[whowaits.Callback()])
 """
     report, done = measure(tmp_path, code, "--keep")
     assert "trained" in done.stderr and done.returncode == 0, done
@@ -321,8 +321,8 @@ open("after", "w").close()
 @pytest.mark.slow
 def test_a_training_that_does_not_begin_is_said_and_no_other_is_reported(tmp_path):
     code = """
-make().fit(waiting, epochs=2, verbose=0)
-make().fit(waiting, epochs=2, verbose=0)
+make().fit(x[:64], y[:64], epochs=2, verbose=0)
+make().fit(x[:64], y[:64], epochs=2, verbose=0)
 """
     report, done = measure(tmp_path, code, "--training", "3", seconds=1)
     assert done.returncode == 2 and report["verdict"] == "undecided"

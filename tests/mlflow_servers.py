@@ -1,0 +1,52 @@
+"""MLflow's server, started quickly, for tests of what is sent to one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVER = """
+import json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder / 'mlflow.db'}"
+os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = "mlflow-artifacts:/"
+os.environ["_MLFLOW_SERVER_ARTIFACT_DESTINATION"] = str(folder / "artifacts")
+os.environ["_MLFLOW_SERVER_SERVE_ARTIFACTS"] = "true"
+from mlflow.server import app
+from werkzeug.serving import make_server
+
+def answer(request, respond):
+    refused = folder / "refused.json"
+    for part, status in json.loads(refused.read_text() if refused.exists() else "{}").items():
+        if part in request["PATH_INFO"]:
+            respond(f"{status} No", [("Content-Type", "text/html")])
+            return [b"<html>no</html>"]
+    return app(request, respond)
+
+server = make_server("127.0.0.1", int(sys.argv[2]), answer, threaded=True)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
+    """MLflow's server behind what a proxy does: it answers for paths with a part of those in the
+    folder's refused.json with the status there, in HTML. Yields its address.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder), str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
