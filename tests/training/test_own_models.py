@@ -111,11 +111,26 @@ def test_a_model_that_cannot_be_saved_is_refused_with_what_to_do(own, kind):
         check_savable(model, [module])
 
 
-def logged(run_id):
-    """The models of a run."""
+KEY = RunKey(dataset="own", pipeline="p", data_digest="d")
+
+
+def log(own, kind, folder):
+    """Log a model as train does, and a metric after it; returns the run, what MLflow serves of it,
+    and the model.
+    """
+    recorder = Recorder(KEY)
+    module, model = own(OWN[kind][0])
+    save_model(model, folder / "model.keras")
+    with recorder:
+        recorder.log_model(folder / "model.keras", check_savable(model, [module]).objects)
+        recorder.log_metrics({"after": 1.0})
     client = mlflow.MlflowClient()
-    experiment = client.get_run(run_id).info.experiment_id
-    return client.search_logged_models([experiment], filter_string=f"source_run_id = '{run_id}'")
+    run = client.get_run(recorder.run_id)
+    assert recorder.sent and run.data.metrics == {"after": 1.0}
+    models = client.search_logged_models(
+        [run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'"
+    )
+    return recorder.run_id, models, model
 
 
 @pytest.mark.slow
@@ -124,17 +139,10 @@ def logged(run_id):
 def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_training(
     own, mlflow_store, tmp_path
 ):
-    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
-    module, model = own(OWN["plain"][0])
-    save_model(model, tmp_path / "model.keras")
-    with recorder:
-        recorder.log_model(tmp_path / "model.keras", check_savable(model, [module]).objects)
-        recorder.log_metrics({"after": 1.0})
-    served = logged(recorder.run_id)[0].model_uri
-    assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
+    _, (served,), model = log(own, "plain", tmp_path)
     code = (
         "import mlflow, numpy as np;"
-        f" print(mlflow.pyfunc.load_model({served!r}).predict(np.ones((1, 4),"
+        f" print(mlflow.pyfunc.load_model({served.model_uri!r}).predict(np.ones((1, 4),"
         " np.float32)).tolist())"
     )
     (away := tmp_path / "away").mkdir()
@@ -156,24 +164,15 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
 
 @pytest.mark.slow
 def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, mlflow_store, tmp_path, capsys):
-    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
-    module, model = own(OWN["lambda"][0])
-    save_model(model, tmp_path / "model.keras")
-    with recorder:
-        recorder.log_model(tmp_path / "model.keras", check_savable(model, [module]).objects)
-        recorder.log_metrics({"after": 1.0})
-    assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
-    assert [found.path for found in mlflow.MlflowClient().list_artifacts(recorder.run_id)] == [
-        "model.keras"
-    ]
-    assert "MLflow gets the file of the model" in capsys.readouterr().out and not logged(
-        recorder.run_id
-    )
+    run_id, served, _ = log(own, "lambda", tmp_path)
+    (found,) = mlflow.MlflowClient().list_artifacts(run_id)
+    assert found.path == "model.keras" and not served
+    assert "MLflow gets the file of the model" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(mlflow_store, capsys):
-    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(KEY)
     with recorder:
         recorder.log_params({"memory": 1})
     with recorder:  # resumed on a machine with more memory
@@ -181,28 +180,23 @@ def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(mlflow_store, c
         recorder.call(lambda: 1 / 0)
         recorder.log_metrics({"after": 1.0})
     run = mlflow.get_run(recorder.run_id)
-    assert (
-        recorder.sent
-        and run.data.metrics == {"after": 1.0}
-        and run.data.params == {"memory": "1"}
-        and run.info.status == "FINISHED"
-    )
+    assert recorder.sent and run.info.status == "FINISHED"
+    assert (run.data.metrics, run.data.params) == ({"after": 1.0}, {"memory": "1"})
     said = capsys.readouterr().out
     assert said.count("does not take") == said.count("; left out (") == 2
 
 
 @pytest.mark.slow
 def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
-    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(KEY)
     with recorder:
         pass
     first = recorder.run_id
     mlflow.MlflowClient().delete_run(first)
     with recorder:
         recorder.log_metrics({"after": 1.0})
-    assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {
-        "after": 1.0
-    }
+    assert recorder.run_id != first
+    assert mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
 
 
 def test_a_model_of_images_is_refused_for_vectors_with_what_to_use():

@@ -353,7 +353,8 @@ def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_
     model = {"name": "emulated", "options": {"step_ms": 10.0}}
     trainings.write(processes=2, model=model, callbacks=[], batch_size=32)
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "profile@optimized"],
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "identities"]
+        + [f"{stage}@optimized" for stage in ("build", "train", "profile")],
         cwd=trainings.folder,
         env={**trainings.environment, "TF_CONFIG": make_tf_config(["127.0.0.1:1"], 0)},
         capture_output=True,
