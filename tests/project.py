@@ -198,6 +198,31 @@ def run(folder: Path, *command: str, code: int | None = 0, own_prefect: bool = F
     return done.stdout
 
 
+def run_python(
+    code: str,
+    *arguments: str,
+    folder: Path = ROOT,
+    without: tuple[str, ...] = (),
+    ends_with: int = 0,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code of this checkout in a process of its own, in its environment these variables
+    and none whose name begins as one of `without`; fail on another exit code than `ends_with`.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ends_with, done.stdout + done.stderr
+    return done
+
+
 def run_stages(folder: Path, *stages: str) -> None:
     """Run stages, each the name of its module and perhaps `@` and a configuration, one after
     another in this process.

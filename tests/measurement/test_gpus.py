@@ -5,7 +5,6 @@ libraries where there is no GPU.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from project import ROOT
+from project import ROOT, run_python
 from skips import need
 
 from throughline.measurement.gpus import used_gpus
@@ -54,16 +53,7 @@ def libraries(tmp_path_factory):
 
 def ask(folder, **environment):
     """What a process finds, and what it printed before."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
-    environment = {**kept, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(ASK, without=("CUDA_",), LD_LIBRARY_PATH=str(folder), **environment)
     *caught, answer = done.stdout.splitlines()
     return json.loads(answer), caught
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
-from project import ROOT
+from project import run_python
 from saved_models import make_spec
 
 from throughline.data.encodings.arrays import array_feature
@@ -151,9 +149,7 @@ os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
 """
         + end
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == code_of_end
+    done = run_python(code, ends_with=code_of_end)
     shown = re.sub(r"00:\S+ \d+ ", "", done.stderr).splitlines()
     expected = ["ours", "E0000 dnn.cc:1] Loaded CuDNN 9.1.0", "F0000 why.cc:1] Check failed"]
     assert shown == expected
@@ -162,9 +158,7 @@ os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
 def test_chatter_is_shown_to_who_asks_tensorflow_for_it():
     code = "from throughline.shared.chatter import hide_tensorflow_chatter as hide\nhide()\n"
     code += "import os\nos.write(2, b'I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN')"
-    command, asked = [sys.executable, "-c", code], {"TF_CPP_MIN_LOG_LEVEL": "0"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=asked, check=True)
-    assert done.stderr.endswith(b"oneDNN")
+    assert run_python(code, TF_CPP_MIN_LOG_LEVEL="0").stderr.endswith("oneDNN")
 
 
 def test_batches_are_cut_in_order():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 from made_up import KINDS, folder_of, made_up, write_made_up
+from project import run_python
 
 from throughline.results.build import BuildResult, InputThroughput, ProcessInput
 from throughline.results.profiling import (
@@ -79,12 +78,7 @@ def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tm
 def test_reading_results_imports_no_tensorflow():
     imported = "results.comparison, throughline.results.profiling, throughline.reporting.table"
     code = f"import sys, throughline.{imported}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "print({'tensorflow', 'mlflow', 'pandas'} & {*sys.modules})"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(code + "print({'tensorflow', 'mlflow', 'pandas'} & {*sys.modules})")
     assert done.stdout.strip() == "set()"
 
 

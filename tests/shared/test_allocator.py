@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from project import ROOT
+from project import run_python
 
 MIB = 1 << 20
 KEPT_AFTER_FREE = """
@@ -28,15 +24,7 @@ GLIBC_S_OWN = {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str
     ids=["raised", "set by the user", "as it is"],
 )
 def test_a_freed_batch_is_kept_for_the_next_one(raised, variables, kept):
-    known = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT_AFTER_FREE.format(raised=raised)],
-        cwd=ROOT,
-        env={**known, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(KEPT_AFTER_FREE.format(raised=raised), without=("MALLOC_",), **variables)
     agreed, kept_bytes = done.stdout.split()
     assert agreed == str(raised or None)
     assert (int(kept_bytes) > 60 * MIB) is kept

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from project import ROOT
+from project import ROOT, run_python
 
 from flows import COMMANDS
 from throughline.shared.fork_client import HEAVY_STAGES
@@ -22,13 +19,7 @@ def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
     stage, flow, other, argument = (
-        subprocess.run(
-            [sys.executable, "-c", code, *module],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
+        run_python(code, *module).stdout.split()
         for module in (
             ["tasks.train", "naive"],
             ["flows.comparison"],

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from project import ROOT, SMALL, run_stages, write_params
+from project import ROOT, SMALL, run_python, run_stages, write_params
 from skips import make_memory_cgroup, need
 
 from throughline.assembly.project import Project
@@ -146,14 +144,7 @@ def run_limited() -> Iterator[Callable[..., dict]]:
     join = f"import os; open({str(limit.with_name('cgroup.procs'))!r}, 'w').write(str(os.getpid()))"
 
     def run(code: str, folder: Path = ROOT) -> dict:
-        done = subprocess.run(
-            [sys.executable, "-c", f"{join}\nlimit = {str(limit)!r}\n{code}"],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_python(f"{join}\nlimit = {str(limit)!r}\n{code}", folder=folder)
         return json.loads(done.stdout.splitlines()[-1])
 
     yield run

@@ -5,7 +5,6 @@ once it is there again.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import mlflow
 import numpy as np
 import pytest
 from mlflow_servers import mlflow_server
-from project import ROOT
+from project import run_python
 
 from flows.servers.services import find_free_port
 from tasks.sync import main
@@ -135,11 +134,7 @@ print("sent", recorder.sent, "active", mlflow.active_run())
 def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
-    command = [sys.executable, "-c", LOSING_ITS_STORE, str(home)]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
+    done = run_python(LOSING_ITS_STORE, str(home), without=("MLFLOW_",))
     assert "sent False active None" in done.stdout
     assert (done.stdout + done.stderr).count("cannot be written") == 1
     assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 import requests
 from mlflow.exceptions import MlflowException
 from mlflow_servers import mlflow_server
-from project import ROOT
+from project import run_python
 
 from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import STORE_HOME
@@ -70,19 +68,7 @@ def test_a_relative_address_is_one_in_the_project(address, absolute):
 
 def record(cwd: Path, **variables: str) -> str:
     """Send a metric in a process of its own; returns all that it says."""
-    inherited = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("MLFLOW_", "THROUGH"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", RECORD],
-        cwd=cwd,
-        env=inherited | {"PYTHONPATH": str(ROOT)} | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(RECORD, folder=cwd, without=("MLFLOW_", "THROUGH"), **variables)
     return done.stdout + done.stderr
 
 
@@ -200,16 +186,8 @@ def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
         " *requests.utils.get_environ_proxies('http://localhost:4200'),"
         " get_environment_proxies().get('all://127.0.0.1', 'no rule'), sep=';')"
     )
-    inherited = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=inherited | proxies | set_by_user,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(code, without=("NO_PROXY", "no_proxy"), **proxies, **set_by_user)
     rule = "no rule" if direct == "*" else "None"
     assert done.stdout.strip() == f"{direct};{direct};{rule}"
 
