@@ -4,6 +4,7 @@ be repaired is not promised.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,27 +54,15 @@ def judged(config: dict, *, model_ms: float = 10.0, on_accelerator: bool = True,
     return diagnose("p", facts, step, model_examples_per_s=BATCH / model_ms * 1e3)
 
 
+STORED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 FIRST = [
     ("sequential_map", {**WELL, "map": {}}, {"model_ms": 30.0}),
-    ("no_prefetch", {"read": "snapshot", "shuffle": {"kind": "global"}}, {"model_ms": 4.0}),
+    ("no_prefetch", STORED, {"model_ms": 4.0}),
     ("costly_calls", {**WELL, "map": {}}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
     ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
     ("repeated_work", WELL, {"model_ms": 2.0}),
-    (
-        "sequential_map",
-        {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2},
-        {"model_ms": 1.5},
-    ),
-    (
-        "host_widening",
-        {
-            "read": "snapshot",
-            "shuffle": {"kind": "global"},
-            "map": {"parallel": "cores"},
-            "prefetch": 2,
-        },
-        {"model_ms": 0.6},
-    ),
+    ("sequential_map", {**STORED, "prefetch": 2}, {"model_ms": 1.5}),
+    ("host_widening", {**STORED, "map": {"parallel": "cores"}, "prefetch": 2}, {"model_ms": 0.6}),
 ]
 
 
@@ -164,10 +153,7 @@ def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
 def test_where_input_costs_and_no_rule_holds_nobody_is_told_to_stop_looking(
     on_accelerator, cause, fix
 ):
-    well_read = {
-        "read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"},
-        "prefetch": 2, "postprocess_on": "device",
-    }  # fmt: skip
+    well_read = {**STORED, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"}
     stall = Stall(pct=60.0, low_pct=58.0, high_pct=62.0)
     diagnosis = judged(well_read, train_step_ms=25.0, stall=stall, on_accelerator=on_accelerator)
     assert diagnosis.verdict == "input-bound" and not diagnosis.predicted_gain
@@ -215,7 +201,7 @@ def test_padding_is_work_of_the_model_and_of_nothing_else():
 
 
 def test_a_change_is_one_that_params_yaml_takes():
-    part = {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}}
+    part = {**STORED, "snapshot": {"fraction": 0.3}}
     more = find(judged(part, model_ms=2.0, stored_fraction=0.3), "repeated_work")
     assert more.change == {"pipelines.p.snapshot": {"fraction": 1.0}, "snapshot.fraction": "auto"}
     whole = find(judged(WELL, model_ms=2.0, stored_fraction=0.3), "repeated_work")
@@ -259,37 +245,27 @@ def test_ceilings_add_up_where_the_cores_are_shared():
     assert attainable_rate(300.0, 600.0, on_accelerator=False) == pytest.approx(200)
 
 
-def test_the_cost_model_of_a_step():
-    model_step = ModelStepCost(step_ms=10, core_ms=10, on_accelerator=True)
-    assert predict_step_ms(HostLoad(serial_ms=5), model_step, 4) == 15, (
-        "on the training's own thread it adds"
-    )
-    ahead = replace(model_step, ahead=True)
-    assert predict_step_ms(HostLoad(serial_ms=5), ahead, 4) == 10, "a GPU works meanwhile"
-    assert predict_step_ms(HostLoad(serial_ms=25), ahead, 4) == 25
-    assert predict_step_ms(HostLoad(serial_ms=5).overlap(1), model_step, 4) == 10, (
-        "behind a prefetch it hides"
-    )
-    assert predict_step_ms(HostLoad(serial_ms=25).overlap(1), model_step, 4) == 25, (
-        "as long as it is the shorter"
-    )
-    assert (
-        predict_step_ms(
-            HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)), model_step, 4
-        )
-        == 15
-    ), "several threads share it"
-    assert (
-        predict_step_ms(
-            HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3), model_step, 2
-        )
-        == 30
-    ), "as far as there are cores"
-    assert predict_step_ms(
-        HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)),
-        replace(model_step, on_accelerator=False),
-        4,
-    ) == pytest.approx(25), "the model wants cores, too"
+STEP = ModelStepCost(step_ms=10, core_ms=10, on_accelerator=True)
+AHEAD = replace(STEP, ahead=True)
+FOUR_THREADS = HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),))
+THREE_MAPS = HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3)
+
+
+@pytest.mark.parametrize(
+    ("load", "model_step", "cores", "predicted_ms"),
+    [
+        (HostLoad(serial_ms=5), STEP, 4, 15),  # on the training's own thread it adds
+        (HostLoad(serial_ms=5), AHEAD, 4, 10),  # a GPU works meanwhile
+        (HostLoad(serial_ms=25), AHEAD, 4, 25),
+        (HostLoad(serial_ms=5).overlap(1), STEP, 4, 10),  # after a prefetch it hides
+        (HostLoad(serial_ms=25).overlap(1), STEP, 4, 25),  # as long as it is the shorter
+        (FOUR_THREADS, STEP, 4, 15),  # several threads share it
+        (THREE_MAPS, STEP, 2, 30),  # as far as there are cores
+        (FOUR_THREADS, replace(STEP, on_accelerator=False), 4, 25),  # the model wants cores, too
+    ],
+)
+def test_the_cost_model_of_a_step(load, model_step, cores, predicted_ms):
+    assert predict_step_ms(load, model_step, cores) == pytest.approx(predicted_ms)
 
 
 @pytest.mark.parametrize(
@@ -318,11 +294,8 @@ def test_conditions(text, expected):
         "wait_pct": float("nan"),
         "prepared_batches": 2,
     }
-    if expected is None:
+    with pytest.raises(expected) if expected else nullcontext():
         parse_threshold(text, METRICS).check(figures)
-    else:
-        with pytest.raises(expected):
-            parse_threshold(text, METRICS).check(figures)
 
 
 def test_what_is_no_condition_is_refused_with_an_example():

@@ -146,13 +146,9 @@ def test_what_needs_the_accelerators_memory_is_refused():
 
 
 def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():
-    for name, accelerator in ACCELERATORS.items():
-        assert accelerator.source and name.endswith(
-            "-" + accelerator.model.lower().replace("-", "")
-        )
-        assert accelerator.step_ms(accelerator.batch_size) == pytest.approx(
-            1e3 * accelerator.step_s
-        )
+    for name, one in ACCELERATORS.items():
+        assert one.source and name.endswith("-" + one.model.lower().replace("-", ""))
+        assert one.step_ms(one.batch_size) == pytest.approx(1e3 * one.step_s)
     assert find_accelerator("h100-resnet50").examples_per_s == pytest.approx(1786, abs=1)
     with pytest.raises(UnknownModel, match="did you mean"):
         find_accelerator("h100-resnet5")

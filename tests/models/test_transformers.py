@@ -100,14 +100,17 @@ def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):
     np.testing.assert_allclose(alone(loaded), alone(network), atol=1e-6)
 
 
-def test_mixed_precision_computes_in_half_and_answers_in_single():
-    policy = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16)
-        outputs = encoder(np.array([[5, 3, 0], [0, 0, 0]], np.int32))
-    finally:
-        keras.mixed_precision.set_global_policy(policy)
+@pytest.fixture
+def mixed_precision():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+def test_mixed_precision_computes_in_half_and_answers_in_single(mixed_precision):
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16)
+    outputs = encoder(np.array([[5, 3, 0], [0, 0, 0]], np.int32))
     assert outputs.dtype == "float32" and np.isfinite(outputs).all()
     assert encoder.blocks[0].compute_dtype == "bfloat16"
 
@@ -125,17 +128,12 @@ def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
 
 
 @pytest.mark.slow
-def test_a_decoder_answers_in_single_precision_and_is_saved(tmp_path):
-    policy, module = keras.mixed_precision.global_policy(), "throughline.models.transformers"
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        model = transformer_decoder((None,), 10, vocabulary=10, width=16, blocks=1)
-        logits = model(np.array([[5, 3, 8]], np.int32))
-        form = check_savable(model, [module])
-        save_model(model, tmp_path / "model.keras")
-        loaded = load_model(tmp_path / "model.keras", form.objects)
-    finally:
-        keras.mixed_precision.set_global_policy(policy)
+def test_a_decoder_answers_in_single_precision_and_is_saved(mixed_precision, tmp_path):
+    model = transformer_decoder((None,), 10, vocabulary=10, width=16, blocks=1)
+    logits = model(np.array([[5, 3, 8]], np.int32))
+    form = check_savable(model, ["throughline.models.transformers"])
+    save_model(model, tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras", form.objects)
     assert logits.dtype == "float32"
     assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
     np.testing.assert_array_equal(loaded(np.array([[5, 3, 8]], np.int32)), logits)

@@ -67,12 +67,9 @@ def test_values_that_are_no_numbers_survive(tmp_path):
 
 
 def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tmp_path):
-    SnapshotCost(seconds=2.0, examples_per_s=100.0, bytes_per_example=120.0).write(tmp_path)
-    assert json.loads((tmp_path / "snapshot.json").read_text()) == {
-        "seconds": 2.0,
-        "examples_per_s": 100.0,
-        "bytes_per_example": 120.0,
-    }
+    values = {"seconds": 2.0, "examples_per_s": 100.0, "bytes_per_example": 120.0}
+    SnapshotCost(**values).write(tmp_path)
+    assert json.loads((tmp_path / "snapshot.json").read_text()) == values
 
 
 def test_reading_results_imports_no_tensorflow():

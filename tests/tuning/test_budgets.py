@@ -19,17 +19,10 @@ from throughline.tuning.budgets import (
 from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("8GiB", 8 * 2**30), ("1.5 MiB", 1.5 * 2**20), ("2GB", 2e9), ("3kb", 3e3), ("7B", 7)],
-)
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(("text", "time"), [("90s", 90), ("10min", 600), ("1.5h", 5400)])
-def test_times(text, time):
-    assert parse_time(text) == time
+def test_sizes_and_times():
+    texts = ("8GiB", "1.5 MiB", "2GB", "3kb", "7B")
+    assert [*map(parse_size, texts)] == [8 * 2**30, 1.5 * 2**20, 2e9, 3e3, 7]
+    assert [*map(parse_time, ("90s", "10min", "1.5h"))] == [90, 600, 5400]
 
 
 @pytest.mark.parametrize(

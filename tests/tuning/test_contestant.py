@@ -66,16 +66,11 @@ def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_
     assert not process.is_running(), "one that is stopped ends, too"
 
 
-def test_the_workers_of_its_service_count_as_memory_of_a_contestant(layout, tmp_path):
+def test_the_workers_of_its_service_count_as_its_memory_and_a_kill_is_said(layout, tmp_path):
     entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
     with Contestant("train", (entry,), log=tmp_path / "log") as one:
         one.wait_until_open()
         assert one.memory_bytes() > own_memory(Path(f"/proc/{one.process}")) + 50 * 2**20
-
-
-def test_a_killed_contestant_is_said_to_be(layout, tmp_path):
-    with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
-        one.wait_until_open()
         one.stop()
         os.kill(one.process, signal.SIGKILL)
         with pytest.raises(ContestantLost, match="was killed by SIGKILL, perhaps for its memory"):

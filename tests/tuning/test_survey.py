@@ -141,7 +141,7 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
     note_cost(partly)
     written = take_snapshot(params, partly)
     surveyed = survey(params, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
-    stored = sum(written.bytes(split) for split in written.splits)
+    stored = sum(map(written.bytes, written.splits))
     assert surveyed.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
     families = {each.family: surveyed.needs[each.name] for each in surveyed.space.candidates}
     whole = open_inputs(check(SMALL), layout).snapshot

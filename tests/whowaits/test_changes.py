@@ -37,6 +37,11 @@ def numbers():
     return tf.data.Dataset.range(COUNT)
 
 
+def batched(dataset):
+    """With nothing left open from there on."""
+    return dataset.batch(BATCH, num_parallel_calls=2).prefetch(1)
+
+
 class Later:
     """What a step returns before it is computed."""
 
@@ -99,22 +104,15 @@ def ordered(dataset):
             [f"batch: {PARALLEL}", "map(double): .cache() after it"],
         ),
         (
-            lambda: (
+            lambda: batched(
                 tf.data.Dataset.from_generator(
                     count_up, output_signature=tf.TensorSpec((), tf.int64)
                 )
-                .batch(BATCH, num_parallel_calls=2)
-                .prefetch(1)
             ),
             ["batch: .cache() after it"],
         ),
         (
-            lambda: (
-                numbers()
-                .interleave(lambda number: tf.data.Dataset.from_tensors(number))
-                .batch(BATCH, num_parallel_calls=2)
-                .prefetch(1)
-            ),
+            lambda: batched(numbers().interleave(lambda n: tf.data.Dataset.from_tensors(n))),
             [f"interleave: interleave(…, {PARALLEL})", "batch: .cache() after it"],
         ),
     ],
@@ -144,27 +142,15 @@ def test_a_cache_is_tried_on_some_steps_and_says_what_all_of_them_take():
 def test_what_python_makes_again_in_each_epoch_is_never_the_same():
     drawn = np.random.default_rng(0)
 
-    def make(number):
-        return tf.ensure_shape(
-            tf.numpy_function(lambda n: n + drawn.integers(1000), [number], tf.int64), ()
-        )
+    def made(function):
+        return lambda n: tf.ensure_shape(tf.numpy_function(function, [n], tf.int64), ())
 
-    def keep(number):
-        return tf.ensure_shape(tf.numpy_function(lambda n: n, [number], tf.int64), ())
-
-    for function, share in ((make, range(50)), (keep, (100,))):
-        *_, cache = propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
-        assert cache.meaning == DRAWN_ONCE
-        (said,) = re.findall(
-            r"(\d+) % of an epoch's elements had been in the one before", cache.says
-        )
+    for function, share in ((lambda n: n + drawn.integers(1000), range(50)), (lambda n: n, (100,))):
+        proposed = propose_changes(numbers().map(made(function)).batch(BATCH), batch=BATCH)
+        cache, parallel = proposed[-1], next(each for each in proposed if each.kind == "map")
+        assert (cache.meaning, parallel.meaning) == (DRAWN_ONCE, THREADS)
+        (said,) = re.findall(r"(\d+) % of an epoch's elements had been in the one", cache.says)
         assert int(said) in share
-        parallel = next(
-            each
-            for each in propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
-            if each.kind == "map"
-        )
-        assert parallel.meaning == THREADS
 
 
 def crop(number):
@@ -191,7 +177,7 @@ LOOKUP = tf.lookup.StaticHashTable(
 
 
 def numbered(dataset):
-    return dataset.map(double, 2).batch(BATCH, num_parallel_calls=2).prefetch(1)
+    return batched(dataset.map(double, 2))
 
 
 @pytest.mark.parametrize(
@@ -200,12 +186,7 @@ def numbered(dataset):
         (lambda: numbered(numbers().map(crop, 2)), []),
         (lambda: numbered(numbers().map(noise, 2)), []),
         (lambda: numbered(numbers().map(table, 2)), ["batch: .cache() after it"]),
-        (
-            lambda: numbered(
-                tf.data.Dataset.zip((numbers().shuffle(24), numbers())).map(lambda a, b: a + b, 2)
-            ),
-            [],
-        ),
+        (lambda: numbered(numbers().shuffle(24).zip(numbers()).map(lambda a, b: a + b, 2)), []),
         (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(24) after it"]),
         (
             lambda: (
@@ -229,12 +210,8 @@ def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_pat
     change = propose_changes(dataset, batch=1)[0]
     assert change.text == "TFRecordDataset: num_parallel_reads=tf.data.AUTOTUNE"
     assert change.meaning == ORDER
-    flat = (
-        numbers()
-        .flat_map(lambda n: tf.data.Dataset.from_tensors(n))
-        .batch(BATCH, num_parallel_calls=2)
-    )
-    assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]
+    flat = batched(numbers().flat_map(tf.data.Dataset.from_tensors))
+    assert not [text for text in texts_of(flat) if "interleave" in text]
 
 
 INTERLEAVE = f"interleave(…, {PARALLEL}, deterministic=True)"

@@ -162,11 +162,8 @@ def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
 
 
 def test_what_the_callbacks_of_the_script_do_takes_as_long_as_it_takes():
-    session, model, own = (
-        Session(Options(keep=True), print),
-        keras.Sequential(),
-        keras.callbacks.Callback(),
-    )
+    session, own = Session(Options(keep=True), print), keras.callbacks.Callback()
+    model = keras.Sequential()
     bound = inspect.signature(keras.Model.fit).bind(model, np.zeros(3), callbacks=[own])
     FitWatch(session, Waits())._begin(keras, model, bound)
     first, second, _ = bound.arguments["callbacks"]
