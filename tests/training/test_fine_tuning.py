@@ -39,7 +39,9 @@ def pretrained(path, *, outputs=7, activation="softmax"):
     return network.get_layer("features").get_weights()
 
 
-def build(outputs=3, shape=(4,), **settings):
+def build(path=None, *, outputs=3, shape=(4,), **settings):
+    """A network, of the file at this path if there is one."""
+    settings |= {"from": str(path)} if path else {}
     return build_models(
         ModelSettings.model_validate(settings),
         input_shape=shape,
@@ -50,37 +52,38 @@ def build(outputs=3, shape=(4,), **settings):
 
 
 def test_the_last_layer_is_replaced_where_the_classes_differ(tmp_path, capsys):
-    features = pretrained(tmp_path / "other.keras")
-    network = build(**{"from": str(tmp_path / "other.keras")})
+    path = tmp_path / "other.keras"
+    features = pretrained(path)
+    network = build(path)
     assert network.output_shape == (None, 3) and network.layers[-1].name == NEW_OUTPUT
     assert "logits is replaced by a new layer of 3 outputs" in capsys.readouterr().out
     for one, other in zip(network.get_layer("features").get_weights(), features, strict=True):
         np.testing.assert_array_equal(one, other)
-    same = build(outputs=7, **{"from": str(tmp_path / "other.keras")})
+    same = build(path, outputs=7)
     assert same.layers[-1].name == "probabilities", "as many outputs: it stays as it is"
 
 
 def test_layers_are_frozen_by_name_and_patterns(tmp_path):
-    pretrained(tmp_path / "other.keras")
-    source = {"from": str(tmp_path / "other.keras")}
-    frozen = build(**source, freeze=["feat*"])
+    path = tmp_path / "other.keras"
+    pretrained(path)
+    frozen = build(path, freeze=["feat*"])
     assert [len(layer.trainable_weights) for layer in frozen.layers if layer.weights] == [0, 2]
-    assert len(build(**source, freeze=["all_but_last"]).trainable_weights) == 2
+    assert len(build(path, freeze=["all_but_last"]).trainable_weights) == 2
     with pytest.raises(UnknownModel, match=r"model.freeze: featres matches no layer.*features"):
-        build(**source, freeze=["featres"])
+        build(path, freeze=["featres"])
     with pytest.raises(UnknownModel, match="no layer is left to train"):
-        build(**source, freeze=["*"])
+        build(path, freeze=["*"])
 
 
 def test_layers_that_an_earlier_run_has_frozen_are_trained_further(tmp_path):
-    pretrained(tmp_path / "other.keras", outputs=3)
-    first = build(**{"from": str(tmp_path / "other.keras")}, freeze=["all_but_last"])
+    path = tmp_path / "other.keras"
+    pretrained(path, outputs=3)
+    first = build(path, freeze=["all_but_last"])
     assert len(first.trainable_weights) == 2
-    first.save(tmp_path / "first.keras")
-    source = {"from": str(tmp_path / "first.keras")}
-    assert len(build(**source).trainable_weights) == 4
-    assert len(build(**source, freeze=["logits"]).trainable_weights) == 2
-    assert len(build(outputs=5, **source).trainable_weights) == 4
+    first.save(path)
+    assert len(build(path).trainable_weights) == 4
+    assert len(build(path, freeze=["logits"]).trainable_weights) == 2
+    assert len(build(path, outputs=5).trainable_weights) == 4
 
 
 def dense(units, name):
@@ -111,13 +114,13 @@ def test_all_but_the_last_layer_are_frozen_also_within_nested_models(tmp_path, t
     for layer in tail:
         value = layer(value)
     keras.Model(inputs, value).save(tmp_path / "nested.keras")
-    network = build(**{"from": str(tmp_path / "nested.keras")}, freeze=["all_but_last"])
+    network = build(tmp_path / "nested.keras", freeze=["all_but_last"])
     assert [tuple(one.shape) for one in network.trainable_weights] == [(5, 3), (3,)]
 
 
 def test_a_network_that_is_one_layer_has_none_to_freeze_but_its_last(tmp_path):
     keras.Sequential([keras.Input((4,)), dense(3, "all")]).save(tmp_path / "one.keras")
-    single = build(**{"from": str(tmp_path / "one.keras")}, freeze=["all_but_last"])
+    single = build(tmp_path / "one.keras", freeze=["all_but_last"])
     assert len(single.trainable_weights) == 2, "there is none but the last"
 
 
@@ -127,9 +130,7 @@ def test_a_loaded_network_computes_in_the_precision_of_this_process(tmp_path):
     try:
         pretrained(tmp_path / "half.keras", outputs=3)
         keras.config.set_dtype_policy("mixed_bfloat16")
-        found = {
-            file: build(**{"from": str(tmp_path / f"{file}.keras")}) for file in ("single", "half")
-        }
+        found = {name: build(tmp_path / f"{name}.keras") for name in ("single", "half")}
         for network in found.values():
             assert network.get_layer("features").compute_dtype == "bfloat16"
             assert network.get_layer("features").kernel.dtype == "float32"
@@ -137,7 +138,7 @@ def test_a_loaded_network_computes_in_the_precision_of_this_process(tmp_path):
         assert np.asarray(found["single"](np.ones((2, 4), np.float32))).dtype == np.float32
     finally:
         keras.config.set_dtype_policy("float32")
-    network = build(**{"from": str(tmp_path / "half.keras")})
+    network = build(tmp_path / "half.keras")
     assert {layer.compute_dtype for layer in network.layers} == {"float32"}
 
 
@@ -164,24 +165,24 @@ def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
     path = tmp_path / "other.keras"
     pretrained(path, activation="sigmoid")
     with pytest.raises(UnknownModel, match="ends with sigmoid, and classes need logits"):
-        build(outputs=7, **{"from": str(path)})
-    assert build(outputs=3, **{"from": str(path)}).layers[-1].name == NEW_OUTPUT
+        build(path, outputs=7)
+    assert build(path, outputs=3).layers[-1].name == NEW_OUTPUT
     pretrained(path, activation="log_softmax")
-    assert build(outputs=7, **{"from": str(path)}).layers[-1].name == "probabilities"
+    assert build(path, outputs=7).layers[-1].name == "probabilities"
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
     pretrained(tmp_path / "other.keras")
     with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), these are \(5,\)"):
-        build(shape=(5,), **{"from": str(tmp_path / "other.keras")})
+        build(tmp_path / "other.keras", shape=(5,))
     (tmp_path / "no.keras").write_bytes(b"nothing")
     with pytest.raises(UnknownModel, match=r"model.from: .*no.keras cannot be loaded"):
-        build(**{"from": str(tmp_path / "no.keras")})
+        build(tmp_path / "no.keras")
     inputs = keras.Input((4,))
     unsafe = keras.Model(inputs, keras.layers.Lambda(lambda value: value * 2)(inputs))
     unsafe.save(tmp_path / "unsafe.keras")
     with pytest.raises(UnknownModel, match=r"model.from: .*unsafe.keras cannot be loaded"):
-        build(outputs=4, **{"from": str(tmp_path / "unsafe.keras")})
+        build(tmp_path / "unsafe.keras", outputs=4)
 
 
 def test_the_model_of_a_series_is_trained_on(tmp_path):

@@ -132,7 +132,9 @@ make().fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
     assert report["examples"] == 320 and report["model_ms"], report
 
 
-LOOP = """
+@pytest.mark.slow
+def test_a_loop_with_a_gradient_tape_whose_function_was_traced_before_it(tmp_path):
+    code = """
 model, optimizer = make(), keras.optimizers.SGD()
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -143,18 +145,17 @@ def step(x, y):
     gradients = tape.gradient(value, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
+for x, y in waiting.take(1):
+    step(x, y)
 for epoch in range(30):
     for number, (x, y) in enumerate(waiting):
         step(x, y)
     for x, y in waiting.take(2):
         model(x)
 """
-
-
-@pytest.mark.slow
-def test_a_loop_with_a_gradient_tape(tmp_path):
-    report, _ = measure(tmp_path, LOOP)
-    assert report["training"].startswith("the loop at train.py:3"), report
+    report, _ = measure(tmp_path, code)
+    line = (MODEL + code.partition("    for number")[0]).count("\n") + 1
+    assert report["training"] == f"the loop at train.py:{line}", report
     assert report["verdict"] == "input-bound" and report["rounds"], report
 
 
@@ -281,23 +282,6 @@ make().fit(batches(), epochs=2, verbose=0)
     report, _ = measure(tmp_path, code)
     (note,) = [note for note in report["notes"] if "no step ended" in note]
     assert note.startswith("no step ended in 1 s; the script stands at train.py:"), report
-
-
-@pytest.mark.slow
-def test_a_function_that_was_traced_before_its_loop_is_a_training(tmp_path):
-    code = LOOP.replace("for epoch in range(30):", "for x, y in waiting.take(1):\n    step(x, y)\n")
-    code = (
-        code.partition("    for number,")[0]
-        + """
-for epoch in range(30):
-    for x, y in waiting:
-        step(x, y)
-"""
-    )
-    report, _ = measure(tmp_path, code)
-    line = (MODEL + code)[: (MODEL + code).index("    for x, y in waiting:")].count("\n") + 1
-    assert report["training"] == f"the loop at train.py:{line}", report
-    assert report["verdict"] == "input-bound" and report["rounds"], report
 
 
 @pytest.mark.slow
