@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 
-def document(config, *, input_ms=30.0, model_ms=1.0, model=None, seconds=4.0):
+def document(config, *, input_ms=30.0, model_ms=1.0, model=None, seconds=2.0):
     return {
         "data": {"source": "arrays", "path": "unused.npz"},
         "preprocess": ["decode"],
