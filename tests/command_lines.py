@@ -1,4 +1,4 @@
-"""Command lines of containers, parsed by the parsers of the programs that they start."""
+"""Command lines, parsed by the parsers of the programs that they start."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
     """
     if list(command[:1]) == ["prefect"]:
         return _parse_prefect(command[1:])
+    if list(command[:1]) == ["dvc"]:
+        return _parse_dvc(command[1:])
     if list(command[:2]) != ["python", "-m"]:
         raise NotAccepted(f"{list(command)[:3]} starts none of our programs")
     name, arguments = command[2], list(command[3:])
     try:
         module = importlib.import_module(name)
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{name}.__main__")
     except ModuleNotFoundError as error:
         raise NotAccepted(str(error)) from error
     if name == TRACKING_SERVER:
         return _parse_mlflow(arguments)
+    if isinstance(getattr(module, "app", None), typer.Typer):
+        return _parse_one_of_several(get_command(module.app), arguments)
     if isinstance(getattr(module, "main", None), click.Command):
         return _make_context(module.main, arguments)
     if hasattr(module, "command"):
@@ -56,6 +62,7 @@ def _parse_by_argparse(name: str, main: Callable[[], None], arguments: list[str]
     own = argparse.ArgumentParser.parse_args
 
     def stop(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> None:
+        parser.format_help()  # fails where a text has a % of its own
         raise _Parsed(own(parser, *given, **named))
 
     said = io.StringIO()
@@ -79,6 +86,13 @@ def _parse_mlflow(arguments: list[str]) -> dict[str, Any]:
     return _make_context(cli.commands["server"], arguments)
 
 
+def _parse_one_of_several(group: Any, arguments: list[str]) -> dict[str, Any]:
+    name, *others = arguments or [""]
+    if name not in group.commands:
+        raise NotAccepted(f"{name!r} is none of its commands: {', '.join(group.commands)}")
+    return _make_context(group.commands[name], others)
+
+
 def _make_context(command: Any, arguments: list[str]) -> dict[str, Any]:
     """What click, or typer's copy of it, makes of arguments."""
     try:
@@ -99,3 +113,14 @@ def _parse_prefect(arguments: Sequence[str]) -> dict[str, Any]:
     except CycloptsError as error:
         raise NotAccepted(str(error)) from error
     return dict(bound.arguments)
+
+
+def _parse_dvc(arguments: Sequence[str]) -> dict[str, Any]:
+    from dvc.cli import parse_args
+    from dvc.cli.parser import DvcParser
+
+    def refuse(parser: DvcParser, message: str, command: Any = None) -> None:
+        raise NotAccepted(message)
+
+    with patch.object(DvcParser, "error", refuse):
+        return vars(parse_args(list(arguments)))
