@@ -8,14 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from project import SMALL, environment, make_project, run, write_params
+from shared_servers import shared_libraries
 
 from throughline.training.processes import find_free_ports
 
@@ -64,15 +65,11 @@ def photos(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def by_threads(photos, tmp_path_factory) -> Path:
     """A project that threads have prepared."""
-    folder = make(tmp_path_factory.mktemp("threads") / "project", photos, {})
-    prepare(folder)
-    return folder
-
-
-def make(folder: Path, photos: Path, engine: dict) -> Path:
-    make_project(folder, next(photos.glob("*/*")), {**PARAMS, "engine": engine})
+    folder = tmp_path_factory.mktemp("threads") / "project"
+    make_project(folder, next(photos.glob("*/*")), PARAMS)
     (folder / "own.py").write_text(SLOW_OP)
     shutil.copytree(photos, folder / "source" / "photos", copy_function=shutil.copy2)
+    prepare(folder)
     return folder
 
 
@@ -91,27 +88,34 @@ def read_data(folder: Path) -> dict[str, bytes]:
     }
 
 
-def start(folder: Path, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a part of a cluster with the program and the environment of a project."""
-    command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
-    with (folder / f"{module}.log").open("ab") as log:
-        return subprocess.Popen(
-            command, cwd=folder, env=environment(folder), stdout=log, stderr=log
-        )
+class Cluster:
+    """A scheduler with its address, and workers, in the folder of a project, with its program and
+    its environment; nothing starts one again but `have`.
+    """
 
+    def __init__(self, folder: Path) -> None:
+        (port,) = find_free_ports(1)
+        self.folder, self.address = folder, f"tcp://127.0.0.1:{port}"
+        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port))
+        self.workers: list[subprocess.Popen[bytes]] = []
 
-@contextmanager
-def cluster(folder: Path, *, workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler, its address, and so many workers, which nothing starts again."""
-    (port,) = find_free_ports(1)
-    address = f"tcp://127.0.0.1:{port}"
-    parts = [start(folder, "dask_scheduler", "--host", "127.0.0.1", "--port", str(port))]
-    options = (address, "--nthreads", "1", "--no-nanny", "--host", "127.0.0.1")
-    parts += [start(folder, "dask_worker", *options) for _ in range(workers)]
-    try:
-        yield address, parts
-    finally:
-        for part in parts:
+    def have(self, workers: int) -> None:
+        """Start workers until there are so many that live."""
+        self.workers = [one for one in self.workers if one.poll() is None]
+        options = (self.address, "--nthreads", "1", "--no-nanny", "--host", "127.0.0.1")
+        while len(self.workers) < workers:
+            self.workers.append(self._start("dask_worker", *options))
+
+    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
+        with (self.folder / f"{module}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=self.folder, env=environment(self.folder), stdout=log, stderr=log
+            )
+
+    def close(self) -> None:
+        """End all that is left of it."""
+        for part in (self.scheduler, *self.workers):
             with suppress(ProcessLookupError):
                 part.kill()
             part.wait()
@@ -133,12 +137,14 @@ def read_notes(folder: Path) -> dict[str, int]:
     return found
 
 
-def begin_snapshot(folder: Path, *, notes: int) -> tuple[subprocess.Popen[str], dict[str, int]]:
+def begin_snapshot(
+    folder: Path, *, notes: int, variables: Mapping[str, str]
+) -> tuple[subprocess.Popen[str], dict[str, int]]:
     """The snapshot stage, of which so many shards are finished, and their notes."""
     stage = subprocess.Popen(
         [sys.executable, "-m", "tasks.snapshot"],
         cwd=folder,
-        env=environment(folder),
+        env={**environment(folder), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -149,93 +155,85 @@ def begin_snapshot(folder: Path, *, notes: int) -> tuple[subprocess.Popen[str], 
     return stage, found
 
 
-def set_engine(folder: Path, **engine: object) -> None:
-    write_params(folder, {**PARAMS, "engine": engine})
-
-
-def test_a_worker_of_its_own_writes_what_threads_write(by_threads, photos, tmp_path):
-    folder = make(tmp_path / "project", photos, {"workers": 1})
-    prepare(folder)
-    assert read_data(folder) == read_data(by_threads)
+@pytest.fixture(scope="module")
+def cluster(by_threads, tmp_path_factory) -> Iterator[Cluster]:
+    """Of a copy of that project; its workers import TensorFlow once for all tests."""
+    folder = tmp_path_factory.mktemp("cluster") / "project"
+    with closing(Cluster(shutil.copytree(by_threads, folder, symlinks=True))) as started:
+        write_params(folder, {**PARAMS, "engine": {"address": started.address}})
+        yield started
 
 
 @pytest.fixture
-def sharded(by_threads, tmp_path) -> Path:
-    """A copy of the project whose snapshot is to be made."""
-    folder = shutil.copytree(by_threads, tmp_path / "project", symlinks=True)
-    shutil.rmtree(folder / "data" / "snapshot")
-    return folder
+def sharded(cluster, by_threads) -> Path:
+    """The project of the cluster; its snapshot is to be made."""
+    shutil.rmtree(cluster.folder / "data")
+    shutil.copytree(by_threads / "data", cluster.folder / "data")
+    shutil.rmtree(cluster.folder / "data" / "snapshot")
+    return cluster.folder
 
 
 def read_columns(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in read_data(folder).items() if "/snapshot/" in name}
 
 
-def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(sharded, by_threads):
-    with cluster(sharded, workers=2) as (address, (_, first, _)):
-        set_engine(sharded, address=address)
-        stage, notes = begin_snapshot(sharded, notes=3)
-        first.kill()
-        wait_for(lambda: len(read_notes(sharded)) > len(notes) + 3 or stage.poll() is not None)
-        later = read_notes(sharded)
-        assert {name: later.get(name) for name in notes} == notes or stage.poll() == 0
-        assert stage.wait(timeout=120) == 0, stage.stdout and stage.stdout.read()
+def test_several_workers_write_what_threads_write(cluster, sharded, by_threads):
+    cluster.have(2)
+    shutil.rmtree(sharded / "data")
+    prepare(sharded)
+    assert read_data(sharded) == read_data(by_threads)
+
+
+def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threads):
+    cluster.have(2)
+    stage, _ = begin_snapshot(sharded, notes=3, variables={})
+    stage.kill()
+    stage.wait()
+    time.sleep(1)  # what its workers were at may end
+    notes = read_notes(sharded)
+    stage, later = begin_snapshot(
+        sharded, notes=len(notes) + 1, variables=shared_libraries.environment()
+    )
+    assert {name: later[name] for name in notes} == notes
+    assert stage.wait(timeout=120) == 0
     assert read_columns(sharded) == read_columns(by_threads)
 
 
-def test_a_stage_that_is_killed_goes_on_with_the_rest(sharded, by_threads):
-    with cluster(sharded, workers=2) as (address, _):
-        set_engine(sharded, address=address)
-        stage, _ = begin_snapshot(sharded, notes=3)
-        stage.kill()
-        stage.wait()
-        time.sleep(1)  # what its workers were at may end
-        notes = read_notes(sharded)
-        stage, later = begin_snapshot(sharded, notes=len(notes) + 1)
-        assert {name: later[name] for name in notes} == notes
-        assert stage.wait(timeout=120) == 0
+def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(cluster, sharded, by_threads):
+    cluster.have(2)
+    stage, notes = begin_snapshot(sharded, notes=3, variables=shared_libraries.environment())
+    cluster.workers[0].kill()
+    wait_for(lambda: len(read_notes(sharded)) > len(notes) + 3 or stage.poll() is not None)
+    later = read_notes(sharded)
+    assert {name: later.get(name) for name in notes} == notes or stage.poll() == 0
+    assert stage.wait(timeout=120) == 0, stage.stdout and stage.stdout.read()
     assert read_columns(sharded) == read_columns(by_threads)
+
+
+def test_an_own_op_that_was_changed_is_not_run_as_it_was(cluster, sharded):
+    cluster.have(1)
+    prepare(sharded, "snapshot")
+    columns, own = read_columns(sharded), sharded / "own.py"
+    own.write_text(SLOW_OP.replace("return image", "return 255 - image"))
+    said = run(sharded, sys.executable, "-m", "tasks.snapshot", code=2)
+    assert "has started before own was changed" in said and "Traceback" not in said
+    assert read_columns(sharded) == columns
+    own.write_text(SLOW_OP)
+    for worker in cluster.workers:  # they have started before that, too
+        worker.kill()
+        worker.wait()
 
 
 def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
-    sharded, by_threads
+    cluster, sharded, by_threads
 ):
-    with cluster(sharded, workers=1) as (address, (scheduler, *_)):
-        set_engine(sharded, address=address)
-        stage, _ = begin_snapshot(sharded, notes=3)
-        scheduler.kill()
-        output, _ = stage.communicate(timeout=60)
-        assert stage.returncode == 2, output
-        assert f"the Dask scheduler at {address} is gone" in output
-        assert "Traceback" not in output, output
-    set_engine(sharded)
+    cluster.have(1)
+    stage, _ = begin_snapshot(sharded, notes=3, variables=shared_libraries.environment())
+    cluster.scheduler.kill()
+    output, _ = stage.communicate(timeout=60)
+    assert stage.returncode == 2, output
+    assert f"the Dask scheduler at {cluster.address} is gone" in output
+    assert "Traceback" not in output, output
+    write_params(sharded, PARAMS)
     prepare(sharded, "snapshot")
-    assert read_columns(sharded) == read_columns(by_threads)
-
-
-def test_a_worker_of_another_program_is_refused(sharded, tmp_path):
-    other = shutil.copytree(sharded, tmp_path / "other", symlinks=True)
-    changed = other / "throughline" / "kernels" / "kernels.py"
-    changed.write_text(f"{changed.read_text()}\nOTHER = 1\n")
-    with cluster(sharded, workers=0) as (address, parts):
-        parts.append(start(other, "dask_worker", address, "--nthreads", "1", "--no-nanny"))
-        set_engine(sharded, address=address)
-        said = run(sharded, sys.executable, "-m", "tasks.snapshot", code=2)
-    assert "has another program than the stage" in said
-    assert "Traceback" not in said
-    assert not (sharded / "data" / "snapshot").exists()
-
-
-def test_several_workers_write_what_threads_write_and_run_no_own_op_that_has_changed(
-    sharded, by_threads
-):
-    shutil.rmtree(sharded / "data")
-    with cluster(sharded, workers=2) as (address, _):
-        set_engine(sharded, address=address)
-        prepare(sharded)
-        assert read_data(sharded) == read_data(by_threads)
-        own = sharded / "own.py"
-        own.write_text(own.read_text().replace("return image", "return 255 - image"))
-        said = run(sharded, sys.executable, "-m", "tasks.snapshot", code=2)
-    assert "has started before own was changed" in said
     assert read_columns(sharded) == read_columns(by_threads)
