@@ -10,26 +10,28 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlflow
-import psutil
 import pytest
-from project import environment, experiment_of, run, run_quietly
-from ruamel.yaml import YAML
-from shared_servers import shared_libraries
+from project import copy_project, environment, experiment_of, run, run_quietly
+from shared_servers import shared_libraries, shared_prefect
 
-from flows.run.workspace import EPHEMERAL
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from flows.run.workspace import EPHEMERAL, SWEPT_AFTER_S, is_saved, open_workspace
+from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 
 pytestmark = pytest.mark.timeout(400)
-COUNT_RESOLVING = """
+COMPARISON = """
 import sys
 from collections import Counter
-from flows import prepare_data
+from flows.comparison import command
 from throughline.config import params, params_file
 
 COUNTED = {one.__code__ for one in (params_file.apply_overrides, params.check)}
@@ -40,9 +42,10 @@ def count(frame, event, argument):
         calls[frame.f_code.co_name] += 1
 
 sys.setprofile(count)
-prepare_data.command(set_=["model.options.width=9"])
+command(set_=["pipelines.naive.prefetch=2"], name="tuned")
 print("called", dict(sorted(calls.items())))
-"""
+"""  # of one that counts how often its parameters are merged and checked
+CHANGE = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
 
 
 def train_naive(folder, override, *, name, code=0):
@@ -54,6 +57,7 @@ def train_naive(folder, override, *, name, code=0):
 @pytest.mark.slow
 def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     folder, _ = first
+    left = leave_of_yesterday(folder)
     output = run(folder, "python", "-m", "flows.comparison")
     assert len(re.findall(r"^· \S.* up to date$", output, re.MULTILINE)) == 11, (
         "without asking DVC stage by stage"
@@ -64,8 +68,21 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     assert to_text(comparison_table(compared)) in output, "it ends with the table"
     assert compared.headline in output
     assert len(output.splitlines()) <= 45
+    assert f"removed what the run {left.name} left more than a day ago" in output
+    assert not left.exists()
     said = run_quietly(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--json")
     assert json.loads(said)["stall_pct"] == ProfileResult.read(folder / "runs" / "naive").stall_pct
+
+
+def leave_of_yesterday(project):
+    """Leave what a run without a name leaves that was killed a day ago."""
+    resolved = resolve(project, Changes(batch_size=16))
+    with open_workspace(resolved, name="left", ephemeral=True) as workspace:
+        pass
+    yesterday = time.time() - SWEPT_AFTER_S
+    for folder, _, _ in os.walk(workspace.root):
+        os.utime(folder, (yesterday, yesterday))
+    return workspace.root
 
 
 @pytest.mark.slow
@@ -77,38 +94,26 @@ def test_a_champion_that_is_asked_for_is_chosen_although_nothing_has_changed(fir
 
 
 @pytest.mark.slow
-def test_a_configuration_is_measured_again_although_nothing_has_changed(first):
+def test_what_is_measured_again_while_parameters_change_concludes_nothing(first):
     folder, _ = first
     before = ProfileResult.read(folder / "runs" / "naive")
-    output = run(folder, "python", "-m", "flows.comparison", "--measure-again", "naive")
-    assert re.search(r"^✓ profile naive ", output, re.MULTILINE)
-    assert re.search(r"^· train naive +up to date$", output, re.MULTILINE), "it is not trained"
-    assert re.search(r"^✓ report ", output, re.MULTILINE)
-    after = ProfileResult.read(folder / "runs" / "naive")
-    assert after.stall_measurement_s != before.stall_measurement_s
-    assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
-
-
-@pytest.mark.slow
-def test_a_comparison_whose_parameters_change_meanwhile_concludes_nothing(first):
-    folder, _ = first
-    flow = subprocess.Popen(
-        [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"],
-        cwd=folder,
-        env=environment(folder) | shared_libraries.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"]
+    flow = start(folder, *command)
     said = ""
     for line in flow.stdout:
         said += line
         if "Running stage 'profile@naive'" in line:
             params = (folder / "params.yaml").read_text()
-            (folder / "params.yaml").write_text(params.replace("0.01\n", "0.02\n", 2))
+            (folder / "params.yaml").write_text(
+                params.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n")
+            )
     assert flow.wait() == 2, said
+    after = ProfileResult.read(folder / "runs" / "naive")
+    assert after.stall_measurement_s != before.stall_measurement_s
+    assert re.search(r"^· train naive +up to date$", said, re.MULTILINE), "it is not trained"
+    assert re.search(r"^✓ report ", said, re.MULTILINE)
     assert "is not finished: params.yaml, code or data have changed" in said
-    assert "train@naive, train@optimized out of date again" in said
+    assert ", and train@naive, train@optimized out of date again" in said, "nothing else"
     assert "champion:" not in said
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     (parent,) = mlflow.search_runs(
@@ -119,19 +124,26 @@ def test_a_comparison_whose_parameters_change_meanwhile_concludes_nothing(first)
     assert parent.info.status == "FAILED" and "headline" not in parent.data.tags
 
 
+def start(folder, *command):
+    """Start a flow, whose servers are those that tests share."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(folder)
+        | shared_libraries.environment()
+        | shared_prefect.environment(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
     folder, _ = first
     command = [sys.executable, "-m", "flows.prepare_data", "--verbose", "--name", "cut"]
-    flow = subprocess.Popen(
-        [*command, "--set", "shard.min_shards=3"],
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    flow = start(folder, *command, "--set", "shard.min_shards=3")
     for line in flow.stdout:
         if "Running stage 'shard'" in line:
             flow.send_signal(number)
@@ -142,29 +154,39 @@ def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
     assert "Traceback" not in said and "Warning" not in said
 
 
-@pytest.mark.slow
-def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
-    folder, _ = first
+@pytest.fixture(scope="module")
+def tuned(finished, tmp_path_factory):
+    """A project after a comparison with a change of one configuration, what it had before, and what
+    the comparison has said.
+    """
+    folder = copy_project(finished[0], tmp_path_factory.mktemp("tuned") / "project")
     before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
-    change = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
-    command = ("python", "-m", "flows.comparison", *change)
-    output = run(folder, *command)
+    return folder, before, run(folder, "python", "-c", COMPARISON)
+
+
+@pytest.mark.slow
+def test_parameters_are_merged_and_checked_once_for_a_command_and_its_flow(tuned):
+    assert "called {'apply_overrides': 1, 'check': 1}" in tuned[2]
+
+
+@pytest.mark.slow
+def test_a_run_with_overrides_is_isolated_and_takes_from_the_cache_what_is_there(tuned):
+    folder, before, output = tuned
     assert ((folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()) == before
+    assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
     workspace = folder / ".throughline" / "workspaces" / "tuned"
-    assert (
-        YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]["naive"][
-            "prefetch"
-        ]
-        == 2
-    )
-    assert "tuned" in run(folder, "dvc", "exp", "list")
+    assert read_yaml(workspace / "params.yaml")["pipelines"]["naive"]["prefetch"] == 2
     for restored in ("snapshot", "train optimized"):
-        assert re.search(rf"^· {restored} +from DVC's cache$", output, re.MULTILINE), (
-            "comes from the shared cache"
-        )
+        assert re.search(rf"^· {restored} +from DVC's cache$", output, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
+    folder = tuned[0]
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
     parent = next(found for found in runs if found.info.run_name == "tuned")
+    assert parent.data.tags["headline"]
     children = [
         found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id
     ]
@@ -173,28 +195,20 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     by_name = {child.info.run_name: child.data.tags for child in children}
     assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
     assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
-    assert parent.data.tags["headline"]
-    assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
-    again = run(folder, *command)
-    assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
-    assert "kept as" not in again
+
+
+@pytest.mark.slow
+def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypatch):
+    folder, *_ = tuned
+    assert "tuned" in run(folder, "dvc", "exp", "list")
+    monkeypatch.chdir(folder)
+    resolved = resolve(folder, Changes(overrides=["pipelines.naive.prefetch=2"]))
+    with open_workspace(resolved, name="tuned") as workspace:
+        assert is_saved(workspace, "tuned"), "so the same command does not keep it again"
     run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
-    assert "kept as DVC experiment tuned" in run(folder, *command)
-
-
-@pytest.mark.slow
-def test_parameters_are_merged_and_checked_once_for_a_command_and_its_flow(first):
-    output = run(first[0], "python", "-c", COUNT_RESOLVING)
-    assert "called {'apply_overrides': 1, 'check': 1}" in output
-    assert re.search(r"^· snapshot +from DVC's cache$", output, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_wrong_overrides_leave_no_trace(first):
-    folder, _ = first
-    output = train_naive(folder, "train.epoch=1", name="wrong", code=2)
-    assert "train.epoch is not a field; did you mean epochs?" in output
-    assert not (folder / ".throughline" / "workspaces" / "wrong").exists()
+    again = run(folder, "python", "-m", "flows.comparison", *CHANGE)
+    assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
+    assert "kept as DVC experiment tuned" in again
 
 
 @pytest.mark.slow
@@ -225,52 +239,6 @@ def test_a_failing_stage_is_named_and_its_reason_told_once(first):
 
 
 @pytest.mark.slow
-def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
-    folder, _ = first
-    command = [
-        sys.executable,
-        "-m",
-        "flows.training",
-        "--pipeline",
-        "naive",
-        "--set",
-        "train.epochs=5000",
-        "--name",
-        "killed",
-        "--verbose",
-    ]
-    flow = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    for line in flow.stdout:
-        if "epoch 1 of 5000" in line:
-            break
-    else:
-        pytest.fail("the training never began")
-    below = psutil.Process(flow.pid).children(recursive=True)
-    ours = [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
-    assert len(ours) >= 6, "two supervisors, DVC and the stage, and the server below two of its own"
-    os.kill(flow.pid, signal.SIGKILL)
-    flow.wait()
-    _, alive = psutil.wait_procs(ours, timeout=15)
-    assert not alive
-    run(folder, "dvc", "status")
-
-
-@pytest.mark.slow
-def test_a_name_cannot_lead_out_of_the_workspaces(first):
-    folder, _ = first
-    output = train_naive(folder, "train.epochs=1", name="../../out", code=2)
-    assert "'../../out' cannot be the name of a run" in output or "should match pattern" in output
-    assert not (folder.parent / "out").exists()
-
-
-@pytest.mark.slow
 def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     folder, _ = first
     command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
@@ -288,9 +256,7 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     assert to_text(comparison_table(compared)) in output and compared.headline in output
     assert len(output.splitlines()) < 45
     workspace = folder / ".throughline" / "workspaces" / "single"
-    assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == [
-        "naive"
-    ]
+    assert list(read_yaml(workspace / "params.yaml")["pipelines"]) == ["naive"]
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
         "what is kept is what dvc.lock says"
     )
@@ -300,8 +266,8 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
 def test_what_a_run_without_a_name_has_trained_and_not_measured_stays(first):
     folder, _ = first
     command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
-    run(folder, *command, "--set", "train.epochs=1")
-    (worktree,) = (folder / ".throughline" / "workspaces").iterdir()
+    output = run(folder, *command, "--set", "train.epochs=1")
+    worktree = folder / re.search(r"\.throughline/workspaces/[^/]+(?=/runs/naive)", output)[0]
     assert (worktree / "runs" / "naive" / "model.keras").exists()
     assert not (worktree / EPHEMERAL).exists(), "it would be removed a day later"
 
