@@ -166,11 +166,14 @@ def _shared_by_tests(shared, tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory, array_file) -> Iterator[Stack]:
-    """A project with its own Prefect server, worker and MLflow."""
-    with running_stack(
-        make_project(tmp_path_factory.mktemp("ui") / "project", array_file)
-    ) as running:
+def stack(tmp_path_factory, finished) -> Iterator[Stack]:
+    """A project whose results are up to date and committed, with its own Prefect server, worker and
+    MLflow.
+    """
+    project = copy_project(finished[0], tmp_path_factory.mktemp("ui") / "project")
+    run(project, "git", "add", "-A")
+    run(project, "git", "commit", "-qm", "results")
+    with running_stack(project) as running:
         yield running
 
 

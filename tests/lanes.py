@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 SHARING = {
     "stack": (
         "tests/attacks/test_ui.py",
+        "tests/attacks/test_ui_worker.py",
         "tests/flows/test_browser.py",
         "tests/flows/test_ui_stack.py",
     ),

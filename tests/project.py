@@ -10,14 +10,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from ruamel.yaml import YAML
 from shared_servers import ROOT, prefect_template, shared_libraries, shared_prefect
 
+Started = subprocess.Popen[str]
 CODE = (
     "throughline",
     "tasks",
@@ -76,7 +78,7 @@ SMALL = {
         "rounds": 3,
         "warm_up_steps": 2,
         "trace_steps": 3,
-        "stall_max_seconds": 3,
+        "stall_max_seconds": 1,
     },
 }
 
@@ -176,17 +178,35 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run(folder: Path, *command: str, code: int | None = 0, own_prefect: bool = False) -> str:
-    """Run a command in the project and return what it printed, both streams; fail on another exit
-    code than `code`. Its stages take their libraries from a server that has them, its flows have a
-    server of Prefect, unless they are to start their `own_prefect`, with a database in their home.
+def share_servers(command: Sequence[str]) -> dict[str, str]:
+    """The variables by which a command finds the servers that tests share: its stages one that has
+    their libraries, its flows one of Prefect.
+    """
+    return shared_libraries.environment() | shared_prefect.environment(command)
+
+
+def start(folder: Path, *command: str, shared: Mapping[str, str] = MappingProxyType({})) -> Started:
+    """Start a command in the project; both streams are its output. It has servers of its own,
+    unless variables name those that tests share.
+    """
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(folder) | shared,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(folder: Path, *command: str, code: int | None = 0) -> str:
+    """Run a command in the project, with the servers that tests share, and return what it printed,
+    both streams; fail on another exit code than `code`.
     """
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment(folder)
-        | shared_libraries.environment()
-        | shared_prefect.environment([] if own_prefect else command),
+        env=environment(folder) | share_servers(command),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,7 +13,8 @@ from tasks.identities import resolve_settings
 from throughline.config.params import check, load_params
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import apply_overrides
-from throughline.plan.ops import Flip, Resize
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Resize
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidCode, InvalidParams
 

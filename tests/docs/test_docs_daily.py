@@ -4,14 +4,14 @@ first `dvc repro`.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
 import numpy as np
 import pytest
 from docs_blocks import read_blocks
-from project import ROOT, environment, run, write_params
-from shared_servers import shared_libraries, shared_prefect
+from project import ROOT, environment, run, share_servers, write_params
 
 from throughline.config.params_file import read_yaml
 
@@ -35,9 +35,7 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
         done = subprocess.run(
             ["bash", "-euc", script],
             cwd=folder,
-            env=environment(folder)
-            | shared_libraries.environment()
-            | shared_prefect.environment([script]),
+            env=environment(folder) | share_servers([script]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -52,6 +50,8 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     other = folder.parent / "other"
     assert "epochs: 1" in (other / "params.yaml").read_text()
     assert (other / "runs" / "optimized" / "model.keras").is_file()
+    assert (other / "data" / "snapshot" / "train" / "image.bin").is_file()
+    assert {*json.loads(printed_by(other, "dvc", "status", "--json"))} <= {"identities", "report"}
     assert "short" not in git(folder, "worktree", "list")
     assert "up to date" in printed_by(folder, "dvc", "status")
 

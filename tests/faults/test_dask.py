@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from project import SMALL, environment, make_project, run, write_params
+from project import SMALL, environment, make_project, run, start, write_params
 from shared_servers import shared_libraries
 
 from throughline.training.processes import find_free_ports
@@ -138,17 +138,10 @@ def read_notes(folder: Path) -> dict[str, int]:
 
 
 def begin_snapshot(
-    folder: Path, *, notes: int, variables: Mapping[str, str]
+    folder: Path, *, notes: int, shared: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], dict[str, int]]:
     """The snapshot stage, of which so many shards are finished, and their notes."""
-    stage = subprocess.Popen(
-        [sys.executable, "-m", "tasks.snapshot"],
-        cwd=folder,
-        env={**environment(folder), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    stage = start(folder, sys.executable, "-m", "tasks.snapshot", shared=shared)
     wait_for(lambda: len(read_notes(folder)) >= notes or stage.poll() is not None)
     found = read_notes(folder)
     assert stage.poll() is None and len(found) < 3 * SHARDS, "it is in the midst of it"
@@ -186,13 +179,13 @@ def test_several_workers_write_what_threads_write(cluster, sharded, by_threads):
 
 def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threads):
     cluster.have(2)
-    stage, _ = begin_snapshot(sharded, notes=3, variables={})
+    stage, _ = begin_snapshot(sharded, notes=3, shared={})
     stage.kill()
     stage.wait()
     time.sleep(1)  # what its workers were at may end
     notes = read_notes(sharded)
     stage, later = begin_snapshot(
-        sharded, notes=len(notes) + 1, variables=shared_libraries.environment()
+        sharded, notes=len(notes) + 1, shared=shared_libraries.environment()
     )
     assert {name: later[name] for name in notes} == notes
     assert stage.wait(timeout=120) == 0
@@ -201,7 +194,7 @@ def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threa
 
 def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(cluster, sharded, by_threads):
     cluster.have(2)
-    stage, notes = begin_snapshot(sharded, notes=3, variables=shared_libraries.environment())
+    stage, notes = begin_snapshot(sharded, notes=3, shared=shared_libraries.environment())
     cluster.workers[0].kill()
     wait_for(lambda: len(read_notes(sharded)) > len(notes) + 3 or stage.poll() is not None)
     later = read_notes(sharded)
@@ -228,7 +221,7 @@ def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
     cluster, sharded, by_threads
 ):
     cluster.have(1)
-    stage, _ = begin_snapshot(sharded, notes=3, variables=shared_libraries.environment())
+    stage, _ = begin_snapshot(sharded, notes=3, shared=shared_libraries.environment())
     cluster.scheduler.kill()
     output, _ = stage.communicate(timeout=60)
     assert stage.returncode == 2, output

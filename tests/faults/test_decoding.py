@@ -69,7 +69,7 @@ def test_what_pngs_say_of_themselves_changes_no_pixel(mode, kind):
 
 
 def test_a_png_without_its_end_is_rejected_alone(tmp_path):
-    for number in range(60):
+    for number in range(20):
         path = tmp_path / "in" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(path)
@@ -79,27 +79,23 @@ def test_a_png_without_its_end_is_rejected_alone(tmp_path):
         tmp_path / "manifest",
     )
     (found,) = manifest.rejected.to_dict("records")
-    assert found["id"] == "b/59.png" and found["reason"].startswith(
+    assert found["id"] == "b/19.png" and found["reason"].startswith(
         "damaged image: TensorFlow cannot decode it: Invalid PNG"
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("happens", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(
-    tmp_path, monkeypatch, happens
-):
+def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_path, monkeypatch):
     picture(1).save(tmp_path / "x.png")
     data = (tmp_path / "x.png").read_bytes()
     with Decoder() as decoder:
         assert decoder.find_problem(data, height=30, width=40) is None
-        monkeypatch.setattr(module, "ANSWER_S", 1.0)
-        os.kill(decoder._process.pid, happens)
-        assert "crashes, or takes longer than 1 s" in decoder.find_problem(
-            data, height=30, width=40
-        )
-        monkeypatch.setattr(module, "ANSWER_S", 60.0)
-        assert decoder.find_problem(data, height=30, width=40) is None
+        for happens in (signal.SIGKILL, signal.SIGSTOP):
+            os.kill(decoder._process.pid, happens)
+            with monkeypatch.context() as patched:
+                patched.setattr(module, "ANSWER_S", 1.0)
+                said = decoder.find_problem(data, height=30, width=40)
+            assert "crashes, or takes longer than 1 s" in said
+            assert decoder.find_problem(data, height=30, width=40) is None
         assert (
             decoder.find_problem(data, height=40, width=30)
             == "TensorFlow decodes 40×30 pixels of 30×40"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_workspaces import cheap_project
 
-from flows.run.dvc_calls import stale_stages
+from flows.run.dvc_calls import set_damaged_lock_aside, stale_stages
 from throughline.shared.errors import StageFailed
 
 LOCKS = {
@@ -17,13 +17,19 @@ LOCKS = {
 }
 
 
+def test_a_damaged_dvc_lock_is_set_aside(tmp_path):
+    for damage, content in LOCKS.items():
+        (tmp_path / "dvc.lock").write_bytes(content)
+        assert set_damaged_lock_aside(tmp_path), damage
+        assert (tmp_path / "dvc.lock.damaged").read_bytes() == content
+        assert not (tmp_path / "dvc.lock").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", LOCKS)
-def test_a_damaged_dvc_lock_is_set_aside_and_its_stages_run_again(tmp_path, damage):
+def test_stages_of_a_damaged_dvc_lock_run_again(tmp_path):
     project, said = cheap_project(tmp_path / "project"), []
-    (project / "dvc.lock").write_bytes(LOCKS[damage])
+    (project / "dvc.lock").write_bytes(LOCKS["cut in a key"])
     assert stale_stages(project, {}, said.append) == {"cheap"}
-    assert (project / "dvc.lock.damaged").read_bytes() == LOCKS[damage]
     assert "git checkout dvc.lock" in said[0]
 
 

@@ -57,99 +57,77 @@ def encoded(format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def fifo(root: Path) -> None:
-    os.mkfifo(root / "a" / "x.jpg")
-
-
-def link_to_device(root: Path) -> None:
-    (root / "a" / "x.jpg").symlink_to("/dev/zero")
-
-
-def link_to_nothing(root: Path) -> None:
-    (root / "a" / "x.jpg").symlink_to(root / "a" / "nothing.jpg")
-
-
-def link_to_itself(root: Path) -> None:
-    (root / "a" / "x.jpg").symlink_to(root / "a" / "x.jpg")
-
-
-def sparse_zeros(root: Path) -> None:
-    sparse(root / "a" / "x.jpg", 200 << 30)
-
-
-def sparse_behind_an_image(root: Path) -> None:
-    sparse(root / "a" / "x.png", 50 << 20, encoded("PNG"))
-
-
-def bytes_in_the_name(root: Path) -> None:
-    (root / "a" / os.fsdecode(b"x\xff.png")).write_bytes(encoded("PNG"))
-
-
-def bytes_in_the_class(root: Path) -> None:
-    (root / os.fsdecode(b"\xe4")).mkdir()
-    (root / os.fsdecode(b"\xe4") / "x.png").write_bytes(encoded("PNG"))
-
-
-def line_break_in_the_class(root: Path) -> None:
-    (root / "one\ntwo").mkdir()
-    (root / "one\ntwo" / "x.png").write_bytes(encoded("PNG"))
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
 
 
 def linked_folder_outside(root: Path) -> None:
-    (root.parent / "outside").mkdir()
-    (root.parent / "outside" / "x.png").write_bytes(encoded("PNG"))
+    put(root.parent / "outside" / "x.png", encoded("PNG"))
     (root / "linked").symlink_to(root.parent / "outside")
-
-
-def linked_folder_inside(root: Path) -> None:
-    (root / "linked").symlink_to(root / "a")
-
-
-def loop_of_folders(root: Path) -> None:
-    (root / "a" / "loop").symlink_to(root)
-
-
-def huge(root: Path) -> None:
-    png(root / "a" / "x.png", width=10_000, height=10_000, depth=8, kind=0)
-
-
-def folder_named_like_an_image(root: Path) -> None:
-    (root / "a" / "x.png").mkdir()
 
 
 def huge_text(root: Path) -> None:
     data = encoded("PNG")
-    (root / "a" / "x.png").write_bytes(
-        data[:-12] + chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20))) + data[-12:]
-    )
+    text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20)))
+    (root / "a" / "x.png").write_bytes(data[:-12] + text + data[-12:])
 
 
 # What is put among good images, and how it is rejected; None where it is nothing to reject.
-CASES: tuple[tuple[Callable[[Path], None], str | None, str], ...] = (
-    (fifo, "a/x.jpg", "is no regular file"),
-    (link_to_device, "a/x.jpg", "leads outside the data root"),
-    (link_to_nothing, "a/x.jpg", "cannot be read: No such file"),
-    (link_to_itself, "a/x.jpg", "cannot be read: "),
-    (
-        sparse_zeros,
+CASES: dict[str, tuple[Callable[[Path], None], str | None, str]] = {
+    "pipe": (lambda root: os.mkfifo(root / "a" / "x.jpg"), "a/x.jpg", "is no regular file"),
+    "link to a device": (
+        lambda root: (root / "a" / "x.jpg").symlink_to("/dev/zero"),
+        *("a/x.jpg", "leads outside the data root"),
+    ),
+    "link to nothing": (
+        lambda root: (root / "a" / "x.jpg").symlink_to(root / "a" / "nothing.jpg"),
+        *("a/x.jpg", "cannot be read: No such file"),
+    ),
+    "link to itself": (
+        lambda root: (root / "a" / "x.jpg").symlink_to(root / "a" / "x.jpg"),
+        *("a/x.jpg", "cannot be read: "),
+    ),
+    "sparse zeros": (
+        lambda root: sparse(root / "a" / "x.jpg", 200 << 30),
         "a/x.jpg",
         "larger than an image of 50,000,000 pixels can be: 214,748,364,800 bytes",
     ),
-    (
-        sparse_behind_an_image,
-        "a/x.png",
-        "larger than an image of 1,200 pixels can be: 52,428,800 bytes",
+    "sparse after an image": (
+        lambda root: sparse(root / "a" / "x.png", 50 << 20, encoded("PNG")),
+        *("a/x.png", "larger than an image of 1,200 pixels can be: 52,428,800 bytes"),
     ),
-    (bytes_in_the_name, "a/x\\xff.png", "the name is no UTF-8"),
-    (bytes_in_the_class, "\\xe4/x.png", "the name is no UTF-8"),
-    (line_break_in_the_class, "one two/x.png", r"the class name 'one\ntwo' has a line break"),
-    (linked_folder_outside, "linked", "folder is a link that leads outside the data root"),
-    (linked_folder_inside, "linked", "folder is a link to a, which is listed itself"),
-    (loop_of_folders, "a/loop", "folder is a link to ., which is listed itself"),
-    (huge, "a/x.png", "more pixels than data.max_pixels: 10000×10000"),
-    (folder_named_like_an_image, None, ""),
-    (huge_text, "a/x.png", "damaged image: "),
-)
+    "bytes in the name": (
+        lambda root: put(root / "a" / os.fsdecode(b"x\xff.png"), encoded("PNG")),
+        *("a/x\\xff.png", "the name is no UTF-8"),
+    ),
+    "bytes in the class": (
+        lambda root: put(root / os.fsdecode(b"\xe4") / "x.png", encoded("PNG")),
+        *("\\xe4/x.png", "the name is no UTF-8"),
+    ),
+    "line break in the class": (
+        lambda root: put(root / "one\ntwo" / "x.png", encoded("PNG")),
+        *("one two/x.png", r"the class name 'one\ntwo' has a line break"),
+    ),
+    "linked folder outside": (
+        linked_folder_outside,
+        *("linked", "folder is a link that leads outside the data root"),
+    ),
+    "linked folder inside": (
+        lambda root: (root / "linked").symlink_to(root / "a"),
+        *("linked", "folder is a link to a, which is listed itself"),
+    ),
+    "loop of folders": (
+        lambda root: (root / "a" / "loop").symlink_to(root),
+        *("a/loop", "folder is a link to ., which is listed itself"),
+    ),
+    "huge": (
+        lambda root: png(root / "a" / "x.png", width=10_000, height=10_000, depth=8, kind=0),
+        *("a/x.png", "more pixels than data.max_pixels: 10000×10000"),
+    ),
+    "folder named like an image": (lambda root: (root / "a" / "x.png").mkdir(), None, ""),
+    "huge text": (huge_text, "a/x.png", "damaged image: "),
+}
 
 
 @pytest.fixture
@@ -162,12 +140,9 @@ def root(tmp_path):
     return tmp_path / "in"
 
 
-@pytest.mark.parametrize(
-    ("happens", "identity", "reason"), CASES, ids=[case[0].__name__ for case in CASES]
-)
-def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(
-    root, tmp_path, happens, identity, reason
-):
+@pytest.mark.parametrize("case", CASES)
+def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(root, tmp_path, case):
+    happens, identity, reason = CASES[case]
     happens(root)
     process, started = psutil.Process(), time.monotonic()
     before = process.memory_info().rss

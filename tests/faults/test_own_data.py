@@ -49,30 +49,27 @@ def survivors(folder):
 
 
 def test_files_below_data_raw_survive_every_change_of_fetch(project):
-    output = run(project, "dvc", "repro", "fetch", "ingest", code=None)
+    write_params(project, params(path="data/raw/mine/data.npz"))
+    output = run(project, "dvc", "repro", "fetch", code=None)
+    assert "data.path: data/raw/mine/data.npz is in data/raw" in output, "it is refused there"
+    assert survivors(project) == OWN
+    write_params(project, SMALL)
+    output = run(project, "dvc", "repro", "fetch", code=None)
     assert (
         "data/raw/none holds files that fetch did not write" in output and survivors(project) == OWN
     )
     shutil.rmtree(project / "data" / "raw" / "none")
-    run(project, "dvc", "repro", "fetch", "ingest")
+    run(project, "dvc", "repro", "fetch")
     assert survivors(project) == OWN[:2]
     write_params(project, params(fetch="fashion_mnist"))
-    output = run(project, "dvc", "repro", "fetch", "ingest", code=None)
+    output = run(project, "dvc", "repro", "fetch", code=None)
     assert "UnexpectedFiles" in output or "DataNotFound" in output
     write_params(project, SMALL)
     (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
     run(project, "dvc", "repro", "--force", "fetch", code=None)
-    run(project, "dvc", "repro", "fetch", "ingest", code=None)
     assert (
         survivors(project) == OWN[:2] and (project / "data" / "raw" / "none" / "late.txt").exists()
     )
-
-
-def test_data_of_ones_own_below_data_raw_is_refused_and_survives(project):
-    write_params(project, params(path="data/raw/mine/data.npz"))
-    output = run(project, "dvc", "repro", "fetch", "ingest", code=None)
-    assert "data.path: data/raw/mine/data.npz is in data/raw" in output
-    assert survivors(project) == OWN
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Two runs at once, of one name or of none, both complete; what a killed run leaves does not keep
-the next one out.
+the next one out. (Two runs with changes and without a name: tests/flows/test_ui_stack.py.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import environment, make_project, run, run_quietly
-from shared_servers import shared_libraries
-
-from flows.run.workspace import SWEPT_AFTER_S
+from project import SMALL, run_quietly, share_servers, start, write_params
+from shared_servers import shared_libraries, shared_prefect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
@@ -27,48 +25,32 @@ TWO = {
         ["--set", "shard.min_shards=3", "--name", "x"],
         ["--set", "shard.min_shards=5", "--name", "x"],
     ],
-    "without a name": [["--set", "shard.min_shards=3"], ["--set", "shard.min_shards=5"]],
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """One for all, so that Prefect makes its database once."""
-    return tmp_path_factory.mktemp("at-once")
+PREPARE = (sys.executable, "-m", "flows.prepare_data", "--verbose")
 
 
 @pytest.fixture
-def project(folder, array_file) -> Path:
-    return make_project(folder / f"project-{len(list(folder.iterdir()))}", array_file)
-
-
-def start(project: Path, *arguments: str, shares: bool = False) -> subprocess.Popen:
-    """Start a flow; one that `shares` takes libraries from the tests' own server."""
-    command = [sys.executable, "-m", "flows.prepare_data", "--verbose", *arguments]
-    shared = shared_libraries.environment() if shares else {}
-    return subprocess.Popen(
-        command,
-        cwd=project,
-        env=environment(project) | shared,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def project(first) -> Path:
+    """A project whose shards and snapshot are out of date."""
+    folder, _ = first
+    write_params(folder, {**SMALL, "shard": {**SMALL["shard"], "min_shards": 4}})
+    return folder
 
 
 @pytest.mark.parametrize("two", TWO)
 def test_both_complete(project, two):
-    flows = [start(project, *arguments, shares=True) for arguments in TWO[two]]
+    """With a server of Prefect each, which share a database."""
+    libraries = shared_libraries.environment()
+    flows = [start(project, *PREPARE, *arguments, shared=libraries) for arguments in TWO[two]]
     said = [flow.communicate()[0] for flow in flows]
     assert [flow.returncode for flow in flows] == [0, 0], "\n\n".join(said)
     assert not any("Traceback" in one for one in said), "\n\n".join(said)
     if two == "without changes":
-        for stage in ("fetch", "ingest", "shard", "snapshot"):
+        for stage in ("shard", "snapshot"):
             assert "".join(said).count(f"Running stage '{stage}'") == 1, "in one of them"
         assert json.loads(run_quietly(project, "dvc", "status", "--json", "snapshot")) == {}
     else:
         assert "".join(said).count("Running stage 'shard'") == 2
-    if two == "of one name":
         assert sum("waits: run x (process" in one for one in said) == 1
     assert [path.name for path in (project / ".throughline" / "workspaces").glob("*")] == (
         ["x"] if two == "of one name" else []
@@ -77,7 +59,6 @@ def test_both_complete(project, two):
 
 
 def test_a_run_waits_for_dvc_at_work_by_hand(project):
-    run(project, "dvc", "repro", "ingest")
     # DVC's own record of a process that works on the shards: this one's child, which looks like
     # DVC.
     (project / "dvc").write_text("import time; print(flush=True); time.sleep(60)")
@@ -89,7 +70,7 @@ def test_a_run_waits_for_dvc_at_work_by_hand(project):
         (project / ".dvc" / "tmp" / "rwlock").write_text(
             json.dumps({"write": {str(project / "data" / "shards"): entry}})
         )
-        flow = start(project, shares=True)
+        flow = start(project, *PREPARE, shared=share_servers(PREPARE))
         said = ""
         for line in flow.stdout:
             said += line
@@ -103,42 +84,27 @@ def test_a_run_waits_for_dvc_at_work_by_hand(project):
 def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_next_run_goes_on(
     project,
 ):
-    flow = start(project, "--set", "shard.min_shards=3", "--name", "x")
+    command = (*PREPARE, "--set", "shard.min_shards=3", "--name", "x")
+    flow = start(project, *command)
     for line in flow.stdout:
         if "Running stage 'shard'" in line:
             break
     below = psutil.Process(flow.pid).children(recursive=True)
-    assert any("uvicorn" in process.cmdline() for process in below)
+    ours = [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
+    assert len(ours) >= 6, "two supervisors, DVC and the stage, and the server below two of its own"
+    assert any("uvicorn" in process.cmdline() for process in ours)
     os.kill(flow.pid, signal.SIGKILL)
-    again = start(project, "--set", "shard.min_shards=3", "--name", "x")
-    _, alive = psutil.wait_procs(below, timeout=20)
+    _, alive = psutil.wait_procs(ours, timeout=20)
     assert not alive
     (project / ".throughline" / "workspaces" / "x" / ".dvc" / "tmp" / "rwlock").write_text("")
+    again = start(project, *command, shared=share_servers(command))
     said = again.communicate()[0]
     assert again.returncode == 0, said
     assert re.search(r"^· ingest +up to date$", said, re.MULTILINE), said
 
 
-def test_what_a_killed_run_without_a_name_has_left_goes_when_a_flow_starts_a_day_later(project):
-    flow = start(project, "--set", "shard.min_shards=3")
-    for line in flow.stdout:
-        if "Running stage 'shard'" in line:
-            break
-    below = psutil.Process(flow.pid).children(recursive=True)
-    os.kill(flow.pid, signal.SIGKILL)
-    flow.wait()
-    psutil.wait_procs(below, timeout=20)
-    (left,) = (project / ".throughline" / "workspaces").iterdir()
-    yesterday = time.time() - SWEPT_AFTER_S
-    for folder, _, _ in os.walk(left):
-        os.utime(folder, (yesterday, yesterday))
-    said = run(project, "python", "-m", "flows.prepare_data")
-    assert f"removed what the run {left.name} left more than a day ago" in said
-    assert not left.exists()
-
-
 def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(project):
-    flow = start(project)
+    flow = start(project, *PREPARE, shared=shared_prefect.environment(PREPARE))
     for line in flow.stdout:
         if "python -m tasks.snapshot" in line:
             break

@@ -20,7 +20,6 @@ from infra.local.stack_config import SETTINGS_FILE, load_stack
 from throughline.shared.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
-KILLED_AFTER_S = [0.05, 0.3, 0.6, 0.9, 1.2, 1.5, 1.9, 2.4, 3.0]
 
 
 def test_settings_are_written_only_when_they_change(tmp_path):

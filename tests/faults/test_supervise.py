@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -50,19 +51,9 @@ def family():
     mark = f"family-{uuid.uuid4().hex}"
 
     def start(seconds: float = 120, manner: str = "docile") -> tuple[subprocess.Popen, str]:
-        command = [
-            sys.executable,
-            "-m",
-            "flows.run.supervise",
-            sys.executable,
-            "-c",
-            FAMILY,
-            mark,
-            str(seconds),
-            manner,
-        ]
+        own = [sys.executable, "-c", FAMILY, mark, str(seconds), manner]
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "flows.run.supervise", *own],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -78,55 +69,44 @@ def family():
         process.kill()
 
 
-def close_stdin(process: subprocess.Popen, mark: str) -> None:
-    process.stdin.close()
+def inner_of(process: subprocess.Popen) -> psutil.Process:
+    """The second supervisor."""
+    return psutil.Process(process.pid).children()[0]
 
 
-def kill_outer(process: subprocess.Popen, mark: str) -> None:
-    process.kill()
+def command_of(mark: str) -> psutil.Process:
+    return marked(mark)[2]
 
 
-def kill_inner(process: subprocess.Popen, mark: str) -> None:
-    psutil.Process(process.pid).children()[0].kill()
+# What happens to the family, and the exit code of its outer supervisor.
+BLOWS: dict[str, tuple[Callable[[subprocess.Popen, str], object], int]] = {
+    "stdin closed": (lambda process, mark: process.stdin.close(), 128 + signal.SIGTERM),
+    "outer killed": (lambda process, mark: process.kill(), -signal.SIGKILL),
+    "inner killed": (lambda process, mark: inner_of(process).kill(), 128 + signal.SIGKILL),
+    "command killed": (lambda process, mark: command_of(mark).kill(), 128 + signal.SIGKILL),
+    "group of outer killed": (lambda process, mark: kill_group(process.pid), -signal.SIGKILL),
+    "group of inner killed": (
+        lambda process, mark: kill_group(inner_of(process).pid),
+        128 + signal.SIGKILL,
+    ),
+    "group of command killed": (
+        lambda process, mark: kill_group(command_of(mark).pid),
+        128 + signal.SIGKILL,
+    ),
+    "terminated": (lambda process, mark: process.terminate(), 128 + signal.SIGTERM),
+}
 
 
-def kill_command(process: subprocess.Popen, mark: str) -> None:
-    marked(mark)[2].kill()
-
-
-def kill_group_of_outer(process: subprocess.Popen, mark: str) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-
-
-def kill_group_of_inner(process: subprocess.Popen, mark: str) -> None:
-    os.killpg(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
-
-
-def kill_group_of_command(process: subprocess.Popen, mark: str) -> None:
-    os.killpg(marked(mark)[2].pid, signal.SIGKILL)
-
-
-def terminate(process: subprocess.Popen, mark: str) -> None:
-    process.terminate()
-
-
-BLOWS = [
-    (close_stdin, 128 + signal.SIGTERM),
-    (kill_outer, -signal.SIGKILL),
-    (kill_inner, 128 + signal.SIGKILL),
-    (kill_command, 128 + signal.SIGKILL),
-    (kill_group_of_outer, -signal.SIGKILL),
-    (kill_group_of_inner, 128 + signal.SIGKILL),
-    (kill_group_of_command, 128 + signal.SIGKILL),
-    (terminate, 128 + signal.SIGTERM),
-]
+def kill_group(leader: int) -> None:
+    os.killpg(leader, signal.SIGKILL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("blow", "code"), BLOWS, ids=lambda value: getattr(value, "__name__", ""))
-def test_nothing_outlives_a_blow(family, blow, code):
+@pytest.mark.parametrize("blow", BLOWS)
+def test_nothing_outlives_a_blow(family, blow):
     process, mark = family()
-    blow(process, mark)
+    strike, code = BLOWS[blow]
+    strike(process, mark)
     process.stdout.read()  # ends when the last process that could write is gone
     assert process.wait(20) == code
     assert psutil.wait_procs(marked(mark), timeout=3)[1] == []

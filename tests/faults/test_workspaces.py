@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,10 @@ def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hash #1, 100% %(x)s 'größe' \"大\""])
 def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
-    tmp_path, monkeypatch, name
+    tmp_path, monkeypatch
 ):
+    name = "hash #1, 100% %(x)s 'größe' \"大\""
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "t")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
@@ -180,56 +181,29 @@ def test_hooks_of_the_project_do_not_run(project, hook):
             assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
 
 
-def lose_the_link(root: Path, admin: Path) -> None:
-    (root / ".git").unlink()
-
-
-def lose_gits_entry(root: Path, admin: Path) -> None:
-    shutil.rmtree(admin)
-
-
 def lose_the_folder(root: Path, admin: Path) -> None:
     shutil.rmtree(root)
     (admin / "locked").write_text("initializing")
 
 
-def leave_a_locked_index(root: Path, admin: Path) -> None:
-    (admin / "index.lock").touch()
+# What a kill leaves of a worktree, and of what git keeps of it.
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "no link": lambda root, admin: (root / ".git").unlink(),
+    "no entry of git": lambda root, admin: shutil.rmtree(admin),
+    "no folder": lose_the_folder,
+    "a locked index": lambda root, admin: (admin / "index.lock").touch(),
+    "a cut index": lambda root, admin: (admin / "index").write_bytes(b"DIRC"),
+    "an empty head": lambda root, admin: (admin / "HEAD").write_text(""),
+    "cut parameters": lambda root, admin: (root / "params.yaml").write_text("batch_size: ["),
+    "a cut configuration": lambda root, admin: (root / ".dvc/config.local").write_text("[cache"),
+}
 
 
-def cut_the_index(root: Path, admin: Path) -> None:
-    (admin / "index").write_bytes(b"DIRC")
-
-
-def empty_the_head(root: Path, admin: Path) -> None:
-    (admin / "HEAD").write_text("")
-
-
-def cut_params(root: Path, admin: Path) -> None:
-    (root / "params.yaml").write_text("batch_size: [")
-
-
-def cut_the_configuration(root: Path, admin: Path) -> None:
-    (root / ".dvc" / "config.local").write_text("[cache")
-
-
-DAMAGES = [
-    lose_the_link,
-    lose_gits_entry,
-    lose_the_folder,
-    leave_a_locked_index,
-    cut_the_index,
-    empty_the_head,
-    cut_params,
-    cut_the_configuration,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage):
     with opened(project) as workspace:
         pass
-    damage(workspace.root, project / ".git" / "worktrees" / "x")
+    DAMAGES[damage](workspace.root, project / ".git" / "worktrees" / "x")
     (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
     before = (
         git(project, "rev-parse", "--abbrev-ref", "HEAD"),
@@ -328,10 +302,10 @@ def test_a_worktree_that_has_been_given_a_name_since_is_not_swept(project):
     assert sweep_workspaces(project) == [] and root.exists()
 
 
-@pytest.mark.parametrize("damage", [lose_the_link, lose_gits_entry], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("damage", ["no link", "no entry of git"])
 def test_a_damaged_worktree_is_swept_and_can_be_made_again(project, damage):
     root = leave(project, "x")
-    damage(root, project / ".git" / "worktrees" / "x")
+    DAMAGES[damage](root, project / ".git" / "worktrees" / "x")
     age(root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == ["x"] and not root.exists()
     with opened(project, "x") as workspace:

@@ -4,6 +4,7 @@ and MLflow's list.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ import pytest
 from browser import browsing, picture, sign_in
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 from project import SMALL, run
+
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from throughline.config.params_file import parse_yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,27 +37,6 @@ def field(page: Page, title: str) -> Locator:
     """The input of a form's field; its innermost element that has the title holds it."""
     named = page.locator(".schema-form-property").filter(has_text=f"{title} (Optional)")
     return named.last.locator("input")
-
-
-@pytest.fixture(scope="module")
-def started(stack, page) -> str:
-    """A training that was started through the form, with one number changed."""
-    form = f"{stack.server}/deployments/deployment/{stack.deployment('training')['id']}/run"
-    page.goto(form)
-    submit = page.get_by_role("button", name="Submit")
-    submit.wait_for()
-    epochs = field(page, "Epochs")
-    expect(epochs).to_have_value(str(SMALL["train"]["epochs"]))
-    expect(field(page, "Batch Size")).to_have_value(str(SMALL["batch_size"]))
-    expect(page.get_by_text("Property is type")).to_have_count(0)
-    picture(page, "prefect-form")
-    epochs.fill("0")
-    submit.click()
-    # The server checks what the form holds, and the form listens again when it has answered.
-    expect(page.get_by_text("0 is less than the minimum of 1").first).to_be_visible()
-    assert page.url == form, "0 epochs are refused by the form"
-    epochs.fill("3")
-    return submitted(stack, page)
 
 
 def submitted(stack, page) -> str:
@@ -78,12 +62,32 @@ def submitted(stack, page) -> str:
     return started
 
 
-def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artifacts(
-    stack, page, started
-):
-    assert stack.ended(started)["state_type"] == "COMPLETED", stack.log(started)
-    assert "epoch 3 of 3" in stack.log(started)
-    page.goto(f"{stack.server}/runs/flow-run/{started}")
+def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
+    deployment = stack.deployment("prepare-data")["id"]
+    form = f"{stack.server}/deployments/deployment/{deployment}/run"
+    page.goto(form)
+    submit = page.get_by_role("button", name="Submit")
+    submit.wait_for()
+    epochs = field(page, "Epochs")
+    expect(epochs).to_have_value(str(SMALL["train"]["epochs"]))
+    expect(field(page, "Batch Size")).to_have_value(str(SMALL["batch_size"]))
+    expect(page.get_by_text("Property is type")).to_have_count(0)
+    picture(page, "prefect-form")
+    epochs.fill("0")
+    submit.click()
+    # The server checks what the form holds, and the form listens again when it has answered.
+    expect(page.get_by_text("0 is less than the minimum of 1").first).to_be_visible()
+    assert page.url == form, "0 epochs are refused by the form"
+    epochs.fill("3")
+    started = submitted(stack, page)
+    ended = stack.ended(started)
+    assert ended["state_type"] == "COMPLETED", stack.log(started)
+    resolved = resolve(stack.project, Changes(**ended["parameters"]["changes"]))
+    assert parse_yaml(resolved.text, "it") == SMALL | {"train": SMALL["train"] | {"epochs": 3}}
+
+
+def test_the_page_of_a_run_shows_its_stages_and_artifacts(stack, page, trained):
+    page.goto(f"{stack.server}/runs/flow-run/{trained}")
     expect(page.get_by_text("Completed").first).to_be_visible()
     expect(
         page.get_by_text("Running stage").first
@@ -96,6 +100,7 @@ def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artif
 
 
 def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack, page):
+    shutil.rmtree(stack.project / "report")
     page.goto(f"{stack.server}/deployments/deployment/{stack.deployment('comparison')['id']}/run")
     page.get_by_role("button", name="Submit").wait_for()
     for name in SMALL["pipelines"]:
@@ -111,16 +116,12 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack, page)
         for name in SMALL["pipelines"]
         for first, second in (("snapshot", f"build@{name}"), (f"profile@{name}", "report"))
     } <= stack.edges(started)
-    # The project keeps them, as a person would, and is clean again.
-    run(stack.project, "git", "add", "-A")
-    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    run(stack.project, "git", *who, "commit", "-qm", "results")
 
 
-def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, started):
+def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, trained):
     found = stack.ask(
         "artifacts/filter",
-        artifacts={"flow_run_id": {"any_": [started]}, "key": {"any_": ["training-timeline"]}},
+        artifacts={"flow_run_id": {"any_": [trained]}, "key": {"any_": ["training-timeline"]}},
     )[0]
     page.goto(f"{stack.server}/artifacts/artifact/{found['id']}")
     image = page.locator("img[src^='data:image/png']").first
@@ -129,7 +130,7 @@ def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, star
     picture(page, "prefect-timeline")
 
 
-def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained, started, monkeypatch):
+def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained_at_once, monkeypatch):
     stack.use_mlflow(monkeypatch)
     runs = mlflow.search_runs(
         search_all_experiments=True,
@@ -138,7 +139,7 @@ def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained, sta
     )
     pair = [
         next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run)
-        for flow_run in (trained, started)
+        for flow_run in trained_at_once[0]
     ]
     page.goto(f"{stack.tracking}/#/experiments/{pair[0].experiment_id}")
     page.wait_for_url("**/runs?*")  # not the traces of language models

@@ -115,19 +115,8 @@ def test_overlays_are_merged_in_their_order(project):
 
 
 def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
-    with (
-        pytest.raises(SystemExit) as ended,
-        flow_command(
-            "training",
-            ["naive"],
-            RunOptions(
-                set_=["train.epochs=9"],
-                overlay=None,
-                name=None,
-                show=True,
-            ),
-        ),
-    ):
+    options = RunOptions(set_=["train.epochs=9"], overlay=None, name=None, show=True)
+    with pytest.raises(SystemExit) as ended, flow_command("training", ["naive"], options):
         pytest.fail("the block was entered")
     assert ended.value.code == 0
     (project / "shown.yaml").write_text(capsys.readouterr().out)

@@ -8,15 +8,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import mlflow
 import pytest
-from project import copy_project, environment, experiment_of, run, run_quietly
-from shared_servers import shared_libraries, shared_prefect
+from project import copy_project, experiment_of, run, run_quietly, share_servers, start
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
@@ -98,7 +96,7 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
     folder, _ = first
     before = ProfileResult.read(folder / "runs" / "naive")
     command = [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"]
-    flow = start(folder, *command)
+    flow = start(folder, *command, shared=share_servers(command))
     said = ""
     for line in flow.stdout:
         said += line
@@ -124,26 +122,13 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
     assert parent.info.status == "FAILED" and "headline" not in parent.data.tags
 
 
-def start(folder, *command):
-    """Start a flow, whose servers are those that tests share."""
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(folder)
-        | shared_libraries.environment()
-        | shared_prefect.environment(command),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
     folder, _ = first
     command = [sys.executable, "-m", "flows.prepare_data", "--verbose", "--name", "cut"]
-    flow = start(folder, *command, "--set", "shard.min_shards=3")
+    command += ["--set", "shard.min_shards=3"]
+    flow = start(folder, *command, shared=share_servers(command))
     for line in flow.stdout:
         if "Running stage 'shard'" in line:
             flow.send_signal(number)

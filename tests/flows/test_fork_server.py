@@ -9,18 +9,17 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from project import Started, environment, start
+from stack import wait_for
 
 from flows.run import fork_server as server_module
 from flows.run.fork_server import list_imported_files, serve, stage_server
-from tests.project import environment
 from throughline.shared import fork_client
 from throughline.shared.fork_client import (
     READY,
@@ -138,22 +137,9 @@ def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, st
     assert find_started_module("tasks", ["build"]) == stage
 
 
-def start(folder: Path, served: dict, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env={**environment(folder), **served},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def start_stage(folder: Path, served: dict, name: str, pipeline: str) -> Started:
+    command = (sys.executable, "-m", f"tasks.{name}", "--pipeline", pipeline)
+    return start(folder, *command, shared=served)
 
 
 def sleeping(folder: Path) -> list[psutil.Process]:
@@ -172,24 +158,24 @@ def sleeping(folder: Path) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
     folder, _ = first
-    alone = start(folder, {}, "tasks.build", "--pipeline", "absent")
+    alone = start_stage(folder, {}, "build", "absent")
     (folder / "asleep.py").write_text(SLEEPING_MODEL)
     with stage_server(folder, environment(folder)) as served:
         wait_for(Path(served[STAGE_SERVER] + READY).exists)
         idle = len(sleeping(folder))
-        wrong = start(folder, served, "tasks.build", "--pipeline", "absent")
+        wrong = start_stage(folder, served, "build", "absent")
         # What TensorFlow says when it is imported comes first, where it is imported.
         assert alone.communicate()[0].endswith(wrong.communicate()[0])
         assert wrong.returncode == alone.returncode == 2
 
-        build = start(folder, served, "tasks.build", "--pipeline", "naive")
+        build = start_stage(folder, served, "build", "naive")
         printed, _ = build.communicate()
         assert build.returncode == 0 and "build naive: read" in printed
 
         params = folder / "params.yaml"
         params.write_text(params.read_text().replace("name: mlp", "name: 'asleep:build'"))
         for number in (signal.SIGTERM, signal.SIGKILL):
-            train = start(folder, served, "tasks.train", "--pipeline", "naive")
+            train = start_stage(folder, served, "train", "naive")
             wait_for((folder / "asleep").exists)
             assert len(sleeping(folder)) > idle
             train.send_signal(number)

@@ -102,6 +102,7 @@ def test_of_the_configurations_those_asked_for_are_in_a_changed_run_and_all_in_a
         (["my/photos/1.png", "my/photos/2.png"], ["my/photos/1.png"], "{project}/my/photos"),
         (["../photos/1.png"], [], "{project.parent}/photos"),
         ([], [], "my/photos"),
+        ([], [], "s3://bucket/photos"),
     ],
 )
 def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, files, tracked, path):
@@ -109,7 +110,7 @@ def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, fi
     for file in files:
         (project / file).parent.mkdir(parents=True, exist_ok=True)
         (project / file).touch()
-    asked = str(Path(files[0]).parent) if files else "my/photos"
+    asked = str(Path(files[0]).parent) if files else path
     project.mkdir(exist_ok=True)
     write_params(project, SMALL)
     for command in (["init", "-q"], ["add", "params.yaml", *tracked]):

@@ -9,49 +9,27 @@ import pytest
 from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
 
 HOST = (b"host", b"127.0.0.1:5000")
+OWN = {"origin": "http://127.0.0.1:5000"}
 CASES = [
-    ([], False, "a program"),
-    ([(b"origin", b"http://127.0.0.1:5000")], False, "its own page"),
-    (
-        [
-            (b"origin", b"http://127.0.0.1:5000"),
-            (b"sec-fetch-site", b"same-origin"),
-            (b"sec-fetch-mode", b"cors"),
-        ],
-        False,
-        "its own page",
-    ),
-    (
-        [(b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate")],
-        False,
-        "an address that was typed",
-    ),
-    (
-        [(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")],
-        False,
-        "a link that was followed",
-    ),
-    ([(b"origin", b"http://localhost:5000")], True, "another name of the machine"),
-    ([(b"origin", b"http://127.0.0.1:9999")], True, "another port"),
-    ([(b"origin", b"null")], True, "a sandboxed frame"),
-    ([(b"origin", b"http://evil.example")], True, "another site"),
-    ([(b"origin", b"http://evil.example/127.0.0.1:5000")], True, "another site"),
-    (
-        [(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"no-cors")],
-        True,
-        "a picture or script of another site",
-    ),
-    (
-        [(b"Sec-Fetch-Site", b"same-site"), (b"sec-fetch-mode", b"cors")],
-        True,
-        "another port, without an origin",
-    ),
+    ({}, False, "a program"),
+    (OWN, False, "its own page"),
+    (OWN | {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, False, "its own page"),
+    ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, False, "an address, typed"),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False, "a link, followed"),
+    ({"origin": "http://localhost:5000"}, True, "another name of the machine"),
+    ({"origin": "http://127.0.0.1:9999"}, True, "another port"),
+    ({"origin": "null"}, True, "a sandboxed frame"),
+    ({"origin": "http://evil.example"}, True, "another site"),
+    ({"origin": "http://evil.example/127.0.0.1:5000"}, True, "another site"),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, True, "its picture or script"),
+    ({"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"}, True, "another port, no origin"),
 ]
 
 
 @pytest.mark.parametrize(("headers", "foreign", "who"), CASES)
 def test_requests_of_foreign_pages_are_told_apart(headers, foreign, who):
-    assert is_foreign([HOST, *headers]) is foreign, who
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert is_foreign([HOST, *sent]) is foreign, who
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket", "lifespan"])

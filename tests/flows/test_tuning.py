@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import pytest
 from answers import ANSWER
-from project import SMALL, run
+from project import SMALL, run, write_params
+from shared_servers import shared_prefect
 
+from flows.run.parameters import Changes
 from flows.tuning import list_options, tuning
 from throughline.config.params import load_params
 from throughline.shared.errors import Untunable
@@ -22,6 +24,12 @@ from throughline.tuning.budgets import Budgets, read_budgets
 from throughline.tuning.key import FOLDER, as_written, digest_question
 
 pytestmark = pytest.mark.timeout(900)
+# A model that takes all the time ends a search after its first heat, of few processes.
+SHORT_SEARCH = """
+batch_size: 4
+model: {name: emulated, options: {step_ms: 60}}
+pipelines!: {naive: {read: shards}}
+"""
 
 
 def test_a_flow_hands_its_budgets_to_the_command():
@@ -46,19 +54,21 @@ def test_several_hosts_are_refused_before_anything_is_prepared(monkeypatch):
         tuning.fn()
 
 
+def test_what_is_searched_with_changes_cannot_be_applied(tmp_path, monkeypatch):
+    """Which is said before anything is prepared."""
+    write_params(tmp_path, SMALL)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Untunable, match="leave --apply out"):
+        tuning.fn(changes=Changes(batch_size=4), apply=True)
+
+
 @pytest.mark.slow
-def test_a_search_with_changes_leaves_params_yaml_and_one_with_short_epochs_is_refused(first):
+def test_a_search_with_changes_shows_what_it_finds_and_leaves_params_yaml(first):
     folder, _ = first
     before = (folder / "params.yaml").read_bytes()
-    refused = run(folder, "python", "-m", "flows.tuning", "--time", "1min", code=2)
-    assert "an epoch has 4 steps, and at least 20 are needed" in refused
-    assert "Traceback" not in refused
-    command = ["python", "-m", "flows.tuning", "--time", "1min", "--epochs", "3", "--apply"]
-    # A model that takes all the time ends a search after its first heat.
-    changes = ["--set", "batch_size=4", "--set", "model={name: emulated, options: {step_ms: 30}}"]
-    refused = run(folder, *command, *changes, code=2)
-    assert "leave --apply out" in refused and "fetch" not in refused, "nothing has started"
-    output = run(folder, *command[:-1], *changes)
+    (folder / "changes.yaml").write_text(SHORT_SEARCH)
+    command = ["python", "-m", "flows.tuning", "--time", "1min", "--epochs", "3"]
+    output = run(folder, *command, "--overlay", "changes.yaml")
     assert "Traceback" not in output
     assert re.search(r"^✓ tune ", output, re.MULTILINE)
     assert re.search(r"^ ?naive +", output, re.MULTILINE), "a line of the table"
@@ -69,25 +79,28 @@ def test_a_search_with_changes_leaves_params_yaml_and_one_with_short_epochs_is_r
 @pytest.mark.slow
 def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     folder, _ = first
-    path = folder / "params.yaml"
+    path, before = folder / "params.yaml", list_artifacts()
     answer = replace(ANSWER, mlflow_run_id=None)
     asked = as_written(load_params(path), SMALL)
     key = digest_question(asked, Layout(folder), read_budgets(), own_files=[])
     answer.write(folder / FOLDER / key)
-    output = run(folder, "python", "-m", "flows.tuning", "--apply", own_prefect=True)
+    output = run(folder, "python", "-m", "flows.tuning", "--apply")
     assert output.splitlines()[-1] == answer.sentence
     assert load_params(path).pipelines["tuned"].prefetch == 7
     assert "train@tuned" in run(folder, "dvc", "status")
-    shown = {"tuning": "table", "tuning-report": "markdown", "tuning-picture": "image"}
-    assert shown.items() <= dict(list_artifacts(folder)).items()
+    shown = {("tuning", "table"), ("tuning-report", "markdown"), ("tuning-picture", "image")}
+    assert shown <= {*list_artifacts()[len(before) :]}
     path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
-    refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2, own_prefect=True)
+    refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2)
     assert answer.sentence in refused
     assert "pipelines.tuned is there and says something else" in " ".join(refused.split())
-    assert list_artifacts(folder).count(("tuning", "table")) == 2
+    assert list_artifacts()[len(before) :].count(("tuning", "table")) == 2
 
 
-def list_artifacts(folder):
-    """Keys and kinds of what the runs of a project have shown in Prefect."""
-    with closing(sqlite3.connect(folder.parent / "home" / "prefect" / "prefect.db")) as database:
-        return database.execute("SELECT key, type FROM artifact").fetchall()
+def list_artifacts():
+    """Keys and kinds of what flows have shown in the Prefect that tests share, in their order."""
+    file = shared_prefect.folder / "home" / "prefect.db"
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(file)) as database:
+        return database.execute("SELECT key, type FROM artifact ORDER BY created").fetchall()

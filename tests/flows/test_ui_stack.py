@@ -180,18 +180,6 @@ def test_the_graph_of_a_run_has_an_edge_from_each_stage_to_the_next(stack, train
     assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
 
 
-def test_an_applied_experiment_has_nothing_left_to_run(stack, trained, tmp_path):
-    clone = tmp_path / "clone"
-    name = stack.state(trained)["name"]
-    run(stack.project, "git", "clone", "-q", ".", str(clone))
-    run(clone, "git", "fetch", "-q", "origin", "+refs/exps/*:refs/exps/*")
-    run(clone, "dvc", "cache", "dir", "--local", str(stack.project / ".dvc" / "cache"))
-    (clone / "source").mkdir(exist_ok=True)
-    run(clone, "dvc", "exp", "apply", name)
-    done = run(clone, "dvc", "repro", "profile@naive")
-    assert set(re.findall("Running stage '(.*)'", done)) <= {"identities"}
-
-
 def test_cancelling_ends_every_process_within_fifteen_seconds_and_frees_the_locks(stack):
     flow_run = stack.start("training", pipeline="naive", changes={"epochs": 50_000}, name="endless")
     wait_for(lambda: processes_of(stack.project, "tasks.train"))

@@ -38,11 +38,8 @@ class Local:
 
     def __init__(self, project: Path, folder: Path) -> None:
         self.project, self.folder = project, folder
-        self.prefect, self.tracking, base = (
-            find_free_port(),
-            find_free_port(),
-            s3.find_first_port(),
-        )
+        self.prefect, self.tracking = find_free_port(), find_free_port()
+        base = s3.find_first_port()
         self.home: StackConfig = load_stack(
             folder,
             postgres_port=find_free_port(),
@@ -59,16 +56,8 @@ class Local:
 
     def up(self, *options: str):
         ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
-        return started(
-            self.project,
-            "-m",
-            "infra.local",
-            "up",
-            *ports,
-            *options,
-            "--home",
-            str(self.folder),
-        )
+        command = ("-m", "infra.local", "up", *ports, *options, "--home", str(self.folder))
+        return started(self.project, *command)
 
     def stack(self) -> Stack:
         user, _, password = self.home.clients["PREFECT_API_AUTH_STRING"].partition(":")
@@ -160,29 +149,17 @@ def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, com
 
 
 def test_servers_refuse_those_who_do_not_say_who_they_are(local, compared):
+    def status(method: str, address: str, user: tuple[str, str] | None = None) -> int:
+        body = {} if method == "POST" else None
+        return requests.request(method, address, json=body, auth=user, timeout=30).status_code
+
     stack = local.stack()
     for user in (None, ("throughline", "wrong")):
-        assert (
-            requests.get(
-                f"{stack.server}/api/csrf-token?client=x", auth=user, timeout=30
-            ).status_code
-            == 401
-        )
-        assert requests.post(
-            f"{stack.server}/api/flow_runs/filter", json={}, auth=user, timeout=30
-        ).status_code in (401, 403)
-    assert (
-        requests.get(
-            f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=1", timeout=30
-        ).status_code
-        == 401
-    )
-    assert (
-        requests.get(
-            f"http://127.0.0.1:{local.home.settings.s3_port}/mlflow", timeout=30
-        ).status_code
-        == 403
-    )
+        assert status("GET", f"{stack.server}/api/csrf-token?client=x", user) == 401
+        assert status("POST", f"{stack.server}/api/flow_runs/filter", user) in (401, 403)
+    mlflow_api = f"{stack.tracking}/api/2.0/mlflow"
+    assert status("GET", f"{mlflow_api}/experiments/search?max_results=1") == 401
+    assert status("GET", f"http://127.0.0.1:{local.home.settings.s3_port}/mlflow") == 403
 
 
 def test_everything_with_a_password_listens_on_loopback_alone(local, compared):
@@ -207,13 +184,8 @@ def test_everything_with_a_password_listens_on_loopback_alone(local, compared):
 
 def test_no_secret_is_in_a_log_or_on_a_command_line(local, compared):
     own = local.home.settings
-    secrets = (
-        own.postgres_password,
-        own.prefect_password,
-        own.mlflow_password,
-        own.mlflow_secret,
-        own.s3_secret,
-    )
+    secrets = (own.postgres_password, own.prefect_password, own.mlflow_password)
+    secrets += (own.mlflow_secret, own.s3_secret)
     logs = [*local.folder.glob("logs/*.log"), *local.project.glob(".throughline/logs/*.log")]
     said = [log.read_text(errors="replace") for log in logs] + [local.stack().log(compared)]
     said += [
@@ -221,10 +193,8 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(local, compared):
     ]
     assert len(logs) > 5
     assert not [text[:200] for text in said for secret in secrets if secret in text]
-    assert {
-        path.stat().st_mode & 0o777
-        for path in (local.folder / "settings.json", local.folder / "environment")
-    } == {0o600}
+    private = (local.folder / "settings.json", local.folder / "environment")
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
 
 
 def test_data_goes_to_the_store_and_comes_back(local, compared):
@@ -267,11 +237,8 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         page.goto(address)
         for name in ("naive", "service"):
             expect(page.get_by_role("link", name=f"compared/{name}", exact=True)).to_be_visible()
-        for column in (
-            "throughput/train_examples_per_s",
-            "throughput/speedup_vs_naive",
-            "input/stall_pct",
-        ):
+        rates = ("throughput/train_examples_per_s", "throughput/speedup_vs_naive")
+        for column in (*rates, "input/stall_pct"):
             expect(page.get_by_text(column).first).to_be_attached()
         picture(page, "mlflow-comparison")
         expect(
@@ -291,33 +258,23 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         picture(page, "mlflow-two-runs")
 
 
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 def test_the_champion_predicts_from_what_is_stored(local, compared, monkeypatch):
     for key, value in local.environment.items():
         monkeypatch.setenv(key, value)
+    mlflow.set_tracking_uri(local.environment["MLFLOW_TRACKING_URI"])
+    (registered,) = mlflow.MlflowClient().search_registered_models()
+    assert registered.name.startswith("throughline-data-")
+    champion = mlflow.pyfunc.load_model(f"models:/{registered.name}@champion")
     images = np.random.default_rng(0).integers(0, 256, (3, 12, 10, 1), np.uint8)
-    request = local.folder / "images.json"
-    request.write_text(json.dumps({"instances": images.tolist()}))
-    registered = mlflow.MlflowClient(
-        local.environment["MLFLOW_TRACKING_URI"]
-    ).search_registered_models()
-    (name,) = [model.name for model in registered]
-    assert name.startswith("throughline-data-")
-    model = f"models:/{name}@champion"
-    answer = local.run(
-        sys.executable,
-        "-m",
-        "mlflow",
-        "models",
-        "predict",
-        "-m",
-        model,
-        "-i",
-        str(request),
-        "--env-manager",
-        "local",
-    )
-    predictions = np.array(json.loads(answer[answer.index("{") :])["predictions"])
+    predictions = np.asarray(champion.predict(images))
     assert predictions.shape == (3, 4) and np.isfinite(predictions).all()
+
+
+def read_metrics() -> dict[str, dict[str, float]]:
+    """The metrics of all runs in MLflow."""
+    runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    return {found.info.run_id: found.data.metrics for found in runs}
 
 
 def test_what_was_backed_up_is_there_again_when_everything_is_lost(
@@ -326,10 +283,7 @@ def test_what_was_backed_up_is_there_again_when_everything_is_lost(
     for key, value in local.environment.items():
         monkeypatch.setenv(key, value)
     mlflow.set_tracking_uri(local.environment["MLFLOW_TRACKING_URI"])
-    before = {
-        found.info.run_id: found.data.metrics
-        for found in mlflow.search_runs(search_all_experiments=True, output_format="list")
-    }
+    before = read_metrics()
     running.close()
     backup = local.folder.parent / "backup.tar"
     where = ("tar", "-C", str(local.folder.parent))
@@ -338,11 +292,7 @@ def test_what_was_backed_up_is_there_again_when_everything_is_lost(
     local.run(*where, "-xpf", str(backup))
     with local.up():
         assert local.stack().state(compared)["state_type"] == "COMPLETED"
-        after = {
-            found.info.run_id: found.data.metrics
-            for found in mlflow.search_runs(search_all_experiments=True, output_format="list")
-        }
-        assert after == before
+        assert read_metrics() == before
         parent = next(
             run_id for run_id in before if mlflow.get_run(run_id).info.run_name == "compared"
         )

@@ -27,8 +27,14 @@ from throughline.pipelines.order.samplers import (
     swap_or_not,
     window_shuffle,
 )
-from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
-from throughline.plan.ops import Brightness, Flip, RandomCrop
+from throughline.plan.augmentations import (
+    Blur,
+    Brightness,
+    Flip,
+    RandAugment,
+    RandomCrop,
+    RandomResizedCrop,
+)
 from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}

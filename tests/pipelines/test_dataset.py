@@ -27,8 +27,15 @@ from small_pipelines import (
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference
-from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
-from throughline.plan.ops import Brightness, CenterCrop, Cutout, Flip, Op, RandomCrop
+from throughline.plan.augmentations import (
+    Brightness,
+    Cutout,
+    Flip,
+    RandomCrop,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+)
+from throughline.plan.ops import CenterCrop, Op
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShardSettings

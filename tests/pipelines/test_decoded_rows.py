@@ -19,8 +19,8 @@ from throughline.data.columns.index import column_path, count_stored, read_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.decoded_rows import join_rows
 from throughline.pipelines.write import snapshot_writer
-from throughline.plan.augmentations import RandomResizedCrop
-from throughline.plan.ops import Brightness, CenterCrop, Flip, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip, RandomCrop, RandomResizedCrop
+from throughline.plan.ops import CenterCrop
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import CorruptColumn, CorruptShard, StaleSnapshot
 

@@ -12,7 +12,8 @@ from small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs
-from throughline.plan.ops import Brightness, Decode, Flip, Resize
+from throughline.plan.augmentations import Brightness, Flip
+from throughline.plan.ops import Decode, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig

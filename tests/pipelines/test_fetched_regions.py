@@ -18,7 +18,7 @@ from stored_snapshots import (  # noqa: F401
 )
 
 from throughline.data.columns.index import column_path, find_span
-from throughline.plan.ops import RandomCrop
+from throughline.plan.augmentations import RandomCrop
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import CorruptColumn
 

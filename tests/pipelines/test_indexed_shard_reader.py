@@ -15,7 +15,7 @@ from small_pipelines import GLOBAL, PRESETS, batches, pipeline, same
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.snapshot_reader import SnapshotReader
-from throughline.plan.ops import Brightness, Flip, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip, RandomCrop
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import CorruptShard, MissingInput
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from conftest import read_files
 from small_pipelines import open_snapshot, prepare_snapshot
 
-from throughline.data.columns.stored import Destination
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import snapshot

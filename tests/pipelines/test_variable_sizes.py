@@ -13,8 +13,8 @@ from small_pipelines import pipeline as pipeline_of
 from throughline.data.columns.index import column_path, map_column, read_index, verify
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write import snapshot_writer
-from throughline.plan.augmentations import RandomResizedCrop
-from throughline.plan.ops import Brightness, CenterCrop, Flip, Mixup, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip, Mixup, RandomCrop, RandomResizedCrop
+from throughline.plan.ops import CenterCrop
 from throughline.shared.errors import CorruptColumn, ImpossiblePlan
 
 pytestmark = pytest.mark.integration

@@ -7,8 +7,8 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 

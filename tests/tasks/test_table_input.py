@@ -30,7 +30,7 @@ from throughline.measurement.equality import digest_examples
 from throughline.models.inference import TrainedModel
 from throughline.models.serving import export_model
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.ops import Mixup
+from throughline.plan.augmentations import Mixup
 from throughline.plan.plan import make_plan
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import write_predictions

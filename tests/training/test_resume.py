@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 
-import numpy as np
-from functools import cache
-
-import keras
 import pytest
 from texts import params_of as text_params
 from texts import prepare_texts

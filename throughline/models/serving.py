@@ -78,10 +78,11 @@ def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.Te
 def export_model(trained: TrainedModel, folder: Path) -> str:
     """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
 
-    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, with a table next to
-    them `serve({image: …, column: …})`; of a table a value per column, `serve({column: float32 or, of categories, string (batch,)})`, for
-    a server with `_` in place of what is no ASCII letter or digit; of a series windows,
-    `serve(features: float32 (batch, length, columns))`; of texts `serve(text: string (batch,))`.
+    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, with columns next to them
+    `serve({image: …, column: …})`; of a table a value per column, `serve({column: float32 or, of
+    categories, string (batch,)})`, for a server with `_` in place of what is no ASCII letter or
+    digit; of a series windows, `serve(features: float32 (batch, length, columns))`; of texts
+    `serve(text: string (batch,))`.
     Names of classes, or of targets, lie next to it in the order of its outputs.
 
     Raises:

@@ -1,0 +1,163 @@
+"""`make ui`, attacked by somebody who has the password, and with it all of Prefect's API: nothing
+makes the worker execute anything but the project's flows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from stack import processes_of, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RUN = {"parameters": {"pipeline": "naive"}}
+JOB_VARIABLES: list[dict[str, Any]] = [
+    {"command": "touch {mark}"},
+    {"env": {"THROUGHLINE_DATA_ROOTS": "/"}},
+    {"env": {"PYTHONPATH": "/tmp", "PATH": "/tmp"}},
+    {"env.PREFECT__FLOW_ENTRYPOINT": "/tmp/evil.py:flow"},
+    {"working_dir": "/"},
+    {"stream_output": False},
+]
+
+
+@pytest.fixture(scope="module")
+def training(stack) -> str:
+    return stack.deployment("training")["id"]
+
+
+@pytest.fixture
+def mark(tmp_path) -> Iterator[Path]:
+    """A file that must not be there when the attack is over."""
+    tmp_path.chmod(0o777)
+    yield tmp_path / "executed"
+    assert not (tmp_path / "executed").exists(), "a command of the attacker's ran"
+
+
+@pytest.mark.parametrize("variables", JOB_VARIABLES, ids=lambda value: next(iter(value)))
+def test_job_variables_are_refused(stack, training, mark, variables):
+    """Of a run when it is made; of a deployment when a run of it is made."""
+    asked = json.loads(json.dumps(variables).replace("{mark}", str(mark)))
+    reply = stack.post(f"deployments/{training}/create_flow_run", **RUN, job_variables=asked)
+    assert reply.status_code == 422 and "Additional properties are not allowed" in reply.text
+    own = stack.deployment("training")["job_variables"]
+    try:
+        stack.post(f"deployments/{training}", method="PATCH", job_variables=asked)
+        assert stack.post(f"deployments/{training}/create_flow_run", **RUN).status_code == 422
+    finally:
+        stack.post(f"deployments/{training}", method="PATCH", job_variables=own)
+
+
+def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(
+    stack, training, mark, tmp_path
+):
+    """The work pool's template, a deployment's entrypoint, pull steps and path, a deployment of the
+    attacker's own, a run without one.
+    """
+    evil = tmp_path / "evil.py"
+    evil.write_text(
+        f"open({str(mark)!r}, 'w')\nfrom prefect import flow\n@flow\ndef training(): pass\n"
+    )
+    command = f"touch {mark}"
+    own = stack.deployment("training")
+    pool = requests.get(
+        f"{stack.server}/api/work_pools/throughline", auth=stack.user, timeout=30
+    ).json()
+    open_template = {
+        "job_configuration": {
+            "command": command,
+            "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"},
+            "working_dir": str(tmp_path),
+        },
+        "variables": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "default": command}},
+        },
+    }
+    steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
+    try:
+        assert stack.post(
+            "work_pools/throughline", method="PATCH", base_job_template=open_template
+        ).ok
+        changed = {
+            "entrypoint": f"{evil}:training",
+            "pull_steps": steps,
+            "path": str(tmp_path),
+            "job_variables": {"command": command},
+        }
+        assert stack.post(f"deployments/{training}", method="PATCH", **changed).ok
+        refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
+        runs = [stack.start("training", pipeline="naive", changes=refused)]
+        foreign = {
+            "name": "mine",
+            "flow_id": own["flow_id"],
+            "work_pool_name": "throughline",
+            **changed,
+        }
+        made = stack.post("deployments/", **foreign)
+        assert made.ok, made.text
+        runs.append(stack.ask(f"deployments/{made.json()['id']}/create_flow_run")["id"])
+        free = {
+            "flow_id": own["flow_id"],
+            "work_pool_name": "throughline",
+            "state": {"type": "SCHEDULED"},
+            "job_variables": {"command": command},
+        }
+        runs.append(stack.ask("flow_runs/", **free)["id"])
+        states = [stack.ended(one) for one in runs]
+    finally:
+        stack.post(
+            "work_pools/throughline", method="PATCH", base_job_template=pool["base_job_template"]
+        )
+        back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
+        assert stack.post(f"deployments/{training}", method="PATCH", **back).ok
+    assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
+    said = states[0]["state"]["message"]
+    assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"
+    assert "model: os:system is not part of this project" in said
+    assert ("training-failure", "markdown") in stack.artifacts(runs[0])
+
+
+def test_a_run_whose_deployment_goes_away_stays_confined(stack):
+    own = stack.deployment("prepare-data")
+    copied = {
+        key: own[key]
+        for key in (
+            "flow_id",
+            "entrypoint",
+            "path",
+            "pull_steps",
+            "parameter_openapi_schema",
+            "enforce_parameter_schema",
+        )
+    }
+    other_flow = stack.ask("flows/", name="another")["id"]
+    made = stack.ask(
+        "deployments/",
+        **{
+            **copied,
+            "name": "prepare-data",
+            "flow_id": other_flow,
+            "work_pool_name": "throughline",
+        },
+    )
+    flow_run = stack.ask(
+        f"deployments/{made['id']}/create_flow_run",
+        parameters={"changes": {"overrides": ["data.path=/etc"]}},
+    )["id"]
+    # What is only scheduled would be deleted with its deployment.
+    wait_for(
+        lambda: (
+            (state := stack.state(flow_run)["state_type"]) in ("FAILED", "CRASHED")
+            or (state != "SCHEDULED" and processes_of(stack.project, "prefect.engine"))
+        )
+    )
+    stack.post(f"deployments/{made['id']}", method="DELETE")
+    found = stack.ended(flow_run)
+    assert found["state_type"] in ("FAILED", "CRASHED")
+    assert "is outside of what runs from the UI may read" in found["state"]["message"]

@@ -1,0 +1,135 @@
+"""What decides results besides files that DVC watches by itself: own code and what it reads are
+listed in dvc.yaml, and what stages run and read is in their identities.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, read_identities
+from project import ROOT, SMALL, write_params
+
+from tasks.identities import find_needs, watch_own_code, write_identities
+from throughline.config.params_file import read_yaml
+from throughline.shared.errors import WorkspaceProblem, WrongVersion
+
+
+@pytest.fixture
+def own(tmp_path) -> Path:
+    """A folder with what the identities of a project with code of its own follow from."""
+    for name, text in OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    write_params(tmp_path, PARAMS)
+    return tmp_path
+
+
+def identities_of(folder: Path) -> dict[str, str]:
+    """By the names that DVC gives the stages."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    write_identities(folder, folder / "out")
+    return read_identities(folder / "out")
+
+
+def test_files_that_own_code_reads_count_where_they_are_listed(own):
+    watch_own_code(own)
+    definition = own / "dvc.yaml"
+    definition.write_text(
+        definition.read_text().replace(
+            "      - my_ops.py\n", "      - my_ops.py\n      - table.csv\n"
+        )
+    )
+    written, needs = [], []
+    for content in ("1", "2"):
+        (own / "table.csv").write_text(content)
+        assert watch_own_code(own) == [] and "table.csv" in definition.read_text()
+        written.append(identities_of(own))
+        needs.append([find_needs(own, stage)["files"] for stage in ("snapshot", "train")])
+    assert differ(*written) == EVERY_RUN
+    assert [{*files} for files in needs[0]] == [{"table.csv"}] * 2
+    assert all(one != other for one, other in zip(*needs, strict=True))
+
+
+def write_text_project(folder: Path, **tokenize: str) -> None:
+    """Write what the identities of a project of texts with this tokenizer follow from."""
+    (folder / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    text = {
+        **PARAMS,
+        "data": {**PARAMS["data"], "source": "text_folder"},
+        "preprocess": [{"tokenize": tokenize}],
+        "augment": [],
+        "postprocess": [],
+        "model": {"name": "text_classifier"},
+    }
+    write_params(folder, text)
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "tensorflow-text"])
+def test_another_version_of_what_tokenizes_concerns_the_stages_that_tokenize(tmp_path, library):
+    (tmp_path / "uv.lock").write_text(f'[[package]]\nname = "{library}"\nversion = "0.1"\n')
+    write_text_project(tmp_path, kind="bytes")
+    assert not [text for text in identities_of(tmp_path).values() if library in text]
+    write_text_project(tmp_path, kind="sentencepiece")
+    with pytest.raises(WrongVersion, match=f"{library} .* is installed"):
+        identities_of(tmp_path)
+    (tmp_path / "uv.lock").unlink()
+    identities = identities_of(tmp_path)
+    assert {name for name, text in identities.items() if library in text} == EVERY_RUN
+
+
+def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
+    (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
+    write_text_project(tmp_path, kind="wordpiece", model="words.txt")
+    listed = "words.txt decides results and is listed in dvc.yaml now"
+    assert watch_own_code(tmp_path) == [listed]
+    written = []
+    for words in ("[UNK]\nwolf\n", "[UNK]\nlamb\n"):
+        (tmp_path / "words.txt").write_text(words)
+        written.append(identities_of(tmp_path))
+    assert differ(*written) == EVERY_RUN
+
+
+def test_the_largest_fraction_that_is_read_concerns_the_snapshot(tmp_path):
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+
+    def identities(*fractions):
+        pipelines = {
+            f"part{number}": {**SMALL["pipelines"]["optimized"], "snapshot": {"fraction": fraction}}
+            for number, fraction in enumerate(fractions)
+        }
+        write_params(tmp_path, {**SMALL, "pipelines": {**pipelines, "naive": {"read": "shards"}}})
+        return identities_of(tmp_path)
+
+    before = identities(0.3, 0.5)
+    assert identities(0.3, 0.5) == before
+    own = [{"report", *(f"{stage}@part{number}" for stage in MEASURED)} for number in range(2)]
+    assert differ(before, identities(0.2, 0.5)) == own[0]
+    assert differ(before, identities(0.3, 0.6)) == own[1] | {"snapshot"}
+
+
+def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(own):
+    expected = sorted(name for name, text in OWN.items() if text and name != "unused.py")
+    assert [change.split()[0] for change in watch_own_code(own)] == expected
+    assert watch_own_code(own) == []
+    (own / "layers_of_mine.py").unlink()
+    assert watch_own_code(own) == ["layers_of_mine.py is gone, and taken off dvc.yaml"]
+    listed = read_yaml(own / "dvc.yaml")["stages"]["identities"]["deps"]
+    assert set(expected) - set(listed) == {"layers_of_mine.py"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a #1.h5", "a: b.h5", "[a].h5", "{a", "*a.h5", "&a", "it's", 'a"b', "größe.h5", "1.5"]
+)
+def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    write_params(tmp_path, PARAMS | {"model": {"name": "mlp", "weights": name}})
+    (tmp_path / name).touch()
+    assert watch_own_code(tmp_path) == [f"{name} decides results and is listed in dvc.yaml now"]
+    assert watch_own_code(tmp_path) == []
+    assert read_yaml(tmp_path / "dvc.yaml")["stages"]["identities"]["deps"][-1] == name
+    (tmp_path / name).rename(tmp_path / "renamed.h5")
+    with pytest.raises(WorkspaceProblem, match=r"is gone, which dvc\.yaml lists"):
+        watch_own_code(tmp_path)
