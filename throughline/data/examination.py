@@ -180,7 +180,10 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
                 for _, info, moved in used
             ],
             "row": [-1 if moved else file.offset for file, _, moved in used],
-            "label": [file.label for file, _, _ in used],
+            "label": [
+                file.label if source.label_kind == "class" else float(file.label)
+                for file, _, _ in used
+            ],
             "bytes": [info.bytes for _, info, _ in used],
             "digest": [info.digest for _, info, _ in used],
             "split": [file.split or "" for file, _, _ in used],

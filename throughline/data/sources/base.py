@@ -49,14 +49,14 @@ class Rejected:
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class ExampleFile:
     """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
-    `label` is a class or, where they are numbers to predict, one. `split` is None unless the source
-    decides it. Of an object of a bucket, which `object` is then, `path` is its name, or where it
-    has been copied to.
+    `label` is a class or, where numbers are to be predicted, one as Python writes it. `split` is
+    None unless the source decides it. Of an object of a bucket, which `object` is then, `path` is
+    its name, or where it has been copied to.
     """
 
     id: str
     path: Path
-    label: str | float
+    label: str
     split: str | None = None
     offset: int = -1
     size: int = 0

@@ -54,14 +54,15 @@ def scan(settings: DataSettings) -> Files:
     listed = settings.numeric or settings.categorical
     columns = choose_columns(table, settings.numeric, settings.categorical)
     values, problems = code_rows(table, columns, hint=True)
-    labels = _read_labels(table, kind)
+    numbers = table.numbers(settings.label_column) if kind == "number" else None
+    labels = table.cells(settings.label_column) if numbers is None else map(str, numbers.tolist())
     files, rejected, places = [], [], []
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     for row, (name, label, named) in enumerate(
         zip(table.cells(settings.path_column), labels, splits, strict=True)
     ):
         split, problem = read_split(named)
-        if isinstance(label, float) and not np.isfinite(label):
+        if numbers is not None and not np.isfinite(numbers[row]):
             problem = explain_no_number(table, settings.label_column, row, shown="label")
         where = f"row {row + 1}: {name}"
         if not name:
@@ -114,18 +115,13 @@ def _check(table: TextTable) -> None:
 
 def _listed_kinds(settings: DataSettings) -> dict[str, Kind]:
     """The columns that the model sees, by what they hold."""
-    kinds: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
-    return kinds | dict.fromkeys(settings.categorical, "category")
-
-
-def _read_labels(table: TextTable, kind: LabelKind) -> list[str] | list[float]:
-    """Classes, or numbers, which are not finite where a cell holds none."""
-    name = table.settings.label_column
-    return table.numbers(name).tolist() if kind == "number" else table.cells(name)
+    numbers: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
+    return {**numbers, **dict.fromkeys(settings.categorical, "category")}
 
 
 def _describe(table: TextTable) -> list[ColumnReading]:
-    kinds = {table.settings.label_column: "label", **_listed_kinds(table.settings)}
+    kinds: dict[str, Kind] = {table.settings.label_column: "label"}
+    kinds |= _listed_kinds(table.settings)
     return [describe_column(table, name, kind) for name, kind in kinds.items()]
 
 
