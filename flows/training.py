@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
-from pydantic_core import to_json
+from pydantic import TypeAdapter
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, show_training
@@ -133,7 +133,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         )
         if json_:
             # A loss may be NaN, which JSON does not have.
-            typer.echo(to_json(result.figures, indent=2, inf_nan_mode="null"))
+            typer.echo(TypeAdapter(dict[str, Any]).dump_json(result.figures, indent=2))
         elif not result.compared:
             typer.echo(
                 f"\n`{pipeline}` is trained, not measured. Its files: {from_here(result.folder)}\n"

@@ -8,53 +8,45 @@ library's version reruns the stages that it concerns, and no others.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.own_code import (
+    PIPELINE_FILE,
+    find_needs,
+    find_own_modules,
+    named_modules,
+    watch_own_code,
+)
 from throughline import settings
 from throughline.config.cli import parse_command
-from throughline.config.named_files import MODELS, TOKENIZER, find_named_files, read_model_objects
-from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
-from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
+from throughline.config.params import ParamsDocument, check, resolve_defaults
+from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
     code_digest,
     computation_digest,
-    imported_packages,
-    project_files,
 )
-from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.shared.errors import InvalidParams
 from throughline.shared.failures import report_user_errors
-from throughline.shared.files import atomic_file, digest_file, write_json
+from throughline.shared.files import write_json
 from throughline.shared.layout import Layout
 from throughline.shared.libraries import (
     LIBRARIES,
     check_versions,
-    find_distributions,
     installed_versions,
     stage_libraries,
 )
 from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
 
-PIPELINE_FILE = Path("dvc.yaml")
-# The sections of params.yaml that may name user code, by the stages that run it.
-CODE: Mapping[str, tuple[str, ...]] = {
-    "snapshot": ("preprocess",),
-    "build": OP_SECTIONS,
-    "train": (*OP_SECTIONS, "model", "train"),
-    "profile": (*OP_SECTIONS, "model", "train"),
-}
-TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
 # How processes share a training: DVC cannot watch keys that params.yaml may leave out.
 SHARING: Mapping[str, tuple[str, ...]] = {"build": ("train.processes", "train.batch_multiple")}
-_MARK, _ITEM = "      # Own ops and models", "      - "
 
 
 def write_identities(root: Path, out: Path) -> None:
@@ -85,7 +77,7 @@ def find_identities(
     for stage in stages:
         libraries = stage_libraries(stage, of_ops)
         check_versions(libraries, root=root)
-        own = _find_own_modules(document, stage, root)
+        own = find_own_modules(document, stage, root)
         needs = find_needs(root, stage)
         identity = {
             "code": {module: code_digest(module, roots=[root], without=PROGRAM) for module in own},
@@ -102,22 +94,6 @@ def find_identities(
             yield name, {"settings": {key: _value(values, key) for key in named}, **identity}
 
 
-def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
-    """What own code of a stage needs besides itself: `files` that it reads, by their digests, and
-    versions of the `libraries` that it imports. What was begun with other ones is not continued.
-    """
-    if not (root / PIPELINE_FILE).exists():  # a project that DVC does not run
-        return {"files": {}, "libraries": {}}
-    document = read_yaml(root / PARAMS_FILE)
-    own = _find_own_modules(document, stage, root)
-    packages = imported_packages(*own, roots=[root], without=PROGRAM)
-    watched = list_watched_files(root) if own or _reads_files(stage, document) else []
-    return {
-        "files": {name: digest_file(root / name) for name in watched},
-        "libraries": installed_versions(find_distributions(packages) if packages else ()),
-    }
-
-
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters with the defaults of what they leave out, and what follows from other values, such
     as the model that `auto` stands for; ops as they are written. Imports no user code.
@@ -132,19 +108,6 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidParams([str(error)]) from error
 
 
-def named_modules(section: Any) -> Iterator[str]:
-    """User modules that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
-    if isinstance(section, str):
-        if ":" in section:
-            yield section.partition(":")[0]
-    elif isinstance(section, Mapping):
-        yield from named_modules(section.get("name"))
-        yield from (key.partition(":")[0] for key in section if isinstance(key, str) and ":" in key)
-    elif isinstance(section, list):
-        for item in section:
-            yield from named_modules(item)
-
-
 def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
     """The libraries of this program's ops among those of params.yaml; what own ops import is found
     in their code.
@@ -152,117 +115,6 @@ def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
     for number, spec in enumerate(preprocess):
         op = None if [*named_modules([spec])] else parse_op(spec, where=f"preprocess[{number}]")[0]
         yield from op.libraries if op else ()
-
-
-def _find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> list[str]:
-    """The user modules that a stage runs."""
-    named = (
-        module
-        for section in CODE.get(stage, ())
-        for module in named_modules(_find_code(document, section, root))
-    )
-    return sorted({module for module in named if module.partition(".")[0] not in PROGRAM})
-
-
-def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
-    """What of a section of params.yaml may name user code; of a model's file, what it needs."""
-    value = document.get(section)
-    if section == "model" and isinstance(value, Mapping) and value.get("from"):
-        return read_model_objects(root / value["from"])
-    if section == "train" and isinstance(value, Mapping):
-        keys = [value.get(key) for key in TRAINED_WITH]
-        return [item for key in keys for item in (key if isinstance(key, list) else [key])]
-    return value
-
-
-def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:
-    """Whether a stage reads files that params.yaml names: a tokenizer's, a model's."""
-    sections = CODE.get(stage, ())
-    keys = {key for key, _ in find_named_files(document)}
-    return ("preprocess" in sections and TOKENIZER in keys) or (
-        "model" in sections and bool(keys & {*MODELS})
-    )
-
-
-def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
-    """Files of the user modules that params.yaml names, and of what they import, below `root`."""
-    modules = {
-        module
-        for section in CODE["train"]
-        for module in named_modules(_find_code(document, section, root))
-    }
-    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
-    return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
-
-
-def watch_own_code(root: Path) -> Sequence[str]:
-    """List the files of own ops and models, of what they import, and others that params.yaml names
-    (a tokenizer, a model, weights) in dvc.yaml, and take off it the Python files that are gone;
-    return what was changed, in words.
-
-    Without this DVC would not see that they change, and would refuse to run without those that are
-    gone.
-
-    Raises:
-      WorkspaceProblem: another file that is listed is gone; somebody may have listed it by hand.
-    """
-    document = read_yaml(root / PARAMS_FILE)
-    path = root / PIPELINE_FILE
-    before, listed, after = _split(path.read_text(encoding="utf-8"))
-    needed = find_own_code(document, root)
-    needed += [file for _, file in find_named_files(document) if (root / file).is_file()]
-    kept = [name for name in listed if (root / name).exists()]
-    added = [name for name in dict.fromkeys(needed) if name not in kept]
-    gone = [name for name in listed if name not in kept]
-    if missed := [name for name in gone if not name.endswith(".py")]:
-        raise WorkspaceProblem(
-            f"{missed[0]} is gone, which {PIPELINE_FILE} lists with own code as a file that decides"
-            " results; put it back, or remove its line"
-        )
-    if added or gone:
-        lines = "".join(f"{_ITEM}{_quote(name)}\n" for name in [*kept, *added])
-        with atomic_file(path) as temporary:
-            temporary.write_text(before + lines + after, encoding="utf-8")
-    return [
-        *(f"{name} is gone, and taken off {PIPELINE_FILE}" for name in gone),
-        *(f"{name} decides results and is listed in {PIPELINE_FILE} now" for name in added),
-    ]
-
-
-def _quote(name: str) -> str:
-    """A file's name as YAML reads it back: in quotes where it would be taken for anything else."""
-    try:
-        plain = parse_yaml(f"it:\n{_ITEM}{name}\n", "") == {"it": [name]}
-    except InvalidParams:
-        plain = False
-    return name if plain else json.dumps(name, ensure_ascii=False)
-
-
-def list_watched_files(root: Path) -> list[str]:
-    """What is listed with own code in dvc.yaml and is no Python: files that it reads."""
-    listed = _split((root / PIPELINE_FILE).read_text(encoding="utf-8"))[1]
-    return [name for name in listed if not name.endswith(".py")]
-
-
-def _split(text: str) -> tuple[str, list[str], str]:
-    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after
-    it.
-    """
-    lines = text.splitlines(keepends=True)
-    start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
-    if start is None:
-        raise InvalidParams(
-            [
-                f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line"
-                f" `{_MARK.strip()} …`, below which own code is listed"
-            ]
-        )
-    stop = next(
-        (number for number, line in enumerate(lines[start:], start) if not line.startswith(_ITEM)),
-        len(lines),
-    )
-    listed = parse_yaml(f"it:\n{''.join(lines[start:stop])}", str(PIPELINE_FILE))["it"] or []
-    return "".join(lines[:start]), [str(name) for name in listed], "".join(lines[stop:])
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.earlier import open_earlier
-from tasks.identities import find_needs
+from tasks.own_code import find_needs
 from throughline.config.cli import stage_cli
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest

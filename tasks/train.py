@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from contextlib import ExitStack
 
-from tasks.identities import find_needs
+from tasks.own_code import find_needs
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
 from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
 from throughline.assembly.inference import inference_ops, make_inference_spec

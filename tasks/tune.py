@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.identities import find_own_code
+from tasks.own_code import find_own_code
 from throughline.config.cli import command_cli
 from throughline.config.named_files import find_named_files
 from throughline.config.params import Params

@@ -32,7 +32,7 @@ from flows.run.workspace import (
     save_experiment,
     sweep_workspaces,
 )
-from tasks.identities import find_own_code, list_watched_files, watch_own_code
+from tasks.own_code import find_own_code, list_watched_files, watch_own_code
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
 from throughline.shared.errors import WorkspaceProblem

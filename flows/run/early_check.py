@@ -11,12 +11,8 @@ from pathlib import Path
 
 from flows.run.resolution import keep_resolved, resolve_command
 from flows.run.source_check import check_exists
-from throughline.config.params_file import PARAMS_FILE
-from throughline.settings import DataSettings
+from throughline.config.table_check import check_table
 from throughline.shared.failures import report_user_errors
-from throughline.shared.layout import Layout
-
-READ_BYTES = 8 << 20  # of a table; it takes about a second
 
 
 def check_started_command() -> None:
@@ -42,24 +38,3 @@ def _check(options: argparse.Namespace, *, run: bool) -> None:
         data = resolved.params.data
         check_exists(Path.cwd(), data.path, fetched=data.fetch)
         check_table(Path.cwd(), data, changed=resolved.changed)
-
-
-def check_table(root: Path, data: DataSettings, *, changed: bool) -> None:
-    """Read a table that is not too large as ingest does it; not where ingest has done so since,
-    unless the parameters are `changed` from those of params.yaml.
-
-    Raises:
-      UnreadableSource: all that is wrong.
-    """
-    table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
-    if table.suffix.lower() not in (".csv", ".tsv", ".parquet") or not table.is_file():
-        return
-    times = [file.stat().st_mtime for file in (root / PARAMS_FILE, table)]
-    known = not changed and manifest.is_file() and manifest.stat().st_mtime > max(times)
-    if known or table.stat().st_size > READ_BYTES:
-        return
-    from throughline.data import sources  # pandas
-
-    found = sources.scan(data.model_copy(update={"path": str(table)}))
-    if isinstance(found, sources.Texts):
-        next(iter(found.documents), None)  # its header

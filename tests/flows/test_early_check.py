@@ -10,7 +10,8 @@ import time
 import pytest
 from project import ROOT, SMALL, write_params
 
-from flows.run.early_check import READ_BYTES, check_started_command, check_table
+from flows.run.early_check import check_started_command
+from throughline.config.table_check import READ_BYTES, check_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.run.source_check import check_named_files, check_source
-from tasks.identities import list_watched_files
+from tasks.own_code import list_watched_files
 from throughline.config.named_files import find_named_files
 from throughline.shared.errors import (
     DataNotFound,

@@ -68,7 +68,7 @@ OURS = ("throughline", "tasks", "flows")
 FLOWS_MAY_IMPORT = (
     "whowaits.verdict",
     "flows",
-    "tasks.identities",
+    "tasks.own_code",
     "throughline.tuning.budgets",
     "throughline.tuning.preparation",
     *(

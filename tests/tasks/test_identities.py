@@ -11,7 +11,8 @@ import pytest
 from own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, read_identities
 from project import ROOT, SMALL, write_params
 
-from tasks.identities import find_needs, watch_own_code, write_identities
+from tasks.identities import write_identities
+from tasks.own_code import find_needs, watch_own_code
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import WorkspaceProblem, WrongVersion
 

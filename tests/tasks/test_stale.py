@@ -18,7 +18,8 @@ from own_code import BOTH, EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_
 from project import SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
-from tasks.identities import watch_own_code, write_identities
+from tasks.identities import write_identities
+from tasks.own_code import watch_own_code
 from throughline.shared import program
 from throughline.shared.errors import WrongVersion
 from throughline.shared.libraries import LIBRARIES

@@ -25,13 +25,16 @@ from throughline.assembly.model import build_models_for
 from throughline.config.params import check
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
+from throughline.data.row_digests import digest_rows
 from throughline.data.shards.index import read_shard_index
-from throughline.measurement.equality import digest_examples
+from throughline.measurement.equality import digest_example, digest_examples, iterate_examples
 from throughline.models.inference import TrainedModel
 from throughline.models.serving import export_model
+from throughline.models.table_input import COLUMNS
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import Mixup
 from throughline.plan.plan import make_plan
+from throughline.plan.schema import TableColumns
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import write_predictions
 from throughline.results.train import TrainResult
@@ -110,7 +113,7 @@ def test_columns_follow_their_images_through_rejects_and_orders(listed):
     ages = pd.to_numeric(rows["age"]).to_numpy()
     median = np.float32(np.nanmedian(ages[train]))
     assert manifest.schema.columns.medians == {"age": median}
-    assert manifest.stats["notes"] == {f"age missing, {median:.7g} for it": 4}
+    assert manifest.stats["notes"] == {f"age missing, {median:.7g} for it": 3}
     columns = np.asarray(manifest.columns)
     np.testing.assert_array_equal(columns[:, 0], np.where(np.isnan(ages), median, ages))
     assert [COLORS[int(code)] for code in columns[:, 1]] == rows["color"].tolist()
@@ -140,7 +143,7 @@ def test_every_configuration_delivers_the_same_images_with_their_columns(listed)
     pipelines["device_resident"].gather_fn()
     inputs, labels = next(iter(pipelines["optimized"].dataset()))
     gathered, same = pipelines["device_resident"].gather_fn()(tf.constant(0, tf.int64))
-    assert sorted(inputs) == sorted(gathered) == ["columns", "image"]
+    assert sorted(inputs) == sorted(gathered) == [COLUMNS, "image"]
     np.testing.assert_array_equal(inputs["columns"], gathered["columns"])
     np.testing.assert_array_equal(labels, same)
 
@@ -160,6 +163,22 @@ def test_another_cell_is_another_dataset_and_another_shard(tmp_path):
     (before, shards), (after, others) = digests
     assert before != after
     assert len(shards - others) == len(others - shards) == 1
+
+
+def test_a_row_is_known_by_what_is_in_its_cells():
+    columns = TableColumns(names=("age", "color"), categories=(("blue", "red"),))
+    more = TableColumns(names=("age", "color"), categories=(("blue", "green", "red"),))
+    rows = np.array([[1, 0], [1, 1]], np.float32)
+    first, second = digest_rows(rows, columns)
+    assert first != second
+    assert digest_rows(np.array([[1, 0], [1, 2]], np.float32), more) == [first, second]
+
+
+def test_columns_count_in_the_digest_of_an_example():
+    batch = {"image": np.zeros((2, 3)), "key": np.zeros(2), "label": np.zeros(2)}
+    batch[COLUMNS] = np.array([[1.0], [2.0]])
+    one, other = (digest_example(*example) for example in iterate_examples(batch))
+    assert one != other
 
 
 def two_inputs(input_shape, outputs, *, columns, width=4):
@@ -275,7 +294,7 @@ def test_numbers_are_predicted_of_images(tmp_path):
     folder = tmp_path / "project"
     write_list(folder / "source")
     (folder / "source" / "list.csv").write_text(
-        (folder / "source" / "list.csv").read_text().replace(",6,green,", ",six,green,")
+        (folder / "source" / "list.csv").read_text().replace(",6.0,blue,", ",six,blue,")
     )
     document = document_of("source", label_kind="number", label_column="age")
     document["data"]["max_reject_fraction"] = 0.3

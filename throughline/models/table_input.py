@@ -1,7 +1,7 @@
 """A second input of a model: columns of the table that lists the examples, next to an image.
 
 A network of one input gets layers of its own for them, whose outputs are added to the network's, as
-in the wide and deep models of Cheng et al. (2016). A builder with an argument `columns` is told how
+in the wide and deep models of Cheng et al. (2016). A builder with an argument `columns` gets how
 many numbers they are, and returns a network of both inputs, by their names.
 """
 

@@ -1,0 +1,170 @@
+"""Code of the user's own that params.yaml names, what it needs besides itself, and the list of its
+files in dvc.yaml, by which DVC sees that they change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from throughline.config.named_files import MODELS, TOKENIZER, find_named_files, read_model_objects
+from throughline.config.params import OP_SECTIONS
+from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
+from throughline.plan.ops import PROGRAM
+from throughline.shared.code_identity import imported_packages, project_files
+from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.shared.files import atomic_file, digest_file
+from throughline.shared.libraries import find_distributions, installed_versions
+
+PIPELINE_FILE = Path("dvc.yaml")
+# The sections of params.yaml that may name user code, by the stages that run it.
+CODE: Mapping[str, tuple[str, ...]] = {
+    "snapshot": ("preprocess",),
+    "build": OP_SECTIONS,
+    "train": (*OP_SECTIONS, "model", "train"),
+    "profile": (*OP_SECTIONS, "model", "train"),
+}
+TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
+_MARK, _ITEM = "      # Own ops and models", "      - "
+
+
+def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
+    """What own code of a stage needs besides itself: `files` that it reads, by their digests, and
+    versions of the `libraries` that it imports. What was begun with other ones is not continued.
+    """
+    if not (root / PIPELINE_FILE).exists():  # a project that DVC does not run
+        return {"files": {}, "libraries": {}}
+    document = read_yaml(root / PARAMS_FILE)
+    own = find_own_modules(document, stage, root)
+    packages = imported_packages(*own, roots=[root], without=PROGRAM)
+    watched = list_watched_files(root) if own or reads_files(stage, document) else []
+    return {
+        "files": {name: digest_file(root / name) for name in watched},
+        "libraries": installed_versions(find_distributions(packages) if packages else ()),
+    }
+
+
+def find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> list[str]:
+    """The user modules that a stage runs."""
+    named = (
+        module
+        for section in CODE.get(stage, ())
+        for module in named_modules(_find_code(document, section, root))
+    )
+    return sorted({module for module in named if module.partition(".")[0] not in PROGRAM})
+
+
+def named_modules(section: Any) -> Iterator[str]:
+    """User modules that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
+    if isinstance(section, str):
+        if ":" in section:
+            yield section.partition(":")[0]
+    elif isinstance(section, Mapping):
+        yield from named_modules(section.get("name"))
+        yield from (key.partition(":")[0] for key in section if isinstance(key, str) and ":" in key)
+    elif isinstance(section, list):
+        for item in section:
+            yield from named_modules(item)
+
+
+def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
+    """Files of the user modules that params.yaml names, and of what they import, below `root`."""
+    modules = {
+        module
+        for section in CODE["train"]
+        for module in named_modules(_find_code(document, section, root))
+    }
+    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
+    return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
+
+
+def watch_own_code(root: Path) -> Sequence[str]:
+    """List the files of own ops and models, of what they import, and others that params.yaml names
+    (a tokenizer, a model, weights) in dvc.yaml, and take off it the Python files that are gone;
+    return what was changed, in words.
+
+    Without this DVC would not see that they change, and would refuse to run without those that are
+    gone.
+
+    Raises:
+      WorkspaceProblem: another file that is listed is gone; somebody may have listed it by hand.
+    """
+    document = read_yaml(root / PARAMS_FILE)
+    path = root / PIPELINE_FILE
+    before, listed, after = _split(path.read_text(encoding="utf-8"))
+    needed = find_own_code(document, root)
+    needed += [file for _, file in find_named_files(document) if (root / file).is_file()]
+    kept = [name for name in listed if (root / name).exists()]
+    added = [name for name in dict.fromkeys(needed) if name not in kept]
+    gone = [name for name in listed if name not in kept]
+    if missed := [name for name in gone if not name.endswith(".py")]:
+        raise WorkspaceProblem(
+            f"{missed[0]} is gone, which {PIPELINE_FILE} lists with own code as a file that decides"
+            " results; put it back, or remove its line"
+        )
+    if added or gone:
+        lines = "".join(f"{_ITEM}{_quote(name)}\n" for name in [*kept, *added])
+        with atomic_file(path) as temporary:
+            temporary.write_text(before + lines + after, encoding="utf-8")
+    return [
+        *(f"{name} is gone, and taken off {PIPELINE_FILE}" for name in gone),
+        *(f"{name} decides results and is listed in {PIPELINE_FILE} now" for name in added),
+    ]
+
+
+def list_watched_files(root: Path) -> list[str]:
+    """What is listed with own code in dvc.yaml and is no Python: files that it reads."""
+    listed = _split((root / PIPELINE_FILE).read_text(encoding="utf-8"))[1]
+    return [name for name in listed if not name.endswith(".py")]
+
+
+def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
+    """What of a section of params.yaml may name user code; of a model's file, what it needs."""
+    value = document.get(section)
+    if section == "model" and isinstance(value, Mapping) and value.get("from"):
+        return read_model_objects(root / value["from"])
+    if section == "train" and isinstance(value, Mapping):
+        keys = [value.get(key) for key in TRAINED_WITH]
+        return [item for key in keys for item in (key if isinstance(key, list) else [key])]
+    return value
+
+
+def reads_files(stage: str, document: Mapping[str, Any]) -> bool:
+    """Whether a stage reads files that params.yaml names: a tokenizer's, a model's."""
+    sections = CODE.get(stage, ())
+    keys = {key for key, _ in find_named_files(document)}
+    return ("preprocess" in sections and TOKENIZER in keys) or (
+        "model" in sections and bool(keys & {*MODELS})
+    )
+
+
+def _quote(name: str) -> str:
+    """A file's name as YAML reads it back: in quotes where it would be taken for anything else."""
+    try:
+        plain = parse_yaml(f"it:\n{_ITEM}{name}\n", "") == {"it": [name]}
+    except InvalidParams:
+        plain = False
+    return name if plain else json.dumps(name, ensure_ascii=False)
+
+
+def _split(text: str) -> tuple[str, list[str], str]:
+    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after
+    it.
+    """
+    lines = text.splitlines(keepends=True)
+    start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
+    if start is None:
+        raise InvalidParams(
+            [
+                f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line"
+                f" `{_MARK.strip()} …`, below which own code is listed"
+            ]
+        )
+    stop = next(
+        (number for number, line in enumerate(lines[start:], start) if not line.startswith(_ITEM)),
+        len(lines),
+    )
+    listed = parse_yaml(f"it:\n{''.join(lines[start:stop])}", str(PIPELINE_FILE))["it"] or []
+    return "".join(lines[:start]), [str(name) for name in listed], "".join(lines[stop:])
