@@ -293,6 +293,8 @@ for stage in {[*quick, "predict", "export", "tune"]}:
         runpy.run_module(f"tasks.{{stage}}", run_name="__main__")
     except SystemExit:
         assert "tensorflow" not in sys.modules, stage
+    else:
+        raise AssertionError(stage)
 """
     run_python(code)
 

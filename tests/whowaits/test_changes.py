@@ -186,7 +186,12 @@ def numbered(dataset):
         (lambda: numbered(numbers().map(crop, 2)), []),
         (lambda: numbered(numbers().map(noise, 2)), []),
         (lambda: numbered(numbers().map(table, 2)), ["batch: .cache() after it"]),
-        (lambda: numbered(numbers().shuffle(24).zip(numbers()).map(lambda a, b: a + b, 2)), []),
+        (
+            lambda: numbered(
+                tf.data.Dataset.zip((numbers().shuffle(24), numbers())).map(lambda a, b: a + b, 2)
+            ),
+            [],
+        ),
         (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(24) after it"]),
         (
             lambda: (

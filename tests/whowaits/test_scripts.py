@@ -295,7 +295,7 @@ callbacks = [
 make().fit(waiting, epochs=4, verbose=0, callbacks=callbacks)
 open("after", "w").close()
 """
-    report, _ = measure(tmp_path, code)
+    report, _ = measure(tmp_path, code, seconds=6)  # beyond the epoch that would be the last
     assert report["rounds"] and report["verdict"] == "input-bound", report
     assert sorted(each.name for each in tmp_path.iterdir()) == ["train.py"]
     (note,) = [note for note in report["notes"] if "left out" in note]
