@@ -133,7 +133,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         )
         if json_:
             # A loss may be NaN, which JSON does not have.
-            typer.echo(TypeAdapter(dict[str, Any]).dump_json(result.figures, indent=2))
+            typer.echo(TypeAdapter(dict[str, Any]).dump_json({**result.figures}, indent=2))
         elif not result.compared:
             typer.echo(
                 f"\n`{pipeline}` is trained, not measured. Its files: {from_here(result.folder)}\n"
