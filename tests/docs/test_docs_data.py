@@ -42,6 +42,16 @@ def write_list(folder: Path) -> None:
     (folder / "list.csv").write_text("\n".join(["path,label,split", *rows]))
 
 
+def write_houses(folder: Path) -> None:
+    write_photos(folder / "images", (".",))
+    rows = [
+        f"images/{number:03d}.jpg,{350000 + number},{'' if number == 7 else 61.5},"
+        f"{('North', 'South')[number % 2]}"
+        for number in range(EXAMPLES)
+    ]
+    (folder / "list.csv").write_text("\n".join(["path,price,area,district", *rows]))
+
+
 def write_arrays(path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (EXAMPLES, 12, 10), np.uint8)
     np.savez(path, x=images, y=np.asarray(["cat", "dog"])[np.arange(EXAMPLES) % 2])
@@ -151,6 +161,7 @@ FILES: dict[str, Callable[[Path], None]] = {
         path, ("train/cat", "val/cat", "test/cat", "train/dog", "val/dog", "test/dog")
     ),
     "my/listed": write_list,
+    "my/houses": write_houses,
     "my/images.npz": write_arrays,
     "my/flowers.csv": write_flowers,
     "my/prices.csv": write_prices,
@@ -164,6 +175,7 @@ FILES: dict[str, Callable[[Path], None]] = {
 CLASSES = {
     "my/photos": ("cat", "dog/sub"),
     "my/flowers.csv": ("setosa", "virginica"),
+    "my/houses": (),
     "my/prices.csv": (),
     "my/power.csv": (),
     "my/mails": ("ham", "spam"),
@@ -200,6 +212,7 @@ def test_the_page_shows_the_header_of_every_table():
     shown = re.findall(r"^(?:.* )?(\S+)$", "\n".join(blocks), re.MULTILINE)
     for header in (
         "path,label,split",
+        "path,price,area,district",
         "sepal,petal,color,species",
         "id;date;area;district;price",
         "time,load,temperature",

@@ -10,13 +10,13 @@ import io
 import sys
 from dataclasses import replace
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
 from conftest import picture, prepared
-from project import SMALL, run_stages, write_params
+from docs_blocks import read_blocks
+from project import ROOT, SMALL, run_stages, write_params
 from small_pipelines import CONFIGS
 
 from throughline.assembly.inference import inference_ops, make_inference_spec
@@ -58,6 +58,14 @@ READS = [
     "optimized",
 ]
 COLORS = ("blue", "green", "red")
+SOFTMAX = """
+import keras
+
+
+def build(input_shape, outputs):
+    dense = keras.layers.Dense(outputs, activation="softmax")
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), dense])
+"""
 MEDIAN = {"numeric": ["age"], "categorical": ["color"], "missing": {"age": "median"}}
 
 
@@ -181,23 +189,17 @@ def test_columns_count_in_the_digest_of_an_example():
     assert one != other
 
 
-def two_inputs(input_shape, outputs, *, columns, width=4):
-    """A network of one's own that takes both."""
-    image, table = keras.Input(input_shape, name="image"), keras.Input((columns,), name="columns")
-    both = keras.layers.Concatenate()([keras.layers.Flatten()(image), table])
-    outputs = keras.layers.Dense(outputs, activation="softmax")(keras.layers.Dense(width)(both))
-    return keras.Model({"image": image, "columns": table}, outputs)
-
-
-def softmax_of_images(input_shape, outputs):
-    """A network of one's own of images alone, that ends with probabilities."""
-    return keras.Sequential(
-        [
-            keras.Input(input_shape),
-            keras.layers.Flatten(),
-            keras.layers.Dense(outputs, activation="softmax"),
-        ]
-    )
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Modules of one's own: a builder of both inputs, as docs/models.md shows it, and others."""
+    page = read_blocks(ROOT / "docs" / "models.md")
+    both = next(block.text for block in page if "my_both.py" in block.text)
+    (tmp_path / "my_both.py").write_text(both)
+    (tmp_path / "my_images.py").write_text(SOFTMAX)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("my_both", "my_images"):
+        sys.modules.pop(name, None)
 
 
 def model_of(listed, name="mlp", **changes):
@@ -206,9 +208,9 @@ def model_of(listed, name="mlp", **changes):
     return build_models_for(replace(params, model=settings), data)
 
 
-@pytest.mark.parametrize("name", ["mlp", f"{__name__}:two_inputs"])
-def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name, monkeypatch):
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[two_inputs.__module__])
+@pytest.mark.parametrize("name", ["mlp", "my_both:build"])
+@pytest.mark.usefixtures("own")
+def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name):
     _, _, data, _ = listed
     models = model_of(listed, name)
     images, table = np.zeros((3, 10, 12, 3), np.uint8), np.array([[1, 0], [1, 1], [7, 1]], "f4")
@@ -221,10 +223,10 @@ def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name, monk
     np.testing.assert_allclose([coded[:, 0].mean(), coded[:, 0].std()], [0, 1], atol=1e-5)
 
 
-def test_probabilities_take_no_columns_and_mixed_images_have_none(listed, monkeypatch):
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[two_inputs.__module__])
+@pytest.mark.usefixtures("own")
+def test_probabilities_take_no_columns_and_mixed_images_have_none(listed):
     with pytest.raises(UnknownModel, match="give the builder an argument `columns`"):
-        model_of(listed, f"{__name__}:softmax_of_images")
+        model_of(listed, "my_images:build")
     _, params, data, _ = listed
     spec = make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
     with pytest.raises(ImpossiblePlan, match="mixup mixes images of different examples, and not"):
