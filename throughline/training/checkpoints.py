@@ -241,8 +241,8 @@ class CheckpointCallback(StepFollower):
 
     def _go_on(self, stored: bytes) -> None:
         """Give all variables the values of the checkpoint, and the other callbacks their state."""
-        for variable, value in self._restored:
-            variable.assign(value)
+        for variable, restored in self._restored:
+            variable.assign(restored)
         load_states(self._others, stored, list_parts(self._training_model))
 
     @property
