@@ -301,11 +301,13 @@ def _line(process: psutil.Process) -> list[str]:
     return []
 
 
-def run_stages_alone(folder: Path) -> Path:
-    """What the run is to give, in a project of its own: its stages, without flow, DVC or kills."""
+def run_stages_alone(folder: Path, data: Path) -> Path:
+    """What the run is to give, in a project of its own: its stages, without flow, DVC or kills, in
+    this process, whose children are none of the storm's.
+    """
     params = copy.deepcopy(SMALL)
     params["train"] |= {"epochs": EPOCHS}
-    project = make_project(folder / "calm", folder / "data.npz", params)
+    project = make_project(folder / "project", data, params)
     with contextlib.redirect_stdout(io.StringIO()):
         run_stages(project, "identities", "fetch", "ingest", "shard", "snapshot")
         run_stages(project, "build@optimized", "train@optimized")
@@ -357,7 +359,8 @@ def main() -> None:
     )
     problems: list[str] = ["it did not come to its end"]
     try:
-        expected = results(run_stages_alone(folder))
+        with tempfile.TemporaryDirectory(prefix="calm-") as calm:
+            expected = results(run_stages_alone(Path(calm), folder / "data.npz"))
         started_at = time.monotonic()
         while storm.kills.total() < options.kills:
             storm.strike()

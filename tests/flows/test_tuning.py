@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 # A model that takes all the time ends a search after its first heat, of few processes.
 SHORT_SEARCH = """
 batch_size: 4
-model: {name: emulated, options: {step_ms: 60}}
+model!: {name: emulated, options: {step_ms: 60}}
 pipelines!: {naive: {read: shards}}
 """
 
