@@ -314,7 +314,8 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings,
         resuming = "resuming interrupted training at epoch 2, step 2"
     assert resuming in trainings.train()
     chief, _, rows = undisturbed
-    assert (trainings.seen()["weights"], trainings.rows) == (chief["weights"], rows), "bit for bit"
+    assert trainings.seen()["weights"] == chief["weights"], "bit for bit"
+    assert_close(trainings.rows, rows)  # a mean of the processes' means, of two parts of the epoch
 
 
 def test_a_process_that_never_starts_is_named(trainings):
