@@ -182,7 +182,7 @@ def trained_at_once(stack) -> tuple[list[str], int]:
     """Trainings of both configurations with changes, started together as the form starts them, and
     completed; the most runs whose measured stages were at work at the same time.
     """
-    changes = {"epochs": 1, "overrides": ["batch_size=16"]}
+    changes = {"epochs": 1, "overrides": ["train.learning_rate=0.02"]}
     runs = [
         stack.start("training", pipeline=name, changes=changes) for name in ("naive", "optimized")
     ]

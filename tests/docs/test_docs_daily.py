@@ -30,7 +30,7 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     printed = {}
     for block in BLOCKS:
         if "metrics diff" in block.text:
-            add_examples(folder)
+            save_otherwise(folder / "source" / "data.npz")
         script = block.text.replace("/srv/throughline", str(folder.parent / "store"))
         done = subprocess.run(
             ["bash", "-euc", script],
@@ -46,7 +46,7 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     ran = set(re.findall(r"Running stage '(.*)'", printed["dvc exp apply short"]))
     assert ran <= {"identities", "report"}
     assert "source/data.npz" in printed["dvc status"]
-    assert "Running stage 'ingest'" in printed["dvc status"]
+    assert re.findall(r"Running stage '(.*)'", printed["dvc status"]) == ["ingest"]
     other = folder.parent / "other"
     assert "epochs: 1" in (other / "params.yaml").read_text()
     assert (other / "runs" / "optimized" / "model.keras").is_file()
@@ -56,12 +56,10 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     assert "up to date" in printed_by(folder, "dvc", "status")
 
 
-def add_examples(folder) -> None:
-    path = folder / "source" / "data.npz"
+def save_otherwise(path) -> None:
+    """Make another file of the same data, of which ingest alone has to look at it."""
     with np.load(path) as arrays:
-        images, classes = arrays["x"], arrays["y"]
-    more = np.random.default_rng(11).integers(0, 256, (20, *images.shape[1:]), np.uint8)
-    np.savez(path, x=[*images, *more], y=[*classes, *(np.arange(20) % 4)])
+        np.savez_compressed(path, **{name: arrays[name] for name in arrays})
 
 
 def git(folder, *arguments: str) -> str:

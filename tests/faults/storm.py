@@ -185,20 +185,14 @@ class Storm:
             *(self.folder / "tmp").iterdir(),
             *(self.project / ".throughline").glob("scratch/*"),
         ]
-        places = [self.project, self.project / ".throughline" / "workspaces" / NAME]
-        for place in places:
-            for pattern in LEFTOVERS:
-                # A lock stays.
-                found += [
-                    *place.glob(f"data/{pattern}"),
-                    *place.glob(f"data/*/{pattern}"),
-                    *place.glob(f"runs/**/{pattern}"),
-                    *(
-                        path
-                        for path in place.glob(f".throughline/*/{pattern}")
-                        if path.parent.name != "ui"
-                    ),
-                ]
+        for place in (self.project, self.project / ".throughline" / "workspaces" / NAME):
+            found += [
+                path
+                for folder in ("data", "data/*", "runs/**", ".throughline/*")
+                for pattern in LEFTOVERS
+                for path in place.glob(f"{folder}/{pattern}")
+                if path.parent.name != "ui"  # whose lock stays
+            ]
         return [str(path.relative_to(self.folder)) for path in found]
 
 

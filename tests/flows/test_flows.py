@@ -53,10 +53,10 @@ def train_naive(folder, override, *, name, code=0):
 
 
 @pytest.mark.slow
-def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
+def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_chooses_the_champion_asked_for(first):
     folder, _ = first
     left = leave_of_yesterday(folder)
-    output = run(folder, "python", "-m", "flows.comparison")
+    output = run(folder, "python", "-m", "flows.comparison", "--promote")
     assert len(re.findall(r"^· \S.* up to date$", output, re.MULTILINE)) == 11, (
         "without asking DVC stage by stage"
     )
@@ -65,6 +65,7 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     compared = Comparison.read(folder / "report")
     assert to_text(comparison_table(compared)) in output, "it ends with the table"
     assert compared.headline in output
+    assert len(re.findall(r"^champion: ", output, re.MULTILINE)) == 1
     assert len(output.splitlines()) <= 45
     assert f"removed what the run {left.name} left more than a day ago" in output
     assert not left.exists()
@@ -81,14 +82,6 @@ def leave_of_yesterday(project):
     for folder, _, _ in os.walk(workspace.root):
         os.utime(folder, (yesterday, yesterday))
     return workspace.root
-
-
-@pytest.mark.slow
-def test_a_champion_that_is_asked_for_is_chosen_although_nothing_has_changed(first):
-    folder, _ = first
-    output = run(folder, "python", "-m", "flows.comparison", "--promote")
-    assert "Running stage" not in output
-    assert len(re.findall(r"^champion: ", output, re.MULTILINE)) == 1
 
 
 @pytest.mark.slow
@@ -227,34 +220,26 @@ def test_a_failing_stage_is_named_and_its_reason_told_once(first):
 def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     folder, _ = first
     command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
-    output = run(folder, *command, "--set", "train.epochs=1", "--name", "single")
+    output = run(folder, *command, "--set", "train.epochs=1")
     assert "profile" not in output
     assert "`naive` is trained, not measured" in output
-    files = folder / ".throughline" / "workspaces" / "single" / "runs" / "naive"
+    name = re.search(r"\.throughline/workspaces/([^/]+)/runs/naive", output)[1]
+    workspace = folder / ".throughline" / "workspaces" / name
+    assert not (workspace / EPHEMERAL).exists(), "it would be removed a day later"
+    files = workspace / "runs" / "naive"
     assert TrainResult.read(files).last_epoch and not (files / "profile.json").exists()
-    assert "single" not in run(folder, "dvc", "exp", "list", "--name-only")
+    assert name not in run(folder, "dvc", "exp", "list", "--name-only")
     # As it has said, the same command without that goes on from there.
-    output = train_naive(folder, "train.epochs=1", name="single")
+    output = train_naive(folder, "train.epochs=1", name=name)
     assert re.search(r"^· train naive +up to date$", output, re.MULTILINE)
-    assert "kept as DVC experiment single" in output
-    compared = Comparison.read(folder / ".throughline" / "workspaces" / "single" / "report")
+    assert f"kept as DVC experiment {name}" in output
+    compared = Comparison.read(workspace / "report")
     assert to_text(comparison_table(compared)) in output and compared.headline in output
     assert len(output.splitlines()) < 45
-    workspace = folder / ".throughline" / "workspaces" / "single"
     assert list(read_yaml(workspace / "params.yaml")["pipelines"]) == ["naive"]
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
         "what is kept is what dvc.lock says"
     )
-
-
-@pytest.mark.slow
-def test_what_a_run_without_a_name_has_trained_and_not_measured_stays(first):
-    folder, _ = first
-    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
-    output = run(folder, *command, "--set", "train.epochs=1")
-    worktree = folder / re.search(r"\.throughline/workspaces/[^/]+(?=/runs/naive)", output)[0]
-    assert (worktree / "runs" / "naive" / "model.keras").exists()
-    assert not (worktree / EPHEMERAL).exists(), "it would be removed a day later"
 
 
 @pytest.mark.slow

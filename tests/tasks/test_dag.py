@@ -250,7 +250,7 @@ def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
     """
     folder, _ = first
     params = copy.deepcopy(SMALL)
-    params["train"] |= {"epochs": 15, "checkpoint_every": "1 step"}
+    params["train"] |= {"epochs": 8, "checkpoint_every": "1 step"}
     write_params(folder, params)
     history, checkpoints = (
         folder / "runs" / "optimized" / "history.csv",
