@@ -50,7 +50,7 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(phot
     not_utf8 = Path(os.fsdecode(os.fsencode(photos) + b"/x\xff.png"))
     not_utf8.touch()
     (tmp_path / ".dvcignore").write_text(
-        "photos/cat/pipe.jpg\nphotos/cat/link.png\nphotos/cat/zero.png\nphotos/cat/x?.png\n"
+        "photos/cat/pipe.jpg\nphotos/cat/link.png\nphotos/cat/zero.png\n"
     )
     with pytest.raises(UnreadableSource, match=r"cannot read some: \S+xff.png has a name that is"):
         check_source(tmp_path, "photos")
