@@ -139,7 +139,7 @@ def test_all_problems_are_told_together():
         ),
         (
             {"data__label_kind": "number"},
-            "data.label_kind: number is for the source table, and image_folder shows by itself",
+            "data.label_kind: number is for the sources table and image_table, and image_folder",
         ),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -92,6 +93,7 @@ def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(se
     with (
         temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
         disable_run_logger(),
+        warnings.catch_warnings(action="ignore", category=FutureWarning),  # there is no run here
         pytest.raises(ServiceFailed, match="the same command goes on"),
         prefect_server(),
     ):

@@ -87,7 +87,7 @@ files.flat_map(g, "reading")
     ):
         edit = Edit(f"train.py:{line}", "flat_map", INTERLEAVE)
         edited = edit_source(source.encode(), "train.py", [edit]).decode()
-        expected = source.replace(before, after)
+        expected = source.replace(before, after, 1)
         if line == 4:
             expected = expected.replace("skip(1),  #", f"skip(1), {given},  #")
         assert edited == expected
