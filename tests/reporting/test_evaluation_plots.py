@@ -37,7 +37,9 @@ def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
     pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
     Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
     plot_evaluation(tmp_path / "p", tmp_path)
-    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "confusion.svg").read_text(), re.DOTALL)
+    texts = re.findall(
+        r"<text[^>]*>(.*?)</text>", (tmp_path / "confusion.svg").read_text(), re.DOTALL
+    )
     assert {"a coat", "a shirt", "9", "21", "true", "predicted"} <= set(texts)
     drawn = (tmp_path / "worst.svg").read_text()
     assert drawn.count("<image ") == 7

@@ -25,10 +25,10 @@ from throughline.settings import BatchSettings, InterleaveSettings, ServiceSetti
 
 
 def texts_of(stem: Path) -> list[str]:
-    """The texts of an SVG file, which matplotlib keeps as comments; its PNG must be a picture."""
+    """The texts of an SVG file; its PNG must be a picture."""
     with Image.open(stem.with_suffix(".png")) as picture:
         assert min(picture.size) > 100
-    return re.findall(r"<!-- (.*?) -->", stem.with_suffix(".svg").read_text())
+    return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text())
 
 
 def test_a_timeline_has_its_lanes_below_its_title(tmp_path):

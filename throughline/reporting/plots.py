@@ -32,6 +32,7 @@ LANE_COLORS = {
     **dict.fromkeys(WORKING, INPUT),
 }
 mpl.rcParams["text.parse_math"] = False  # a name with two $ is no formula
+mpl.rcParams["svg.fonttype"] = "none"  # names of any script, in the fonts of whoever reads them
 mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
 
 
