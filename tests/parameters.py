@@ -9,18 +9,22 @@ from throughline.config.params_file import apply_overrides
 from throughline.shared.errors import InvalidParams
 
 
-def document(**changes):
-    """A minimal valid document with changes given as dotted keys (dots written as __)."""
+def document(*overrides, **changes):
+    """A minimal valid document with changes, given as on the command line or with keys whose dots
+    are written as __.
+    """
     base = {
         "data": {"source": "image_folder", "path": "photos"},
         "preprocess": ["decode"],
         "pipelines": {"naive": {"read": "shards"}},
     }
-    apply_overrides(base, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
+    changed = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
+    apply_overrides(base, [*overrides, *changed])
     return base
 
 
-def problems(**changes):
+def problems(*overrides, **changes):
+    """What is wrong with it."""
     with pytest.raises(InvalidParams) as caught:
-        check(document(**changes))
+        check(document(*overrides, **changes))
     return "\n".join(caught.value.problems)
