@@ -88,7 +88,9 @@ def report(manifest: Manifest) -> None:
     kind = (
         f"{len(manifest.classes)} classes"
         if manifest.classes
-        else f"columns {_name_some(manifest.schema.input.columns.names)}"
+        else f"columns {_name_some(manifest.schema.columns.names)}"
+        if manifest.schema.columns.names
+        else "a number to predict"
     )
     echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
     if stats["rejected"]:

@@ -9,22 +9,18 @@ from throughline.config.params_file import apply_overrides
 from throughline.shared.errors import InvalidParams
 
 
-def document(*overrides, **changes):
-    """A minimal valid document with changes, given as on the command line or with keys whose dots
-    are written as __.
-    """
+def document(**changes):
+    """A minimal valid document with changes given as dotted keys (dots written as __)."""
     base = {
         "data": {"source": "image_folder", "path": "photos"},
         "preprocess": ["decode"],
         "pipelines": {"naive": {"read": "shards"}},
     }
-    changed = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
-    apply_overrides(base, [*overrides, *changed])
+    apply_overrides(base, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
     return base
 
 
-def problems(*overrides, **changes):
-    """What is wrong with it."""
+def problems(**changes):
     with pytest.raises(InvalidParams) as caught:
-        check(document(*overrides, **changes))
+        check(document(**changes))
     return "\n".join(caught.value.problems)

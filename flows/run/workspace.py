@@ -312,10 +312,10 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
         kept.touch()
-        by_age = sorted(kept.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for old in by_age[:-KEPT_REPORTS]:
-            shutil.rmtree(old, ignore_errors=True)
     with _exclusive(workspace.project, "git", workspace.owner):
+        reports = [*kept.parent.iterdir()] if kept.exists() else []
+        for old in sorted(reports, key=lambda folder: folder.stat().st_mtime)[:-KEPT_REPORTS]:
+            shutil.rmtree(old, ignore_errors=True)
         run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
 

@@ -23,6 +23,7 @@ from throughline.shared.errors import ServiceFailed
 HOST = "127.0.0.1"
 STARTUP_TIMEOUT_S = 120.0
 LAST_LINES = 15
+BROKEN = 500  # statuses from here on are not of what was asked
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
 
 
@@ -82,7 +83,10 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
                     restarted_at.append(now)
                     typer.echo(f"{end}\nrestarting {one.server.name}")
                     again = run_servers(one.server, logs=logs, append=True)
-                    (running[place],) = starts.enter_context(again)
+                    try:
+                        (running[place],) = starts.enter_context(again)
+                    except ServiceFailed as error:  # it counts as one that has ended again
+                        typer.echo(str(error))
 
         yield look_after
 
@@ -148,8 +152,12 @@ def responds(url: str) -> bool:
 
 
 def is_of_connection(error: Exception) -> bool:
-    """Whether an error is of the connection to Prefect's server, whose client raises httpx's."""
-    return any(kind.__module__.startswith("httpx") for kind in type(error).__mro__)
+    """Whether an error is of the connection to Prefect's server, whose client raises httpx's, or of
+    a server that cannot answer now; its refusals are none.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("httpx")}
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return "TransportError" in names or ("HTTPStatusError" in names and status >= BROKEN)
 
 
 def find_free_port() -> int:

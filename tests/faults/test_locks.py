@@ -19,6 +19,7 @@ import pytest
 from flows.run.dvc_calls import repair_locks
 from flows.run.locks import hold_machine_and_folder
 from throughline.shared import machine_lock
+from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import describe_holder, hold
 from throughline.shared.machine_lock import hold_machine
 
@@ -247,5 +248,6 @@ def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
 
 def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", str(tmp_path / "absent" / "socket"))
-    with pytest.raises(FileNotFoundError), hold_machine(pytest.fail):
+    refused = pytest.raises(ServiceFailed, match="allows no abstract socket")
+    with refused, hold_machine(pytest.fail):
         pass

@@ -10,12 +10,14 @@ import io
 import sys
 from dataclasses import replace
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
 from conftest import picture, prepared
 from docs_blocks import read_blocks
+from mlflow.entities import LoggedModelStatus
 from project import ROOT, SMALL, run_stages, write_params
 from small_pipelines import CONFIGS
 
@@ -28,13 +30,13 @@ from throughline.data.manifest import read_manifest
 from throughline.data.row_digests import digest_rows
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_example, digest_examples, iterate_examples
-from throughline.models.inference import TrainedModel
+from throughline.models.inference import TrainedModel, save_trained_model
 from throughline.models.serving import export_model
-from throughline.models.table_input import COLUMNS
+from throughline.models.table_input import needs_columns
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import Mixup
 from throughline.plan.plan import make_plan
-from throughline.plan.schema import TableColumns
+from throughline.plan.schema import COLUMNS, TableColumns
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import write_predictions
 from throughline.results.train import TrainResult
@@ -65,6 +67,19 @@ import keras
 def build(input_shape, outputs):
     dense = keras.layers.Dense(outputs, activation="softmax")
     return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), dense])
+
+
+def compiled(input_shape, outputs):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(outputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+def unnamed(input_shape, outputs, columns):
+    image, table = keras.Input(input_shape), keras.Input((columns,))
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(image), table])
+    return keras.Model([image, table], keras.layers.Dense(outputs)(both))
 """
 MEDIAN = {"numeric": ["age"], "categorical": ["color"], "missing": {"age": "median"}}
 
@@ -223,6 +238,54 @@ def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name):
     np.testing.assert_allclose([coded[:, 0].mean(), coded[:, 0].std()], [0, 1], atol=1e-5)
 
 
+def test_a_builder_says_whether_it_takes_columns():
+    assert needs_columns(lambda shape, outputs, columns: 0)
+    assert not needs_columns(lambda shape, outputs, columns=0: 0)
+    assert not needs_columns(lambda shape, outputs, **options: 0)
+
+
+def test_what_is_frozen_is_of_the_images_and_their_head_learns(listed):
+    models = model_of(listed, freeze=["all_but_last"])
+    learned = {one.path.split("/")[-2] for one in models.network.trainable_weights}
+    assert {"columns_hidden", "columns_outputs"} < learned and len(learned) == 3
+    images = next(one for one in models.network.layers if one.name == "mlp")
+    assert [one.trainable for one in images.layers if one.weights] == [False, True]
+
+
+def test_a_model_goes_on_with_what_it_has_learned_of_the_same_columns(listed, tmp_path):
+    _, params, data, _ = listed
+    before, ops = model_of(listed), inference_ops(params, "naive", data)
+    spec = make_inference_spec(params, "naive", data)
+    save_trained_model(before.full_model, tmp_path / "model.keras", spec, ops)
+    after = model_of(listed, from_file=str(tmp_path / "model.keras"))
+    seen = {"image": np.zeros((2, 10, 12, 3), np.uint8), COLUMNS: np.array([[1, 0], [7, 1]], "f4")}
+    np.testing.assert_allclose(after.full_model(seen), before.full_model(seen), atol=1e-6)
+    other = TableColumns(names=("age",))
+    changed = replace(data, shards=replace(data.shards, schema=spec.schema.with_columns(other)))
+    with pytest.raises(UnknownModel, match="was trained on other columns"):
+        model_of((None, params, changed, None), from_file=str(tmp_path / "model.keras"))
+
+
+def test_an_emulated_model_looks_at_no_columns(listed):
+    model = model_of(listed, "emulated", options={"step_ms": 1.0}).full_model
+    image = np.zeros((2, 10, 12, 3), np.uint8)
+    said = model({"image": image, COLUMNS: np.array([[1, 0], [7, 1]], "f4")}).numpy()
+    np.testing.assert_array_equal(said[0], said[1])
+
+
+@pytest.mark.parametrize(
+    ("builder", "said"),
+    [
+        ("compiled", "compiles itself or has a train step of its own"),
+        ("unnamed", "its network has inputs named"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_what_would_train_or_be_fed_in_a_way_of_its_own_is_refused(listed, builder, said):
+    with pytest.raises(UnknownModel, match=said):
+        model_of(listed, f"my_images:{builder}")
+
+
 @pytest.mark.usefixtures("own")
 def test_probabilities_take_no_columns_and_mixed_images_have_none(listed):
     with pytest.raises(UnknownModel, match="give the builder an argument `columns`"):
@@ -274,6 +337,7 @@ def test_rows_are_predicted_and_served_as_the_model_answers(listed, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")  # by MLflow, of its own code
 def test_images_with_columns_go_through_every_stage(tmp_path):
     folder = tmp_path / "project"
     write_list(folder / "source", rows=150)
@@ -289,6 +353,11 @@ def test_images_with_columns_go_through_every_stage(tmp_path):
     run_stages(folder, "report")
     trained = TrainResult.read(Layout(folder).results("optimized"))
     assert trained.test["accuracy"] > 0.8, "of noise, whose age tells the class"
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    logged = client.search_logged_models([one.experiment_id for one in client.search_experiments()])
+    assert [one.status for one in logged] == [LoggedModelStatus.READY] * 3
+    served = mlflow.models.Model.load(logged[0].artifact_location)
+    assert sorted(served.signature.inputs.input_names()) == [COLUMNS, "image"]
 
 
 @pytest.mark.integration
@@ -298,7 +367,7 @@ def test_numbers_are_predicted_of_images(tmp_path):
     (folder / "source" / "list.csv").write_text(
         (folder / "source" / "list.csv").read_text().replace(",6.0,blue,", ",six,blue,")
     )
-    document = document_of("source", label_kind="number", label_column="age")
+    document = document_of("source", label_kind="number", label_column="age", numeric=["size"])
     document["data"]["max_reject_fraction"] = 0.3
     document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "files")}
     write_params(folder, document)

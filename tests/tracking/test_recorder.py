@@ -143,12 +143,14 @@ def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_p
 def test_own_code_that_a_run_lists_in_dvc_yaml_is_no_change_of_the_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "dvc.yaml"
-    file.write_text("stages:\n  a:\n    deps:\n      - one.py\n    outs: []\n")
+    mark = "      # Own ops and models, as runs list them\n"
+    file.write_text(f"stages:\n  a:\n    deps:\n      - data\n{mark}      - one.py\n    outs: []\n")
     who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "one"]):
         subprocess.run(["git", *command], check=True)
     changed = file.read_text().replace("      - one.py\n", "      - one.py\n      - two.py\n")
     file.write_text(changed)
     assert read_lineage()["git.dirty"] == "false"
-    file.write_text(changed.replace("outs: []", "outs: [x]"))
-    assert read_lineage()["git.dirty"] == "true"
+    for other in (changed.replace("outs: []", "outs: [x]"), changed.replace("      - data\n", "")):
+        file.write_text(other)
+        assert read_lineage()["git.dirty"] == "true"

@@ -67,7 +67,7 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
     spec = find_spec(path)
     if spec is None:
         return
-    columns, learned = data.shards.schema.input.columns, spec.schema.input.columns
+    columns, learned = data.shards.schema.columns, spec.schema.columns
     if learned.names and (columns.names, columns.categories) != (learned.names, learned.categories):
         raise UnknownModel(
             f"model.from: {path} was trained on other columns, or on other categories in them:"

@@ -66,7 +66,7 @@ class Project:
         )
         params = replace(self.params, pipelines={**self.params.pipelines, name: config})
         address = config.service.address if config.service else ""
-        if config.service and not address and purpose != "evaluate":
+        if config.service and not address and purpose != "evaluate" and split == "train":
             raise ImpossiblePlan(
                 f"pipelines.{name}.service: stages start its workers, a loop of one's own does not;"
                 " start it yourself (python -m throughline.pipelines.service) and give its address,"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from throughline.plan.ops import Rescale, Standardize
-from throughline.plan.schema import Encoding
+from throughline.plan.schema import COLUMNS, Encoding
 from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.code_identity import find_source, parse_source
 from throughline.shared.errors import did_you_mean
@@ -182,7 +182,8 @@ def _read_arguments(name: str) -> list[str] | None:
                 first = 2 if sources else 0  # a builder's input_shape and outputs
                 positional = [*node.args.posonlyargs, *node.args.args]
                 taken = [*positional[first:], *node.args.kwonlyargs]
-                options = [one.arg for one in taken if sources or one.arg not in FROM_DATA]
+                from_data = (COLUMNS,) if sources else FROM_DATA
+                options = [one.arg for one in taken if one.arg not in from_data]
                 return None if node.args.kwarg else options
     return None
 

@@ -17,6 +17,7 @@ from throughline.plan.data_constraints import (
     find_fraction_problems,
     find_label_problems,
     find_ops_problems,
+    find_table_input_problems,
     find_text_problems,
 )
 from throughline.plan.ops import Op, Rescale
@@ -138,6 +139,13 @@ def _find_task_problems(params: Params) -> Iterator[str]:
     kind, source = data.label_kind, data.source
     if data.missing != "reject" and not in_table:
         yield f"data.missing: the source {source} is no table; drop it"
+    if source == "image_table":
+        listed = data.numeric or data.categorical
+        yield from find_table_input_problems(params.ops) if listed else ()
+        if data.missing != "reject" and not listed:
+            yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
+        if data.ignore:
+            yield "data.ignore: columns of image_table that are not named are left out; drop it"
     if (data.numeric or data.categorical) and not (in_table or encoding.storage == "blocks"):
         key = "numeric" if data.numeric else "categorical"
         yield f"data.{key}: the source {source} has no columns that a model sees; drop it"

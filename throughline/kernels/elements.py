@@ -17,7 +17,7 @@ from throughline.kernels.autograph import without_autograph
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.ops import Op
-from throughline.plan.schema import Schema
+from throughline.plan.schema import COLUMNS, Schema
 
 
 @without_autograph
@@ -70,9 +70,7 @@ def select_inputs(element: Element, schema: Schema) -> Element | tf.Tensor:
     if "segment_ids" in element:
         return {name: element[name] for name in (value, "segment_ids", "positions")}
     return (
-        {name: element[name] for name in (value, "columns")}
-        if schema.table_input
-        else element[value]
+        {name: element[name] for name in (value, COLUMNS)} if schema.table_input else element[value]
     )
 
 

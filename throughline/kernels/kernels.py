@@ -40,11 +40,12 @@ from throughline.plan.ops import (
     Resize,
     Standardize,
 )
+from throughline.plan.schema import COLUMNS
 
 Element = dict[str, tf.Tensor]
 _PIXELS = (-3, -2, -1)
 # What an element holds besides what ops work on; of packed rows, the last three.
-_BESIDES_INPUT = ("key", "label", "columns", "weight", "segment_ids", "positions")
+_BESIDES_INPUT = ("key", "label", COLUMNS, "weight", "segment_ids", "positions")
 _TABLE = 1025  # points of a tabulated distribution
 
 
@@ -71,7 +72,7 @@ def _(op: Load, element: Element, draw: RandomStream) -> Element:
 def _(op: Parse, element: Element, draw: RandomStream) -> Element:
     dtypes = {**dict(op.dtypes), "key": "int64"}
     features = {
-        name: tf.io.FixedLenFeature((op.columns,) if name == "columns" else (), tf.as_dtype(dtype))
+        name: tf.io.FixedLenFeature((op.columns,) if name == COLUMNS else (), tf.as_dtype(dtype))
         for name, dtype in dtypes.items()
     }
     record = element["record"]

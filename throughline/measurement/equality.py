@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from throughline.kernels.kernels import input_name
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.plan.schema import COLUMNS
 from throughline.results.build import Difference, ExamplesDigest
 from throughline.shared.errors import UnequalConfigurations
 
@@ -86,7 +87,7 @@ def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray,
                 yield key[slot], label[slot], value[batch["segment_ids"][row] == slot + 1]
         else:
             value = np.trim_zeros(value, "b") if "text" in batch else value
-            yield key, label, value, *(() if "columns" not in batch else (batch["columns"][row],))
+            yield key, label, value, *(() if COLUMNS not in batch else (batch[COLUMNS][row],))
 
 
 def digest_example(*example: np.ndarray) -> int:
@@ -141,7 +142,10 @@ def measure_difference(
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = stored_rows.find(batch["key"])
-        same = fetch(exact.reader.columns(), tf.constant(rows), epoch)["image"].numpy()
+        stored = fetch(exact.reader.columns(), tf.constant(rows), epoch)
+        if COLUMNS in batch and not np.array_equal(batch[COLUMNS], stored[COLUMNS]):
+            raise UnequalConfigurations("images are delivered with the columns of others")
+        same = stored["image"].numpy()
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
         pixels, seen = pixels + apart.size, seen + len(rows)

@@ -16,7 +16,7 @@ from throughline.data.manifest import map_documents, read_manifest
 from throughline.kernels.elements import select_inputs
 from throughline.models.inference import gives_probabilities
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.plan.schema import TableColumns
+from throughline.plan.schema import COLUMNS, TableColumns
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 
 MOST_CLASSES, MOST_WORST = 20, 12
@@ -47,7 +47,7 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     keys. Without `classes` it predicts numbers, and the loss of an example is its absolute error.
     """
     schema = pipeline.data.shards.schema
-    feature, more = schema.input.name, ("columns",) if schema.table_input else ()
+    feature, more = schema.input.name, (COLUMNS,) if schema.table_input else ()
     judge = _judge_classes if classes else _judge_numbers
     probabilities = gives_probabilities(model)
 
@@ -243,7 +243,7 @@ def _describe_inputs(
             for start, size in zip(rows["row"], rows["bytes"], strict=True)
         ]
     elif schema.table_input or schema.input.encoding.modality == "numbers":
-        seen = worst["columns" if schema.table_input else "inputs"]
+        seen = worst[COLUMNS if schema.table_input else "inputs"]
         values = [_describe_row(row, schema.columns) for row in seen]
     return list(zip(rows["id"].tolist(), values, strict=True))
 

@@ -24,11 +24,19 @@ from keras import layers
 from throughline.models import emulation
 from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
-from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
+from throughline.models.fine_tuning import NEW_OUTPUT, freeze_layers, load_network, load_weights
 from throughline.models.inference import find_last_activation, gives_probabilities
-from throughline.models.table_input import COLUMNS, TableInput, add_table_input, takes_columns
+from throughline.models.table_input import (
+    TableInput,
+    add_table_input,
+    ignore_table_input,
+    needs_columns,
+    prepare_table_input,
+    takes_columns,
+)
 from throughline.models.transformers import transformer_decoder, transformer_encoder
 from throughline.plan.ops import Op
+from throughline.plan.schema import COLUMNS
 from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel
 
@@ -109,23 +117,22 @@ def build_models(
         )
     _check_last_activation(network, settings, target)
     emulated = settings.name == emulation.EMULATED_MODEL
-    if table:
-        takes_both = not settings.from_file and takes_columns(_builder(settings.name))
-        if not takes_both:
-            _check_sum(network, settings, target)
-        network = add_table_input(
-            network,
-            table,
-            name=name,
-            shape=inputs_shape,
-            dtype=value.dtype,
-            takes_both=takes_both,
-        )
-    if target.scale and settings.name in BUILDERS and not (settings.from_file or emulated):
-        network = _rescale_outputs(network, target)
     if settings.weights:
         load_weights(network, Path(settings.weights))
     freeze_layers(network, settings.freeze)
+    rescales = bool(target.scale) and not emulated and _starts_near_zero(network, settings)
+    if table and len(network.inputs) == 1:
+        first = keras.Input(inputs_shape, dtype=value.dtype, name=name)
+        if emulated:
+            network = ignore_table_input(network, table, first)
+        else:
+            _check_sum(network, settings, target)
+            unit = () if rescales else target.scale
+            network = add_table_input(network, table, first, unit=unit)
+    elif table and not settings.from_file:
+        network = prepare_table_input(network, table, name)
+    if rescales:
+        network = _rescale_outputs(network, target)
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
         reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(inputs))
@@ -157,12 +164,30 @@ def _check_last_activation(network: keras.Model, settings: ModelSettings, target
         )
 
 
+def _starts_near_zero(network: keras.Model, settings: ModelSettings) -> bool:
+    """Whether the numbers that it predicts begin near zero, whatever those of the data are: built
+    in, of keras.applications, or from a file with a last layer that is new. One's own is taken as
+    it is.
+    """
+    if settings.from_file:
+        return network.outputs[0]._keras_history.operation.name == NEW_OUTPUT
+    return ":" not in settings.name
+
+
 def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) -> None:
-    """Refuse probabilities, to which nothing can be added."""
+    """Refuse a network to which columns cannot be added: one of probabilities, or one that is to
+    train in a way of its own.
+    """
+    named = settings.from_file or settings.name
+    if network.compiled or type(network).train_step is not keras.Model.train_step:
+        raise UnknownModel(
+            f"model: {named} compiles itself or has a train step of its own, and with columns next"
+            " to images it is a part of what is trained; leave loss and optimizer to params.yaml"
+        )
     if target.kind != "regression" and gives_probabilities(network):
         raise UnknownModel(
-            f"model: {settings.from_file or settings.name} ends with a softmax, and what columns"
-            " say is added before it; leave it out, or give the builder an argument `columns`"
+            f"model: {named} ends with a softmax, and what columns say is added before it; leave it"
+            " out, or give the builder an argument `columns`"
         )
 
 
@@ -264,6 +289,11 @@ def _build(
     """
     builder = _builder(settings.name)
     columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
+    if table is None and needs_columns(builder):
+        raise UnknownModel(
+            f"model.name: {settings.name} needs columns next to images, and there are none: name"
+            " some by data.numeric and data.categorical, or give `columns` a default"
+        )
     try:
         return builder(input_shape, outputs, **columns, **settings.options)
     except TypeError as error:

@@ -25,9 +25,10 @@ SHOWN = 4  # weights that are not loaded
 
 def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) -> keras.Model:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
-    of a model of this program, the network within. Where it does not give so many `outputs`, its
-    last layer is replaced. It computes in the precision of this process, whatever the file's, and
-    all its layers are trained, whichever were frozen when it was saved.
+    of a model of this program, the network within, with the columns that it sees as well. Where it
+    does not give so many `outputs`, its last layer is replaced. It computes in the precision of
+    this process, whatever the file's, and all its layers are trained, whichever were frozen when it
+    was saved.
 
     Raises:
       UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
@@ -39,14 +40,13 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
         raise UnknownModel(f"model.from: {path} cannot be loaded: {explain(error)}") from error
     if spec:
         network = _find_network(network)
-    if spec and spec.schema.table_input:
-        network = next(one for one in network.layers if isinstance(one, keras.Model))
-        echo("  the layers for the columns are new")
-    if len(getattr(network, "inputs", None) or ()) > 1:
+    inputs = {one.name: one for one in getattr(network, "inputs", None) or ()}
+    if len(inputs) > 1 and not (spec and spec.schema.table_input):
         raise UnknownModel(
             f"model.from: {path} takes several inputs; load it in a builder of your own"
         )
-    taken = tuple(getattr(network, "input_shape", ())[1:])
+    first = spec.schema.input.name if spec and len(inputs) > 1 else next(iter(inputs), "")
+    taken = tuple(inputs[first].shape[1:]) if inputs else ()
     if len(taken) != len(input_shape) or any(
         None not in pair and pair[0] != pair[1] for pair in zip(taken, input_shape, strict=True)
     ):

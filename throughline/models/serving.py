@@ -9,7 +9,7 @@ tokens are bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from throughline.kernels.kernels import Element, compute
 from throughline.kernels.resampling import compute_in_tensorflow
 from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
-from throughline.models.table_input import COLUMNS
 from throughline.plan.ops import DecodeRaw, Op
-from throughline.plan.schema import Feature, Schema, TableColumns
+from throughline.plan.schema import COLUMNS, Feature, Schema, TableColumns
 from throughline.plan.shapes import ops_until_uniform, output_shape, widen_schema
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.errors import UnsavableModel
@@ -131,7 +130,10 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     columns = spec.schema.columns
     tables = _make_lookup_tables(columns)
     if isinstance(signature, dict):  # of images, and of columns, which are given one by one
-        signature = {value.name: signature[value.name], **_column_signature(columns)}
+        signature = {
+            value.name: signature[value.name],
+            **_column_signature(columns, taken={value.name}),
+        }
         return (
             lambda features: answer(
                 {
@@ -238,8 +240,10 @@ def _pad(tokens: tf.RaggedTensor) -> tf.Tensor:
     return tokens.to_tensor(0, shape=tf.stack([tokens.nrows(), longest]))
 
 
-def _column_signature(columns: TableColumns) -> dict[str, tf.TensorSpec]:
-    signature, taken = {}, set()
+def _column_signature(
+    columns: TableColumns, taken: Collection[str] = ()
+) -> dict[str, tf.TensorSpec]:
+    signature, taken = {}, {*taken}
     for place, name in enumerate(columns.names):
         # What a server calls it by: TensorFlow takes names of ASCII letters and digits alone.
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "column"

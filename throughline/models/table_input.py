@@ -8,7 +8,7 @@ many numbers they are, and returns a network of both inputs, by their names.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from keras import layers
 
 from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.plan.ops import Categories, Standardize
+from throughline.plan.schema import COLUMNS
+from throughline.shared.errors import UnknownModel
 
-COLUMNS = "columns"
 WIDTH = 64  # of the layer between columns and outputs
 
 
@@ -44,23 +45,66 @@ def takes_columns(builder: Callable[..., Any]) -> bool:
     return COLUMNS in inspect.signature(builder).parameters
 
 
+def needs_columns(builder: Callable[..., Any]) -> bool:
+    """Whether a builder makes no others."""
+    argument = inspect.signature(builder).parameters.get(COLUMNS)
+    return argument is not None and argument.default is inspect.Parameter.empty
+
+
 def add_table_input(
-    network: keras.Model, table: TableInput, *, name: str, shape: Any, dtype: str, takes_both: bool
+    network: keras.Model, table: TableInput, first: Any, *, unit: Sequence[float] = ()
 ) -> keras.Model:
-    """The network of both inputs, of which the first, of this `name`, `shape` and `dtype`, is that
-    of `network`, unless this `takes_both`.
+    """The sum of a network of one input, `first`, and of two layers for the columns, which answer
+    in multiples of a `unit` (outputs,), if any.
     """
-    first = keras.Input(shape, dtype=dtype, name=name)
     columns = keras.Input((len(table.mean),), name=COLUMNS)
-    inputs = {name: first, COLUMNS: columns}
+    hidden = layers.Dense(WIDTH, activation="relu", name="columns_hidden")(_code(columns, table))
+    size = network.output_shape[-1]
+    wide = layers.Dense(size, name="columns_outputs", dtype=SINGLE)(hidden)
+    if unit:
+        wide = layers.Rescaling(list(unit), name="columns_unit", dtype=SINGLE)(wide)  # pyright: ignore[reportArgumentType]
+    outputs = layers.Add(name="sum_of_outputs", dtype=SINGLE)([network(first), wide])
+    return _make_model({first.name: first, COLUMNS: columns}, outputs, network)
+
+
+def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> keras.Model:
+    """A network of both inputs, the first of this `name`, which gets the columns coded.
+
+    Raises:
+      UnknownModel: its inputs have other names, or it is to train in a way of its own.
+    """
+    given = {one.name: one for one in network.inputs}
+    if given.keys() != {name, COLUMNS}:
+        raise UnknownModel(
+            f"model.name: the builder takes `{COLUMNS}`, and its network has inputs named"
+            f" {', '.join(given)}; expected {name} and {COLUMNS}, by keras.Input(…, name=…)"
+        )
+    if network.compiled or type(network).train_step is not keras.Model.train_step:
+        raise UnknownModel(
+            "model.name: a network of images and columns is trained as params.yaml says; leave"
+            " compile and train_step out of the builder"
+        )
+    first = keras.Input(given[name].shape[1:], dtype=given[name].dtype, name=name)
+    columns = keras.Input((len(table.mean),), name=COLUMNS)
+    values = {name: first, COLUMNS: _code(columns, table)}
+    by_name = isinstance(network.input, dict)
+    outputs = network(values if by_name else [values[one.name] for one in network.inputs])
+    return _make_model({name: first, COLUMNS: columns}, outputs, network)
+
+
+def ignore_table_input(network: keras.Model, table: TableInput, first: Any) -> keras.Model:
+    """A network of one input, `first`, that is given columns as well and does not look at them."""
+    columns = keras.Input((len(table.mean),), name=COLUMNS)
+    return _make_model({first.name: first, COLUMNS: columns}, network(first), network)
+
+
+def _make_model(inputs: dict[str, Any], outputs: Any, network: keras.Model) -> keras.Model:
+    return keras.Model(inputs, outputs, name=f"{network.name}_with_columns")
+
+
+def _code(columns: Any, table: TableInput) -> Any:
+    """Columns as a network gets them: numbers standardized, categories as ones and zeros."""
     coded = apply_as_layer(Standardize(mean=table.mean, deviation=table.deviation), columns)
     if table.categories:
         coded = apply_as_layer(Categories(sizes=table.categories), coded)
-    if takes_both:
-        outputs = network({name: first, COLUMNS: coded})
-    else:
-        hidden = layers.Dense(WIDTH, activation="relu", name="columns_hidden")(coded)
-        size = network.output_shape[-1]
-        wide = layers.Dense(size, name="columns_outputs", dtype=SINGLE)(hidden)
-        outputs = layers.Add(name="sum_of_outputs", dtype=SINGLE)([network(first), wide])
-    return keras.Model(inputs, outputs, name=f"{network.name}_with_columns")
+    return coded

@@ -34,8 +34,9 @@ class InputPipeline:
     """Batches of one split, epoch by epoch, as a plan says.
 
     Batches are (input, label): image (batch, height, width, channels), features (batch, …) or text
-    (batch, longest) int32, label (batch,) int64 or what the task predicts; or dicts that also carry
-    `key` (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long
+    (batch, longest) int32, label (batch,) int64 or what the task predicts; of images with columns
+    the input is {image, columns: (batch, columns) float32}. Or they are dicts that also carry `key`
+    (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long
     as the pipeline.
 
     Raises:

@@ -61,7 +61,7 @@ def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -
 
 
 def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
-    """Bytes of the model's input of a split after these ops, by its first records, which are in
+    """Bytes of the model's inputs of a split after these ops, by its first records, which are in
     random order.
     """
     import tensorflow as tf
@@ -69,8 +69,11 @@ def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
     schema = data.shards.schema
     ops = (Parse.of(schema), *ops)
 
+    names = [feature.name for feature in schema.features if feature.role == "input"]
+
     def size(record: bytes) -> int:
-        return process_record(ops, tf.constant(record))[schema.input.name].numpy().nbytes
+        element = process_record(ops, tf.constant(record))
+        return sum(element[name].numpy().nbytes for name in names)
 
     return _extrapolate(size, data, split)
 

@@ -23,6 +23,7 @@ Role = Literal["input", "target"]
 # ranges of documents.bin, files, or, of numbers of the manifest itself, in its tables.
 Storage = Literal["rows", "blocks", "documents", "files", "table"]
 Shape = tuple[int | None, ...]
+COLUMNS = "columns"  # the feature that is the table input
 
 
 class Encoding(ABC):

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold_when_free
 
 # An abstract socket address: one per machine (per network namespace), for all users, whatever their
@@ -39,7 +40,10 @@ def _hold_if_free() -> Iterator[int | None]:
             lock.bind(MACHINE_ADDRESS)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise
+                raise ServiceFailed(
+                    "this machine allows no abstract socket, which is the lock of those who measure"
+                    f" ({error.strerror}); allow it to this user (AppArmor, Landlock, seccomp)"
+                ) from error
             yield None
             return
         lock.listen()  # so that those who wait can ask the kernel who we are

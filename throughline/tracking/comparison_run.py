@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlflow
-from mlflow.entities import Metric, Param
+from mlflow.entities import LoggedModelStatus, Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
@@ -144,7 +144,7 @@ def close_comparison(
             echo(f"champion: {decision}")
 
         parent.call(decide)
-    if not parent.sent:
+    if not parent.sent and promotion != "none":
         echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
 
 
@@ -177,13 +177,14 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = find_run(row.mlflow_run_id)
-    models = (
+    logged = (
         client.search_logged_models(
             [run.info.experiment_id], filter_string=f"source_run_id = '{run.info.run_id}'"
         )
         if run
         else []
     )
+    models = [one for one in logged if one.status == LoggedModelStatus.READY]
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row.plan, **make_tags(score)}

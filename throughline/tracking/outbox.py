@@ -52,16 +52,21 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Everything that is kept, the oldest first, each with its file.
 
     Raises:
-      DamagedFile: one of the files is not as `enqueue` writes it.
+      DamagedFile: after the others, where one of the files is not as `enqueue` writes it.
     """
+    damaged = ""
     for file in sorted(folder.glob("*.json")):
         try:
-            yield file, parse(PendingRun, json.loads(file.read_bytes()))
+            pending = parse(PendingRun, json.loads(file.read_bytes()))
         except (ValueError, TypeError) as error:
-            raise DamagedFile(
-                f"{file} is damaged ({error}); delete it, and what it kept is in the files of the"
-                " run alone"
-            ) from error
+            damaged = damaged or (
+                f"{file} is damaged, or of another version of the program ({error}); what it kept"
+                " is in the files of the run, too: delete it"
+            )
+            continue
+        yield file, pending
+    if damaged:
+        raise DamagedFile(damaged)
 
 
 def remove(file: Path) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,8 @@ from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from throughline.results.train import RunRecord
-from throughline.shared.errors import MissingInput, UserError
+from throughline.shared.errors import DamagedFile, MissingInput, UserError
+from throughline.shared.layout import from_here
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
@@ -49,9 +51,9 @@ FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
-# What a run changes itself; the parameters are in the run.
+# What a run changes itself; the parameters are in the run, and of dvc.yaml it is a list.
 OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
-LISTED = "^      - "  # a line of dvc.yaml that a run adds: own code
+LISTED = re.compile(r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*\n)*", re.MULTILINE)
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
 
@@ -277,10 +279,17 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
         )
         mlflow.log_artifact(path)
         return
-    sizes = tuple(-1 if size is None else size for size in model.input_shape)
-    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), sizes)
+    several = len(model.inputs) > 1
+    inputs = [
+        TensorSpec(
+            np.dtype(one.dtype),
+            tuple(-1 if size is None else size for size in one.shape),
+            name=one.name if several else None,
+        )
+        for one in model.inputs
+    ]
     outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
-    signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
+    signature = ModelSignature(inputs=Schema([*inputs]), outputs=Schema([outputs]))
     needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
     if own:
         needs.append(f"cloudpickle=={version('cloudpickle')}")
@@ -320,13 +329,17 @@ def sync() -> tuple[int, int]:
     Raises:
       DamagedFile: something that is kept cannot be read.
     """
-    sent = 0
+    sent, waiting = 0, []
+    with contextlib.suppress(DamagedFile):  # which is said when the others are sent
+        for each in list_pending(store_home() / UNSENT):
+            waiting.append(each)
     # What belongs to another run comes after that.
-    waiting = sorted(list_pending(store_home() / UNSENT), key=lambda each: bool(each[1].follows))
-    for file, unsent in waiting:
+    for file, unsent in sorted(waiting, key=lambda each: bool(each[1].follows)):
         if unsent.follows and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
-            echo(f"a profile of {unsent.run_key.pipeline} was left out: MLflow has no run of it")
-            remove(file)
+            echo(
+                f"a profile of {unsent.run_key.pipeline} is left out: the store has no run of it;"
+                f" if that is so for good, delete {from_here(file)}"
+            )
             continue
         recorder = Recorder(
             unsent.run_key, run_id=unsent.run_id, follows=unsent.follows, kept=unsent
@@ -354,6 +367,12 @@ def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
     return False
 
 
+def _differs(committed: str, file: Path) -> bool:
+    """Whether dvc.yaml is another one than git has, but for the list of own code in it."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return LISTED.sub(r"\1", text).strip() != LISTED.sub(r"\1", f"{committed}\n").strip()
+
+
 def _answers() -> bool:
     with contextlib.suppress(*STORE_ERRORS):
         mlflow.search_experiments(max_results=1)
@@ -370,8 +389,8 @@ def read_lineage() -> dict[str, str]:
     """Tags that tie a run to its code, experiment and flow run."""
     tags = {}
     if commit := _git("rev-parse", "HEAD"):
-        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _git(
-            "diff", "--no-ext-diff", f"--ignore-matching-lines={LISTED}", "HEAD", "--", "dvc.yaml"
+        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _differs(
+            _git("show", "HEAD:./dvc.yaml"), Path("dvc.yaml")
         )
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
     for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):

@@ -20,7 +20,9 @@ import mlflow
 import requests
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+from mlflow.store.artifact.artifact_repository_registry import (
+    get_registered_artifact_repositories,
+)
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
@@ -54,7 +56,8 @@ def use_store() -> None:
       InvalidParams: that variable holds no address.
     """
     home = store_home()
-    _artifact_repository_registry.register("mlflow-artifacts", _open_artifacts)
+    openers: dict[str, Any] = get_registered_artifact_repositories()  # pyright: ignore[reportAssignmentType] - of functions
+    openers["mlflow-artifacts"] = _open_artifacts
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
     try:
         parts = urlsplit(address)

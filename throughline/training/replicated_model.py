@@ -130,7 +130,7 @@ class StepDeadline(keras.callbacks.Callback):
         self._deadline.begin(limit, f"step {batch + 1:,} of its epoch")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Wait for nobody: each process evaluates by itself."""
+        """Each process evaluates by itself, however long; then it is exchanged."""
         self._deadline.end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

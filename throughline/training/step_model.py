@@ -182,7 +182,10 @@ def compute_class_weights(
             f"train.class_weights: {unknown[0]} is not a class;"
             f" {did_you_mean(unknown[0], list(classes))}"
         )
-    return np.asarray([setting.get(name, 1.0) for name in classes], np.float32)
+    weights = np.asarray([setting.get(name, 1.0) for name in classes], np.float32)
+    if not weights.any():
+        raise UnknownModel("train.class_weights: all are 0, so nothing would be learned")
+    return weights
 
 
 def _refuse_emulated(feed: Feed) -> None:

@@ -38,7 +38,9 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     if value.encoding.modality != "images" or image.ragged:
         return
     rows, allowed = sum(map(shards.examples, shards.splits)), parse_size(budgets.disk)
+    table = shards.schema.table_input
     others = KEY_BYTES + (np.dtype(target.dtype).itemsize if target else 0)
+    others += np.dtype(table.dtype).itemsize * table.channels if table else 0
     needed = rows * (others + params.snapshot.stored_fraction * image.stride)
     if needed <= allowed:
         return

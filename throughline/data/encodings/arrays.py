@@ -5,7 +5,15 @@ of a table that lists examples.
 from __future__ import annotations
 
 from throughline.plan.ops import DecodeRaw, Op
-from throughline.plan.schema import Encoding, Feature, Shape, TableColumns, find_encoding, register
+from throughline.plan.schema import (
+    COLUMNS,
+    Encoding,
+    Feature,
+    Shape,
+    TableColumns,
+    find_encoding,
+    register,
+)
 from throughline.settings import PipelineConfig
 
 
@@ -81,7 +89,7 @@ def array_feature(
 def table_input(columns: TableColumns) -> Feature:
     """The second input of a dataset whose examples a table lists."""
     return Feature(
-        name="columns",
+        name=COLUMNS,
         role="input",
         encoding=find_encoding("columns"),
         shape=(len(columns.names),),

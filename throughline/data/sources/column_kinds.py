@@ -86,7 +86,7 @@ def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
             if name in kinds and guess_kind(table, name) == "category":
                 raise UnreadableSource(
                     f"{table.path}: column {name}, of data.numeric, holds text",
-                    f"set data.categorical: [{name}, …] or data.ignore: [{name}]",
+                    "name it in data.categorical instead, or in neither",
                 )
     doubts = {
         name: doubt

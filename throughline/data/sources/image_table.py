@@ -15,6 +15,7 @@ from throughline.data.sources.column_kinds import (
     Kind,
     describe_column,
     explain_no_number,
+    guess_kind,
     refuse_mistaken,
 )
 from throughline.data.sources.table import (
@@ -31,6 +32,7 @@ from throughline.data.sources.tabular import (
     read_split,
     read_table,
 )
+from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -52,7 +54,9 @@ def scan(settings: DataSettings) -> Files:
     _check(table)
     kind: LabelKind = "number" if settings.label_kind == "number" else "class"
     listed = settings.numeric or settings.categorical
-    columns = choose_columns(table, settings.numeric, settings.categorical)
+    columns = (
+        choose_columns(table, settings.numeric, settings.categorical) if listed else TableColumns()
+    )
     values, problems = code_rows(table, columns, hint=True)
     numbers = table.numbers(settings.label_column) if kind == "number" else None
     labels = table.cells(settings.label_column) if numbers is None else map(str, numbers.tolist())
@@ -81,7 +85,7 @@ def scan(settings: DataSettings) -> Files:
         label_kind=kind,
         listed=ListedColumns(columns=columns, values=values[places]) if listed else None,
         rejected=rejected,
-        readings=_describe(table) if listed else (),
+        readings=_describe(table),
         dialect=table.describe_dialect() if listed or kind == "number" else (),
         warnings=[] if watched else [UNWATCHED],
     )
@@ -104,6 +108,14 @@ def _check(table: TextTable) -> None:
         refuse_mistaken(table, kinds)
     with problems.collect():
         check_missing(table, kinds)
+    label = settings.label_column
+    with problems.collect():
+        if settings.label_kind == "number" and guess_kind(table, label) == "category":
+            raise UnreadableSource(
+                f"{table.path}: label column {label} holds text, and data.label_kind: number needs"
+                " numbers",
+                "set data.label_kind: class, or name another data.label_column",
+            )
     with problems.collect():
         if IMAGE in kinds:
             raise UnreadableSource(

@@ -184,7 +184,7 @@ def fill_medians(
             raise UnreadableSource(
                 f"column {name} is empty in all rows of the training split, so it has no median"
                 " there",
-                f"set data.ignore: [{name}]",
+                f"take it out of data.numeric, or set data.ignore: [{name}]",
             )
         medians[name] = float(np.median(known))
         column[empty] = medians[name]

@@ -33,6 +33,7 @@ from throughline.pipelines.read.decoded_rows import Columns, FetchFn, join_rows,
 from throughline.pipelines.read.indexed_shard_reader import index_classes
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches
+from throughline.plan.schema import COLUMNS
 from throughline.plan.steps import Gather, TokenWindow
 from throughline.plan.training_workers import TrainingWorker
 
@@ -115,7 +116,7 @@ class SnapshotReader:
         drawn = any(op.random or op.crops for op in self.gather.ops)
         key = ("key",) if self.with_keys or drawn else ()
         schema = self.data.shards.schema
-        columns = ("columns",) if schema.table_input else ()
+        columns = (COLUMNS,) if schema.table_input else ()
         return (schema.input.name, *columns, *label, *key)
 
     def columns(self) -> Columns:

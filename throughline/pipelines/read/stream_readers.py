@@ -15,6 +15,7 @@ import tensorflow as tf
 from throughline.kernels.elements import apply_ops, split_tokens, split_window
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.ops import Op, Parse
+from throughline.plan.schema import COLUMNS
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.steps import Read, TokenWindow, Window
 from throughline.settings import Sampling
@@ -69,7 +70,7 @@ def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
         "label": np.asarray(files.labels, target.dtype if target else np.int64),
         "key": np.asarray(files.keys, np.int64),
     }
-    features |= {} if files.columns is None else {"columns": files.columns}
+    features |= {} if files.columns is None else {COLUMNS: files.columns}
     return tf.data.Dataset.from_tensor_slices(features, name="read")
 
 

@@ -85,8 +85,8 @@ def write_snapshot(
     settings: SnapshotSettings | None = None,
     names: Callable[[], Mapping[int, str]] = dict,
 ) -> WrittenSnapshot:
-    """Write the preprocessed examples of all splits into `out`: columns image or features, label
-    and key.
+    """Write the preprocessed examples of all splits into `out`: columns image or features, the
+    table input, label and key.
 
     Of images the first rows alone are stored where `settings` say so; all are preprocessed, for the
     statistics, and so that what is damaged is found now. Images that still differ in size, and the
