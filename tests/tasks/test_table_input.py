@@ -356,7 +356,7 @@ def test_images_with_columns_go_through_every_stage(tmp_path):
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     logged = client.search_logged_models([one.experiment_id for one in client.search_experiments()])
     assert [one.status for one in logged] == [LoggedModelStatus.READY] * 3
-    served = mlflow.models.Model.load(logged[0].artifact_location)
+    served = mlflow.models.Model.load(logged[0].artifact_location.removeprefix("file://"))
     assert sorted(served.signature.inputs.input_names()) == [COLUMNS, "image"]
 
 
