@@ -337,7 +337,7 @@ def test_numbers_that_float32_keeps_apart_are_learned_from_however_many_they_are
 
 def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):
     path = write(tmp_path, "size,color,label", measured(40))
-    with pytest.raises(UnreadableSource, match=r"column color, of data\.numeric, holds text; name it in"):
+    with pytest.raises(UnreadableSource, match=r"column color, of data\.numeric, holds text; name"):
         scan(path, numeric=["size", "color"])
 
 
