@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -19,6 +20,7 @@ from whowaits.digests import FEWEST_PROVEN
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
+CYCLE = f"cycle_length={len(os.sched_getaffinity(0))}"  # that of an interleave without one
 
 
 def double(number):
@@ -113,7 +115,7 @@ def ordered(dataset):
         ),
         (
             lambda: batched(numbers().interleave(lambda n: tf.data.Dataset.from_tensors(n))),
-            [f"interleave: interleave(…, {PARALLEL})", "batch: .cache() after it"],
+            [f"interleave: interleave(…, {CYCLE}, {PARALLEL})", "batch: .cache() after it"],
         ),
     ],
     ids=["plain", "shuffled", "random", "cached", "endless", "generator", "interleaved"],
@@ -219,7 +221,7 @@ def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_pat
     assert not [text for text in texts_of(flat) if "interleave" in text]
 
 
-INTERLEAVE = f"interleave(…, {PARALLEL}, deterministic=True)"
+INTERLEAVE = f"interleave(…, cycle_length=4, block_length=16, {PARALLEL}, deterministic=True)"
 READS = "num_parallel_reads=tf.data.AUTOTUNE"
 
 
@@ -263,6 +265,18 @@ def test_a_flat_map_of_readers_is_tried_as_an_interleave(lines, function, title)
     assert ordered(change.dataset) == ordered(dataset)
     in_order = [list(batch.numpy()) for batch in change.dataset]
     assert in_order == [list(batch.numpy()) for batch in change.dataset], "deterministic"
+
+
+@pytest.mark.parametrize("given", [{}, {"cycle_length": 3}, {"cycle_length": 5, "block_length": 2}])
+def test_an_interleave_in_parallel_keeps_its_order(given):
+    files = tf.data.Dataset.range(16)
+    dataset = files.interleave(lambda n: tf.data.Dataset.range(9 * n, 9 * n + 9), **given)
+    change = propose_changes(dataset.prefetch(1), batch=BATCH)[0]
+    assert change.meaning == SAME
+    assert ("cycle_length" in change.adds) == ("cycle_length" not in given)
+    in_order = [int(number) for number in dataset]
+    assert in_order != sorted(in_order)
+    assert [int(number) for number in change.dataset] == in_order
 
 
 @pytest.mark.parametrize(

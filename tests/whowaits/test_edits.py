@@ -98,6 +98,17 @@ files.flat_map(g, "reading")
             )
 
 
+@pytest.mark.parametrize("call", ["files.interleave(g, 3)", "files.interleave(g, cycle_length=n)"])
+def test_an_interleave_has_one_cycle_length(call):
+    given = f"cycle_length=2, {PARALLEL}"
+    edit = Edit("train.py:2", "interleave", given)
+    source = "import tensorflow as tf\nfiles.interleave(g, block_length=3)"
+    edited = edit_source(source.encode(), "train.py", [edit]).decode()
+    assert edited.endswith(f"files.interleave(g, block_length=3, {given})")
+    with pytest.raises(CannotBeWritten, match="may have cycle_length"):
+        edit_source(f"import tensorflow as tf\n{call}".encode(), "train.py", [edit])
+
+
 def test_a_script_without_a_last_line_end_is_patched(tmp_path, monkeypatch):
     source = b"import tensorflow as tf\r\nfit(data.map(f))"
     (tmp_path / "train.py").write_bytes(source)

@@ -130,8 +130,8 @@ def test_a_flat_map_is_found_again_where_a_change_made_it_an_interleave(tmp_path
     source = f"import tensorflow as tf\nfiles.{edit.called}(tf.data.TFRecordDataset)"
     edited = edit_source(source.encode(), "a.py", [replace(edit, where="a.py:2")])
     assert edited.endswith(
-        b".interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE,"
-        b" deterministic=True)"
+        b".interleave(tf.data.TFRecordDataset, cycle_length=4, block_length=16,"
+        b" num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)"
     )
 
 

@@ -26,6 +26,7 @@ import tensorflow as tf
 from .advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from .digests import digest, digest_some
 from .graphs import (
+    AUTOMATIC,
     AUTOTUNE,
     Functions,
     Graph,
@@ -42,6 +43,7 @@ from .graphs import (
     may_draw,
     parallel_edits,
     plain_kind_of,
+    read_constant,
     reading_edits,
     serialize,
     spec_of,
@@ -49,7 +51,7 @@ from .graphs import (
     without_version,
 )
 from .machine import memory_left_bytes
-from .places import ONE_KIND, READERS, locate
+from .places import ONE_KIND, READERS, follow, locate
 
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
@@ -146,8 +148,16 @@ class _Draft:
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
-            return parallel_edits(node)
+            return parallel_edits(node, self._cycle_length(node))
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
+
+    def _cycle_length(self, node: Node) -> int | None:
+        """That of an interleave, which TensorFlow chose; None of what is none, or was given one."""
+        if kind_of(node) != "Interleave":
+            return None
+        *_, made = follow(self._dataset, "interleave", self.position(node)["number"])
+        is_open = tf.get_static_value(made._cycle_length) == AUTOMATIC
+        return read_constant(self._graph, node.input[-2]) if is_open else None
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
@@ -338,8 +348,8 @@ class _Draft:
 
     def _buffer(self, shuffle: Node) -> str:
         """The size of a shuffle's buffer [examples]."""
-        value = self._nodes[shuffle.input[1]].attr["value"]
-        return str(int(tf.make_ndarray(value.tensor))) if value.HasField("tensor") else "…"
+        size = read_constant(self._graph, shuffle.input[1])
+        return "…" if size is None else str(size)
 
     def generates(self, node: Node) -> bool:
         """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""

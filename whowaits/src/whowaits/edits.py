@@ -105,7 +105,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
     (call,) = calls
     keyword = _split(edit.adds)[1].partition("=")[0]
-    most = MOST_POSITIONAL.get(edit.called, 1)
+    most = 1 if keyword == "cycle_length" else MOST_POSITIONAL.get(edit.called, 1)
     taken = any(each.arg in (keyword, None) for each in call.keywords) or len(call.args) > most
     if not edit.adds.startswith(".") and (
         taken or any(isinstance(each, ast.Starred) for each in call.args)

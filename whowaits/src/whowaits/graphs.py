@@ -14,6 +14,9 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
 AUTOTUNE = "tf.data.AUTOTUNE"
+AUTOMATIC = -1  # AUTOTUNE, in a graph
+# Of files that are read together: a number, so that the order is the same on every machine.
+AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
 # Ops that keep a state, and still give the same for the same input; functions are looked into.
@@ -67,6 +70,13 @@ def add_constant(graph: Graph, value: int | str) -> str:
     added.attr["value"].tensor.CopyFrom(proto)
     added.attr["dtype"].type = proto.dtype
     return name
+
+
+def read_constant(graph: Graph, name: str) -> int | None:
+    """A number that a node is given; None where it is computed."""
+    node = next(each for each in graph.node if each.name == name)
+    value = node.attr["value"]
+    return int(tf.make_ndarray(value.tensor)) if value.HasField("tensor") else None
 
 
 def as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
@@ -164,9 +174,11 @@ def plain_kind_of(node: Node) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
 
 
-def parallel_edits(node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+def parallel_edits(
+    node: Node, cycle_length: int | None
+) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
     """What may be done in parallel about a node: in words, what is added to its call, and to its
-    graph.
+    graph. `cycle_length`: that of an interleave which was given none.
     """
     calls = f"num_parallel_calls={AUTOTUNE}"
     if node.op == "MapDataset":
@@ -174,6 +186,9 @@ def parallel_edits(node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node
     elif node.op == "BatchDatasetV2":
         yield calls, calls, _parallel_batch
     elif kind_of(node) == "Interleave":
+        if cycle_length is not None:
+            # A parallel one would choose another number, and with it another order.
+            calls = f"cycle_length={cycle_length}, {calls}"
         yield f"interleave(…, {calls})", calls, _parallel_interleave
 
 
@@ -183,30 +198,44 @@ def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node
     """
     if reader:
         reads = f"num_parallel_reads={AUTOTUNE}"
-        yield reads, reads, _parallel_interleave
+        yield reads, reads, _read_in_parallel
     else:
-        given = f"num_parallel_calls={AUTOTUNE}, deterministic=True"
-        yield f"interleave(…, {given})", f"interleave({given})", _parallel_interleave
+        given = (
+            f"cycle_length={AT_ONCE}, block_length={IN_BLOCKS_OF}, num_parallel_calls={AUTOTUNE},"
+            " deterministic=True"
+        )
+        yield f"interleave(…, {given})", f"interleave({given})", _read_together
 
 
 def _parallel_map(graph: Graph, node: Node) -> None:
     change_op(node, "ParallelMapDatasetV2")
-    node.input.append(add_constant(graph, -1))
+    node.input.append(add_constant(graph, AUTOMATIC))
 
 
 def _parallel_batch(graph: Graph, node: Node) -> None:
     source, size, drop = node.input
     change_op(node, "ParallelBatchDataset")
-    node.input[:] = [source, size, add_constant(graph, -1), drop]
+    node.input[:] = [source, size, add_constant(graph, AUTOMATIC), drop]
 
 
 def _parallel_interleave(graph: Graph, node: Node) -> None:
-    flat = node.op == "FlatMapDataset"
-    inputs = list(node.input) if flat else list(node.input)[:-2]
-    sizes = [add_constant(graph, -1), add_constant(graph, 1)] if flat else list(node.input)[-2:]
-    automatic = [add_constant(graph, -1) for _ in range(3)]
+    _interleave(graph, node, list(node.input))
+
+
+def _read_together(graph: Graph, node: Node) -> None:
+    sizes = [add_constant(graph, size) for size in (AT_ONCE, IN_BLOCKS_OF)]
+    _interleave(graph, node, [*node.input, *sizes])
+
+
+def _read_in_parallel(graph: Graph, node: Node) -> None:
+    sizes = [add_constant(graph, size) for size in (AUTOMATIC, 1)]  # as num_parallel_reads does
+    _interleave(graph, node, [*node.input, *sizes])
+
+
+def _interleave(graph: Graph, node: Node, inputs: list[str]) -> None:
+    automatic = [add_constant(graph, AUTOMATIC) for _ in range(3)]
     change_op(node, "ParallelInterleaveDatasetV4")
-    node.input[:] = [*inputs, *sizes, *automatic]
+    node.input[:] = [*inputs, *automatic]
 
 
 def may_draw(op: str) -> bool:
