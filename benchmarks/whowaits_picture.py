@@ -41,7 +41,9 @@ model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True
 model.fit(data, epochs=20, verbose=0)
 """
 COLUMNS = 104
-NOISE = re.compile(r"^(I0000|E0000|W0000|WARNING: All log|/.*Warning|  self\.data_adapter)")
+NOISE = re.compile(
+    r"^(I0000|E0000|W0000|WARNING: All log|To enable the following|/.*Warning|  self\.data_adapter)"
+)
 STYLES = (
     (re.compile(r"^\+(?!\+)"), "green"),
     (re.compile(r"^-(?!-)"), "red"),
