@@ -26,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.guest_scripts import CASES, Case
 from whowaits.advice import Edit, Tried, find_first
+from whowaits.blocks import median_interval
 from whowaits.edits import CannotBeWritten, edit_source
 
 LIMIT_S = 240.0
@@ -79,7 +80,7 @@ def judge(name: str, case: Case, *, python: str) -> dict:
             for change in _first_or_best(report)
             if (edited_ms := _edited_step_ms(python, script, change)) is not None
         ]
-    stalls = sorted(100 * (1 - memory / as_it_is) for as_it_is, memory in pairs)
+    stalls = [100 * (1 - memory / as_it_is) for as_it_is, memory in pairs]
     first = _first(report)
     return {
         "name": name,
@@ -88,7 +89,7 @@ def judge(name: str, case: Case, *, python: str) -> dict:
         "low": report.get("stall_low_pct"),
         "high": report.get("stall_high_pct"),
         "true_pct": round(statistics.median(stalls), 1),
-        "true_range": [round(stalls[1], 1), round(stalls[-2], 1)],
+        "true_range": [round(end, 1) for end in median_interval(stalls)],
         "step_ms": report.get("step_ms"),
         "true_step_ms": round(step_ms, 2),
         "model_ms": report.get("model_ms"),
@@ -155,7 +156,7 @@ def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[
 
 
 def is_wrong(result: dict) -> bool:
-    """Whether a verdict was given that all of the truth contradicts, by more than its noise."""
+    """Whether a verdict was given that the truth contradicts, by more than its noise."""
     low, high = result["true_range"]
     if result["verdict"] == "input-bound":
         return high < 20 - CLOSE_PCT
