@@ -12,8 +12,10 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,9 +42,11 @@ from throughline.shared.errors import (
     ObjectStoreFailed,
     StaleSnapshot,
 )
+from throughline.shared.failures import report_user_errors
 from throughline.shared.object_store import RETRIES, open_store
 
 OTHER = multiprocessing.get_context("spawn")
+PAGE = 4096  # bytes; what a file on a tmpfs takes at least
 
 
 @pytest.mark.parametrize(
@@ -191,6 +195,47 @@ def test_a_file_that_cannot_grow_is_the_disks_error(put):
     process.start()
     process.join(60)
     assert process.exitcode == 3
+
+
+def fill(disk: Path) -> None:
+    """Take all room of a disk, as others do who write to it."""
+    with suppress(OSError), (disk / "others").open("ab", buffering=0) as file:
+        while file.write(bytes(PAGE)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("full", "words"),
+    [
+        ("before", "DiskFull: no space is left"),
+        ("meanwhile", "DiskRefused: "),
+        ("since room was counted", "DiskFull: no space is left"),
+    ],
+)
+def test_on_a_full_disk_whole_columns_alone_are_left_and_the_next_run_fetches_the_rest(
+    put, proxy, small_disk, monkeypatch, capsys, full, words
+):
+    expected = fetch_all(put("other"))
+    if full == "meanwhile":  # a column that has been begun has its room
+        proxy.fault = lambda method, path: fill(small_disk) if "/train/image/" in path else None
+    else:
+        fill(small_disk)
+    if full == "since room was counted":
+        taken = small_disk / "others"
+        os.truncate(taken, taken.stat().st_size - 2 * PAGE)  # a lock fits, images do not
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 40))
+    with pytest.raises(SystemExit) as ended, report_user_errors():
+        fetch_all(put("disk/cache"))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(words) and "free some space" in said.lower()
+    assert said.count("\n") == 1
+    found = {f"{one.parent.name}/{one.stem}": one.read_bytes() for one in small_disk.rglob("*.bin")}
+    assert list(found) == ["train/image"] * (full == "meanwhile")
+    assert found.items() <= expected.items()
+    proxy.fault = lambda method, path: None
+    (small_disk / "others").unlink()
+    assert fetch_all(put("disk/cache")) == expected
 
 
 @pytest.mark.slow
