@@ -7,17 +7,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from object_stores import Proxy
 from PIL import Image
 from project import SMALL, environment, make_project, run, start, write_params
 from shared_servers import shared_libraries
 
+from tasks.upload import upload
+from throughline.data.file_inspection import FILES_AT_ONCE
 from throughline.training.processes import find_free_ports
 
 pytestmark = pytest.mark.slow
@@ -78,11 +82,11 @@ def prepare(folder: Path, *stages: str) -> None:
         run(folder, sys.executable, "-m", f"tasks.{stage}")
 
 
-def read_data(folder: Path) -> dict[str, bytes]:
-    """What was prepared, by file, without the path of the project."""
+def read_data(folder: Path, *parts: str) -> dict[str, bytes]:
+    """What was prepared, or some parts of it, by file, without the path of the project."""
     return {
         str(path.relative_to(folder)): path.read_bytes().replace(str(folder).encode(), b"")
-        for name in ("manifest", "shards", "snapshot")
+        for name in parts or ("manifest", "shards", "snapshot")
         for path in (folder / "data" / name).rglob("*")
         if path.is_file()
     }
@@ -105,6 +109,13 @@ class Cluster:
         options = (self.address, "--nthreads", "1", "--no-nanny", "--host", "127.0.0.1")
         while len(self.workers) < workers:
             self.workers.append(self._start("dask_worker", *options))
+
+    def replace_worker(self) -> None:
+        """Kill the one worker; by then another has been started."""
+        killed = self.workers.pop()
+        self.have(1)
+        killed.kill()
+        killed.wait()
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
@@ -167,7 +178,7 @@ def sharded(cluster, by_threads) -> Path:
 
 
 def read_columns(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in read_data(folder).items() if "/snapshot/" in name}
+    return read_data(folder, "snapshot")
 
 
 def test_several_workers_write_what_threads_write(cluster, sharded, by_threads):
@@ -201,6 +212,59 @@ def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(cluster, shard
     assert {name: later.get(name) for name in notes} == notes or stage.poll() == 0
     assert stage.wait(timeout=120) == 0, stage.stdout and stage.stdout.read()
     assert read_columns(sharded) == read_columns(by_threads)
+
+
+@pytest.fixture
+def in_bucket(by_threads, photos, bucket_url, proxy, tmp_path) -> Iterator[Cluster]:
+    """A cluster of one worker, of another copy, whose images are to be read from a bucket."""
+    folder = shutil.copytree(by_threads, tmp_path / "project", symlinks=True)
+    shutil.rmtree(folder / "data")
+    upload(photos, bucket_url)
+    with closing(Cluster(folder)) as started:
+        data = {**PARAMS["data"], "path": bucket_url}
+        write_params(folder, {**PARAMS, "data": data, "engine": {"address": started.address}})
+        started.have(1)
+        yield started
+
+
+def find_shards(folder: Path, name: str) -> dict[str, int]:
+    """The inodes of the shards in a folder of data/."""
+    return {one.name: one.stat().st_ino for one in (folder / "data").glob(f"{name}/*.tfrecord")}
+
+
+def kill_who_reads(
+    cluster: Cluster, proxy: Proxy, is_due: Callable[[list[str]], bool]
+) -> tuple[list[str], list[dict[str, int]]]:
+    """Have the worker killed while it waits for an image, as often as `is_due` says so by those
+    that have been asked for; returns these, and for each kill the shards that were finished.
+    """
+    asked, finished, turn = list[str](), list[dict[str, int]](), threading.Lock()
+
+    def look(method: str, path: str) -> None:
+        if method == "GET" and path.endswith((".png", ".webp")):
+            with turn:
+                asked.append(path)
+                if is_due(asked):
+                    finished.append(find_shards(cluster.folder, "shards.*.partial"))
+                    cluster.replace_worker()
+
+    proxy.fault = look
+    return asked, finished
+
+
+def test_a_worker_that_is_killed_amid_files_or_a_shard_loses_these_and_no_more(
+    in_bucket, by_threads, proxy
+):
+    folder = in_bucket.folder
+    asked, kills = kill_who_reads(in_bucket, proxy, lambda asked: len(asked) == 140)
+    prepare(folder, "ingest")
+    assert len(kills) == 1, "in the third batch of 150 files, when the first has been taken"
+    assert not {*asked[:FILES_AT_ONCE]} & {*asked[FILES_AT_ONCE:]}, "nobody reads that again"
+    _, kills = kill_who_reads(in_bucket, proxy, lambda asked: len(asked) == 75)
+    prepare(folder, "shard")
+    (finished,) = kills
+    assert finished and finished.items() <= find_shards(folder, "shards").items()
+    assert read_data(folder, "shards") == read_data(by_threads, "shards")
 
 
 def test_an_own_op_that_was_changed_is_not_run_as_it_was(cluster, sharded):
