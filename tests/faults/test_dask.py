@@ -267,6 +267,15 @@ def test_a_worker_that_is_killed_amid_files_or_a_shard_loses_these_and_no_more(
     assert read_data(folder, "shards") == read_data(by_threads, "shards")
 
 
+def test_an_image_that_ends_three_workers_of_a_cluster_is_named_with_its_batch(in_bucket, proxy):
+    """Whoever has started the scheduler."""
+    _, kills = kill_who_reads(in_bucket, proxy, lambda asked: asked[-1].endswith("/class0/10.png"))
+    said = run(in_bucket.folder, sys.executable, "-m", "tasks.ingest", code=2)
+    assert "engine: class0/0.webp or one of the 63 files after it has ended 3 workers" in said
+    assert len(kills) == 3
+    assert "Traceback" not in said
+
+
 def test_an_own_op_that_was_changed_is_not_run_as_it_was(cluster, sharded):
     cluster.have(1)
     prepare(sharded, "snapshot")
