@@ -16,20 +16,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 UV := 0.13.8
 # What was set up for a GPU stays so.
 GPU ?= $(if $(wildcard .venv/.ready1),1)
+override GPU := $(if $(filter-out 0 no false,$(GPU)),1)
 DATA ?= fashion_mnist
 SECONDS ?= 60
 BUDGET ?= full
-BIN := $(CURDIR)/.venv/bin
-export PATH := $(BIN):$(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo ui stack quick test test-all check bench mutations fuzz audit
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml whowaits/pyproject.toml uv.lock
-	@test -x $(BIN)/python || { echo "setup 1/3: making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
-	@test -x $(BIN)/uv || { echo "setup 2/3: installing uv $(UV)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV); }
+	@test -x .venv/bin/uv || .venv/bin/python -c "import pip" 2>/dev/null || { echo "setup 1/3: making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv --clear .venv; }
+	@test -x .venv/bin/uv || { echo "setup 2/3: installing uv $(UV)"; .venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV); }
 	@echo "setup 3/3: installing $$(grep -c '^name = ' uv.lock) locked packages, about 3 GB on disk; a minute or several, by the network"
-	@$(BIN)/uv sync $$(test -t 2 || echo --quiet) --locked --compile-bytecode $(if $(GPU),--extra gpu)
+	@.venv/bin/uv sync $$(test -t 2 || echo --quiet) --locked --compile-bytecode $(if $(GPU),--extra gpu)
 	@rm -f .venv/.ready*
 	@touch $@
 

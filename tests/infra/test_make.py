@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from project import ROOT
+
+MAKE = str(shutil.which("make"))
+# Notes what it is asked, makes environments with a Python, and installs uv.
+PYTHON = """#!/bin/sh
+echo "$@" >> asked
+test "$2" != venv || cp -f "$0" .venv/bin/python
+test "$2" != pip || cp "$0" .venv/bin/uv
+"""
+
+
+def make(folder: Path, *arguments: str, path: str) -> str:
+    """What `make` says in a folder, without what a make around the tests hands to this one."""
+    done = subprocess.run(
+        [MAKE, *arguments],
+        cwd=folder,
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -22,12 +47,29 @@ def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, ins
     for name in installed:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        [str(shutil.which("make")), "--eval", "show: ; @/bin/echo $(PYTHON)", "show"],
-        cwd=tmp_path,
-        env={"PATH": str(tmp_path)},  # without what a make around the tests hands to this one
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [str(tmp_path / taken)]
+    said = make(tmp_path, "--eval", "show: ; @/bin/echo $(PYTHON)", "show", path=str(tmp_path))
+    assert said.split() == [str(tmp_path / taken)]
+
+
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [([], ""), (["GPU=1"], "--extra gpu"), (["GPU=yes"], "--extra gpu"), (["GPU=0"], "")],
+)
+def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path, options, extra):
+    folder, python = tmp_path / "a folder", tmp_path / "python"
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / "whowaits").mkdir()
+    for name in ("pyproject.toml", "uv.lock", "whowaits/pyproject.toml"):
+        (folder / name).touch()
+    without_pip = folder / ".venv" / "bin" / "python"
+    without_pip.write_text("#!/bin/sh\nexit 1\n")
+    python.write_text(PYTHON)
+    shutil.copy(ROOT / "Makefile", folder)
+    for program in (python, without_pip):
+        program.chmod(0o755)
+    make(folder, "setup", f"PYTHON={python}", *options, path=os.environ["PATH"])
+    version, environment, uv, sync = (folder / "asked").read_text().splitlines()
+    assert version == "--version" and environment == "-m venv --clear .venv"
+    assert uv.startswith("-m pip install ")
+    assert re.fullmatch(rf"sync .*--locked --compile-bytecode ?{extra}", sync)
+    assert (folder / ".venv" / f".ready{'1' if extra else ''}").exists()
