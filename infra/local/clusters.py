@@ -21,6 +21,9 @@ from flows.servers.services import (
 from infra.local.stack_config import StackConfig
 from throughline.shared.errors import ServiceFailed
 
+# An item that ends three workers is named; Dask by itself allows it four.
+ALLOWED_FAILURES = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
+
 
 def input_address(home: StackConfig) -> str:
     """Where the dispatcher of the tf.data service listens."""
@@ -58,7 +61,7 @@ def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     }
     module = "throughline.pipelines.service"
     with _run(
-        {name: [module, *role] for name, role in roles.items()}, [first, *ports], home
+        {name: [module, *role] for name, role in roles.items()}, [first, *ports], home, {}
     ) as running:
         yield running
 
@@ -85,25 +88,31 @@ def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     here = ["--host", HOST, "--no-dashboard"]
     scheduler = ["distributed.cli.dask_scheduler", "--port", str(first), *here]
     worker = ["distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
-    worker += [*here, "--local-directory", str(home.folder / "dask"), "--worker-port"]
+    worker += ["--memory-limit", "0", *here, "--local-directory", str(home.folder / "dask")]
+    worker += ["--worker-port"]
     commands = {"dask-scheduler": scheduler} | {
         f"dask-worker-{place}": [*worker, str(port)] for place, port in enumerate(ports, start=1)
     }
-    with _run(commands, [first, *ports], home) as running:
+    with _run(commands, [first, *ports], home, ALLOWED_FAILURES) as running:
         yield running
 
 
 @contextmanager
 def _run(
-    commands: Mapping[str, Sequence[str]], ports: Sequence[int], home: StackConfig
+    commands: Mapping[str, Sequence[str]],
+    ports: Sequence[int],
+    home: StackConfig,
+    variables: Mapping[str, str],
 ) -> Iterator[list[Running]]:
-    """Modules of this Python with their options, by the names of their logs; each has a port."""
+    """Modules of this Python with their options, by the names of their logs; each has a port, and
+    all have these variables.
+    """
     servers = (
         ServerProcess(
             name=name,
             command=[sys.executable, "-m", *command],
             healthy=partial(is_listening, port),
-            environment=home.objects,
+            environment=home.objects | variables,
         )
         for (name, command), port in zip(commands.items(), ports, strict=True)
     )

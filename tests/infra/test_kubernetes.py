@@ -25,7 +25,9 @@ from network_checks import find_arrows
 from project import ROOT
 from ruamel.yaml import YAML
 
+from infra.local.clusters import ALLOWED_FAILURES
 from throughline.settings import StorageSettings
+from throughline.shared.dask_engine import ATTEMPTS
 
 # MLflow warns about itself when its command line is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
@@ -259,6 +261,14 @@ def test_the_dispatcher_keeps_its_journal_on_a_volume_that_stays():
     service = COMPOSE["services"]["dispatcher"]
     assert f"--work-dir {folder}" in service["command"]
     assert service["volumes"] == [f"journal:{folder}"] and "journal" in COMPOSE["volumes"]
+
+
+def test_schedulers_allow_an_item_to_end_as_many_workers_as_a_stage_says():
+    (scheduler,) = workload(DASK, "Deployment dask-scheduler").containers
+    assert {one["name"]: one["value"] for one in scheduler["env"]} == ALLOWED_FAILURES
+    assert [*ALLOWED_FAILURES.values()] == [str(ATTEMPTS - 1)]
+    (worker,) = workload(DASK, "Deployment dask-worker").containers
+    assert parse(worker["args"])["memory_limit"] == "0"
 
 
 def test_both_kinds_of_deployment_start_the_same_programs():

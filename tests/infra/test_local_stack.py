@@ -214,11 +214,18 @@ def test_stages_of_the_project_find_its_dask_cluster(local, running):
     program = (
         "import os; from throughline.shared.engine import in_parallel, use_engine\n"
         f"with use_engine(address={address!r}):\n"
-        "    print(os.getpid(), *in_parallel(os.getpgid, [0, 0], workers=1))"
+        "    print(os.getpid(), *in_parallel(os.getpgid, [0, 0], workers=1))\n"
+        "from distributed import Client\n"
+        f"with Client({address!r}) as client:\n"
+        "    allow = lambda dask_scheduler: dask_scheduler.allowed_failures\n"
+        "    print(client.run_on_scheduler(allow))\n"
+        "    print(*(it['memory_limit'] for it in client.scheduler_info()['workers'].values()))"
     )
-    own, *others = local.run(sys.executable, "-c", program).split()
+    numbers, allowed, memory = local.run(sys.executable, "-c", program).splitlines()
+    own, *others = numbers.split()
     assert len(set(others)) == 1
     assert own not in others
+    assert (allowed, memory) == ("2", "0")
 
 
 def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, compared):
