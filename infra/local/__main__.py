@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from flows.ui import (
     servers,
 )
 from infra.local import clusters, postgres, s3
-from infra.local.stack_config import StackConfig, load_stack
+from infra.local.stack_config import StackConfig, hold_stack, load_stack
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
@@ -106,23 +106,24 @@ def up(  # noqa: PLR0913 - each is an option of the command
     """Start everything, print where it is, and stop it on Ctrl-C."""
     configure_logging()
     with report_user_errors():
-        opened = load_stack(
-            home,
-            postgres_port=postgres_port,
-            s3_port=s3_port,
-            input_port=input_port,
-            dask_port=dask_port,
-        )
-        endpoints = _endpoints(opened, prefect_port, mlflow_port)
         here = Path.cwd()
-        if input_workers:
-            endpoints = replace(
-                endpoints, worker={OWN_SERVICE: f"grpc://{clusters.input_address(opened)}"}
-            )
-        typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
         with ExitStack() as running:
-            for part in (opened.exclusive(), exclusive(here), stores(opened)):
-                running.enter_context(part)
+            running.enter_context(hold_stack(home))
+            running.enter_context(exclusive(here))
+            opened = load_stack(
+                home,
+                postgres_port=postgres_port,
+                s3_port=s3_port,
+                input_port=input_port,
+                dask_port=dask_port,
+            )
+            endpoints = _endpoints(opened, prefect_port, mlflow_port)
+            if input_workers:
+                endpoints = replace(
+                    endpoints, worker={OWN_SERVICE: f"grpc://{clusters.input_address(opened)}"}
+                )
+            typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
+            check_stores = running.enter_context(stores(opened))
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
             others = [
                 *running.enter_context(clusters.input_service(opened, input_workers)),
@@ -152,6 +153,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
             typer.echo("Ctrl-C stops all of it.")
 
             def check_all() -> None:
+                check_stores()
                 check_services()
                 for one in others:
                     one.check()
@@ -173,8 +175,7 @@ def store(
     with report_user_errors():
         if shutil.which(command[0]) is None:
             raise ServiceFailed(f"there is no program {command[0]}")
-        opened = load_stack(home)
-        with opened.exclusive(), s3.temporary_store(home, bucket) as variables:
+        with hold_stack(home), s3.temporary_store(home, bucket) as variables:
             os.umask(context.obj)  # what the command writes is its own affair
             environment = {**os.environ, **variables}
             with supervised(command, environment=environment, output=None) as process:
@@ -182,12 +183,20 @@ def store(
 
 
 @contextmanager
-def stores(home: StackConfig) -> Iterator[None]:
-    """Postgres and the S3 store, for as long as the block."""
-    own = home.settings
-    check_free({"postgres-port": own.postgres_port, "s3-port": own.s3_port})
-    with postgres.postgres(home), s3.object_store(home):
-        yield
+def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
+    """Postgres and the S3 store, for as long as the block; yields a function, to be called now and
+    then, that starts again what has ended.
+    """
+    check_free({"postgres-port": home.settings.postgres_port})
+    for port in s3.list_ports(home.settings.s3_port):
+        check_free({"s3-port": port})
+    with postgres.postgres(home) as check_postgres, s3.object_store(home) as check_objects:
+
+        def check_stores() -> None:
+            check_postgres()
+            check_objects()
+
+        yield check_stores
 
 
 def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:

@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.servers.services import HOST, ServerProcess, run_servers
+from flows.servers.services import HOST, ServerProcess, keep_running
 from infra.local.stack_config import USER, StackConfig
 from throughline.shared.errors import ServiceFailed
 
@@ -21,8 +21,9 @@ _UNPRIVILEGED = (  # Postgres refuses to run as root; root runs it as this user 
 
 
 @contextmanager
-def postgres(home: StackConfig) -> Iterator[None]:
-    """Run the stack's Postgres, with its databases made if they are not there.
+def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
+    """Run the stack's Postgres, with its databases made if they are not there; yields a function,
+    to be called now and then, that starts it again where it has ended.
 
     Raises:
       ServiceFailed: it is not installed, cannot be laid out, or does not start.
@@ -37,7 +38,7 @@ def postgres(home: StackConfig) -> Iterator[None]:
         healthy=lambda: _run(home, "pg_isready", "-q").returncode == 0,
         environment={},
     )
-    with run_servers(server, logs=home.logs):
+    with keep_running(server, logs=home.logs) as look_after:
         for name in DATABASES:
             if not _run_checked(
                 home,
@@ -48,13 +49,14 @@ def postgres(home: StackConfig) -> Iterator[None]:
                 f"SELECT 1 FROM pg_database WHERE datname = '{name}'",
             ).strip():
                 _run_checked(home, "createdb", name)
-        yield
+        yield look_after
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:
     """Make the cluster under another name and rename it when it is complete, so that a kill leaves
     none.
     """
+    initdb = _tool("initdb")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -72,7 +74,7 @@ def _initdb(home: StackConfig, folder: Path) -> None:
             "--encoding=UTF8",
             "--no-locale",
         ]
-        command = [*_as_unprivileged(), _tool("initdb"), "-D", str(partial), *options]
+        command = [*_as_unprivileged(), initdb, "-D", str(partial), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
         shutil.rmtree(partial)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
 from flows.servers.credentials import private_folder
-from flows.servers.services import ServerProcess, find_free_port, is_listening, run_servers
+from flows.servers.services import ServerProcess, find_free_port, is_listening, keep_running
 from infra.local.stack_config import StackConfig, load_stack
 from infra.store import PARTS
 
@@ -20,8 +20,9 @@ BUCKETS = ("dvc", "mlflow")
 
 
 @contextmanager
-def object_store(home: StackConfig) -> Iterator[None]:
-    """Run the stack's S3 store, with its buckets made if they are not there.
+def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
+    """Run the stack's S3 store, with its buckets made if they are not there; yields a function, to
+    be called now and then, that starts it again where it has ended.
 
     Raises:
       ServiceFailed: it did not start.
@@ -35,14 +36,14 @@ def object_store(home: StackConfig) -> Iterator[None]:
         environment=home.objects,
     )
     try:
-        with run_servers(server, logs=home.logs):
-            yield
+        with keep_running(server, logs=home.logs) as look_after:
+            yield look_after
     finally:
+        own = {str(port) for port in list_ports(first)}
         for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
-            if left.stem.rpartition("-")[2] in {
-                str(first + 10_000 + part) for part in range(len(PARTS))
-            }:
-                left.unlink(missing_ok=True)
+            if left.stem.rpartition("-")[2] in own:
+                with suppress(FileNotFoundError, PermissionError):  # of another user's store
+                    left.unlink()
 
 
 @contextmanager
@@ -60,15 +61,19 @@ def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
         yield home.objects
 
 
+def list_ports(first: int) -> list[int]:
+    """The ports that the store takes: one for each of its parts, and those 10,000 above."""
+    return [first + part + above for above in (0, 10_000) for part in range(len(PARTS))]
+
+
 def find_first_port() -> int:
-    """The first of as many free ports as the store needs: it takes those 10,000 above as well, and
-    from 32,768 on connections take them, too.
+    """The first of as many free ports as the store needs; from 32,768 on connections take them,
+    too.
     """
     # `random` gives processes whose trainings have one seed the same numbers.
     while True:
         first = 12_000 + 10 * secrets.randbelow(1_000)
-        own = range(first, first + len(PARTS))
-        if not any(is_listening(port + above) for port in own for above in (0, 10_000)):
+        if not any(map(is_listening, list_ports(first))):
             return first
 
 

@@ -85,21 +85,24 @@ class StackConfig:
             **self.objects,
         }
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep everybody else from running this stack for as long as the block.
 
-        Raises:
-          ServiceFailed: it is in use.
-        """
-        try:
-            with FileLock(self.folder / "in-use.lock", timeout=0):
-                yield
-        except Timeout:
-            raise ServiceFailed(
-                f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was"
-                " started)"
-            ) from None
+@contextmanager
+def hold_stack(folder: Path) -> Iterator[None]:
+    """Keep everybody else from running the stack of a folder, and so from changing its settings,
+    for as long as the block.
+
+    Raises:
+      ServiceFailed: it is in use.
+    """
+    folder = folder.resolve()
+    _make_folder(folder)
+    try:
+        with FileLock(folder / "in-use.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ServiceFailed(
+            f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
+        ) from None
 
 
 def load_stack(folder: Path, **ports: int | None) -> StackConfig:

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import mlflow
@@ -27,7 +28,8 @@ from skips import need
 from stack import Stack, processes_of, started
 
 from flows.servers.services import find_free_port
-from infra.local import s3
+from infra.local import postgres, s3
+from infra.local.__main__ import stores
 from infra.local.stack_config import StackConfig, load_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -263,6 +265,25 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):
             expect(page.get_by_text(metric).first).to_be_attached()
         picture(page, "mlflow-two-runs")
+
+
+def test_stores_that_end_are_started_again(local, capsys):
+    ports = {"postgres_port": find_free_port(), "s3_port": s3.find_first_port()}
+    home = load_stack(local.folder.with_name("stores"), **ports)
+    with stores(home) as look_after:
+        s3.open_client(home).pipe("dvc/kept", b"kept")
+        for word in ("postgres", "weed"):
+            for process in processes_of(home.folder, word):
+                with suppress(psutil.Error):  # it has ended with the others
+                    process.kill()
+        said = ""
+        while said.count("restarting ") < 2:
+            look_after()
+            said += capsys.readouterr().out
+            time.sleep(0.1)
+        assert s3.open_client(home).cat("dvc/kept") == b"kept"
+        asked = ("psql", "-d", "prefect", "-Atc", "SELECT 1")
+        assert postgres._run_checked(home, *asked) == "1\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")

@@ -14,10 +14,12 @@ from infra.local.stack_config import load_stack
 from throughline.shared.errors import ServiceFailed
 
 
-@pytest.mark.parametrize("option", ["postgres-port", "s3-port"])
-def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option):
+@pytest.mark.parametrize(
+    ("option", "above"), [("postgres-port", 0), ("s3-port", 0), ("s3-port", 3), ("s3-port", 10_003)]
+)
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option, above):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = {option.replace("-", "_"): taken.getsockname()[1]}
+        ports = {option.replace("-", "_"): taken.getsockname()[1] - above}
         opened = load_stack(tmp_path / "stack", **ports)
         with (
             pytest.raises(ServiceFailed, match=f"is taken, .* choose another with --{option}"),

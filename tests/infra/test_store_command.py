@@ -16,6 +16,7 @@ from stack import wait_for
 
 pytestmark = pytest.mark.slow
 STORE = (sys.executable, "-m", "infra.local", "store", "--")
+UP = (sys.executable, "-m", "infra.local", "up", "--home", ".throughline/store")
 
 READ = """
 from throughline.shared.object_store import open_store
@@ -31,13 +32,16 @@ def test_a_command_finds_in_the_store_what_the_one_before_has_put_there(array_fi
     said = run(folder, *STORE, "sh", "-c", script, sys.executable, code=3)
     # It has ended as its command did, and its secret is in nothing that it prints.
     assert re.search(r"^at http://127\.0\.0\.1:\d+$", said, re.MULTILINE)
-    secret = json.loads((folder / ".throughline" / "store" / "settings.json").read_text())
-    assert secret["s3_secret"] not in said
+    settings = folder / ".throughline" / "store" / "settings.json"
+    assert json.loads(settings.read_text())["s3_secret"] not in said
 
     script = '"$0" -c "$1" > same; umask > mask; sleep 600 & echo $! > pid; wait'
     command = [*STORE, "sh", "-c", script, sys.executable, READ]
     process = subprocess.Popen(command, cwd=folder, env=environment(folder), umask=0o022)
     wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
+    before = settings.read_text()
+    assert "is running; stop it first" in run(folder, *UP, "--s3-port", "9000", code=2)
+    assert settings.read_text() == before, "what is refused changes no port"
     process.terminate()
     process.wait(60)
     assert (folder / "same").read_text() == "True\n"
