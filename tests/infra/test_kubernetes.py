@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -155,6 +156,22 @@ def test_a_folder_renders_without_faults(folder):
     assert find_faults(render(FOLDER / folder)) == []
 
 
+def test_the_pod_that_clones_the_project_has_what_the_worker_has():
+    """README.md puts image and address in; git is the one program that is not of the project."""
+    text = (FOLDER / "clone.yaml").read_text()
+    clone = YAML(typ="safe").load(text)
+    (said,) = find_faults([*render(FOLDER / BASE), clone])
+    assert said.startswith("Pod clone: git clone URL") and "none of our programs" in said
+    (command,) = re.findall(r"^sed (.*) infra/kubernetes/clone.yaml", README, re.MULTILINE)
+    (own,) = clone["spec"]["containers"]
+    (worker,) = workload(BASE, "Deployment worker").containers
+    assert [own[key] for key in ("image", "workingDir", "securityContext")] == [
+        worker[key] for key in ("image", "workingDir", "securityContext")
+    ]
+    assert re.findall(r"s\|(.*?)\|", command) == [own["image"], "URL"]
+    assert (text.count(own["image"]), text.count("URL")) == (1, 1)
+
+
 @pytest.mark.parametrize(("folder", "name", "path", "value", "said"), PLANTED)
 def test_a_fault_is_found(folder, name, path, value, said):
     manifests = render(FOLDER / folder)
@@ -164,7 +181,7 @@ def test_a_fault_is_found(folder, name, path, value, said):
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_adds_to_the_base_and_opens_nothing(name):
-    """So overlays can be applied one after another, in any order."""
+    """So one after another gives all of them, where all name the same images."""
     base, rendered = render(FOLDER / BASE), render(FOLDER / "overlays" / name)
     added = [manifest for manifest in rendered if manifest not in base]
     assert added and len(added) + len(base) == len(rendered)
@@ -269,6 +286,15 @@ def test_schedulers_allow_an_item_to_end_as_many_workers_as_a_stage_says():
     assert [*ALLOWED_FAILURES.values()] == [str(ATTEMPTS - 1)]
     (worker,) = workload(DASK, "Deployment dask-worker").containers
     assert parse(worker["args"])["memory_limit"] == "0"
+
+
+def test_workers_of_both_kinds_of_deployment_reach_the_store_by_the_same_variables():
+    def of_the_store(names: Iterable[str]) -> set[str]:
+        return {name for name in names if name.startswith("AWS_")}
+
+    (container,) = workload(BASE, "Deployment worker").containers
+    given = of_the_store(variable["name"] for variable in container["env"])
+    assert given == of_the_store(COMPOSE["services"]["worker"]["environment"])
 
 
 def test_both_kinds_of_deployment_start_the_same_programs():
