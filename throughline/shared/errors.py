@@ -189,7 +189,10 @@ class ThresholdExceeded(UserError):
 
 
 class ServiceFailed(UserError):
-    """A dispatcher or worker of the tf.data service did not start, or has been away for long."""
+    """A server or service that a command starts or needs (Prefect, MLflow, Postgres, the S3 store,
+    tf.data, Dask) did not start, has ended or does not answer, runs already, or its port is taken;
+    also where the machine refuses the measuring lock.
+    """
 
 
 class ProcessLost(UserError):
@@ -216,8 +219,8 @@ class ProcessesDiffer(UserError):
 
 
 class DiskRefused(UserError):
-    """A disk is full or read-only, or a file belongs to another user; earlier outputs are
-    untouched.
+    """Printed as DiskFull, ReadOnlyDisk or NotPermitted: a disk is full or read-only, or a file
+    belongs to another user; earlier outputs are untouched.
     """
 
 
