@@ -102,7 +102,7 @@ OUTDATED_WORDS = {
     r"plain shards?": "uncompressed shard",
     r"foreign (shard|file|record)s?|ForeignShard": "external shard, another dataset's",
     r"utilisation|colour|centre|neighbour\w*|labelled": "American English",
-    r"(serial|vector|initial)ised": "American English",
+    r"(serial|vector|initial)ised|parallelis(e|es|ed|ing|ation)": "American English",
     r"told_plainly|made_anew|known_form|damage_named|pipeline_door|Workplace": (
         "see docs/glossary.md"
     ),
