@@ -20,6 +20,7 @@ from PIL import Image
 from project import SMALL, environment, make_project, run, start, write_params
 from shared_servers import shared_libraries
 
+from infra.local.clusters import ALLOWED_FAILURES
 from tasks.upload import upload
 from throughline.data.file_inspection import FILES_AT_ONCE
 from throughline.training.processes import find_free_ports
@@ -121,7 +122,11 @@ class Cluster:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
         with (self.folder / f"{module}.log").open("ab") as log:
             return subprocess.Popen(
-                command, cwd=self.folder, env=environment(self.folder), stdout=log, stderr=log
+                command,
+                cwd=self.folder,
+                env={**environment(self.folder), **ALLOWED_FAILURES},
+                stdout=log,
+                stderr=log,
             )
 
     def close(self) -> None:
