@@ -112,7 +112,7 @@ def _run(
             name=name,
             command=[sys.executable, "-m", *command],
             healthy=partial(is_listening, port),
-            environment=home.objects | variables,
+            environment={**home.objects, **variables},
         )
         for (name, command), port in zip(commands.items(), ports, strict=True)
     )
