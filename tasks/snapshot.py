@@ -55,7 +55,7 @@ def main() -> None:
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or not be batched in the end.
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
-        unfit = find_ops_problems(encoding, [("preprocess", op) for op in params.preprocess])
+        unfit = find_ops_problems(encoding, params.ops)
         unfit += find_fraction_problems(part, encoding)
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))

@@ -64,6 +64,8 @@ def test_all_problems_are_told_together():
         ),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
+        ({"augment": "[rescale]"}, "augment: rescale is deterministic; do it once, in postprocess"),
+        ({"preprocess": "[decode, rescale]"}, "preprocess: rescale makes the floats that a model"),
         (
             {"preprocess": "[{resize: {height: 3, width: 3}}, decode]"},
             "preprocess: `decode` comes first, once, or is left out",

@@ -110,6 +110,7 @@ ROWS = array_feature("numbers", (3,), "float32").encoding
 SERIES = array_feature("series", (3,), "float32").encoding
 HALF = {"decode": {"ratio": 2}}
 GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
+HALVED = Rescale(scale=0.5)
 
 
 class OneByOne(Op):
@@ -194,8 +195,8 @@ def test_numbers_to_predict_are_no_classes():
 @pytest.mark.parametrize(
     ("encoding", "ops", "said"),
     [
-        (ROWS, [("postprocess", Rescale()), ("postprocess", Categories())], "rescale changes the"),
-        (ROWS, [("postprocess", Categories()), ("postprocess", Rescale())], None),
+        (ROWS, [("postprocess", HALVED), ("postprocess", Categories())], "rescale changes the"),
+        (ROWS, [("postprocess", Categories()), ("postprocess", HALVED)], None),
         (ROWS, [("postprocess", Standardize()), ("postprocess", Categories())], None),
         (
             image_feature().encoding,
@@ -208,8 +209,18 @@ def test_numbers_to_predict_are_no_classes():
             None,
         ),
         (ROWS, [("postprocess", OneHot()), ("postprocess", Standardize())], None),
-        (ROWS, [("postprocess", Standardize()), ("postprocess", Rescale())], None),
+        (ROWS, [("postprocess", Standardize()), ("postprocess", HALVED)], None),
+        (ROWS, [("postprocess", Rescale())], "postprocess: rescale divides by 255, as pixels need"),
+        (SERIES, [("postprocess", Rescale())], "postprocess: rescale divides by 255, as pixels"),
         (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
+        (ROWS, [("preprocess", Categories())], "preprocess: categories makes the floats that"),
+        (ROWS, [("preprocess", GIVEN)], "preprocess: standardize makes the floats that a model"),
+        (
+            image_feature().encoding,
+            [("preprocess", Rescale()), ("preprocess", Resize(height=8, width=8))],
+            "preprocess: rescale makes the floats that a model sees, which are not what is stored;"
+            " move it to postprocess",
+        ),
         (
             image_feature().encoding,
             [("postprocess", Resize(height=8, width=8))],

@@ -157,6 +157,7 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
         ops={
             "preprocess": (Decode(),),
             "augment": (),
+            "postprocess": (),
             "window": Window(length=2, horizon=1, stride=2, targets=(1,)),
         },
         shuffle={"kind": "buffer"},
@@ -357,6 +358,8 @@ def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
     vectors = labeled(array_feature("numbers", (6,), "float32"))
     with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):
         plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
+    with pytest.raises(ImpossiblePlan, match="postprocess: rescale divides by 255, as pixels need"):
+        plan_of(schema=vectors, preprocess=(Decode(),), ops={"augment": ()})
     fitting = {"augment": (), "postprocess": ()}
     part = {"read": "snapshot", "shuffle": {"kind": "none"}, "snapshot": {"fraction": 0.3}}
     with pytest.raises(ImpossiblePlan, match=r"snapshot\.fraction: a part .* not of numbers"):

@@ -20,7 +20,6 @@ from throughline.plan.data_constraints import (
     find_table_input_problems,
     find_text_problems,
 )
-from throughline.plan.ops import Op, Rescale
 from throughline.plan.schema import Encoding, find_encoding
 from throughline.settings import DataSettings, PipelineConfig
 from throughline.settings.source_kinds import SOURCES
@@ -51,7 +50,8 @@ def find_problems(params: Params) -> list[str]:
         if op.random
     ]
     found += [
-        f"augment: {op.name} is deterministic; do it once, in preprocess"
+        f"augment: {op.name} is deterministic; do it once, in"
+        f" {'postprocess' if op.device else 'preprocess'}"
         for op in params.augment
         if not op.random
     ]
@@ -250,19 +250,9 @@ def _find_source_problems(params: Params) -> list[str]:
     found = find_ops_problems(encoding, params.ops)
     if _predicts_number(params.data):
         found += find_label_problems(params.ops)
-    if encoding.modality == "numbers" and any(_divides_pixels(op) for op in params.postprocess):
-        found.append(
-            "postprocess: rescale divides by 255, as pixels need it; use `standardize`, in a table"
-            " with `categories` after it, or give rescale its `scale`"
-        )
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
     return found
-
-
-def _divides_pixels(op: Op) -> bool:
-    """Whether it is `rescale` without arguments, which params.yaml has for images."""
-    return isinstance(op, Rescale) and "scale" not in op.model_fields_set
 
 
 def _find_bucket_problems(params: Params) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from throughline.plan.ops import Op, Standardize
+from throughline.plan.ops import Categories, Op, Rescale, Standardize
 from throughline.plan.schema import Encoding
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
@@ -155,6 +155,18 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
         if section == "preprocess" and op.on_labels
     ]
     problems += [
+        f"preprocess: {op.name} makes the floats that a model sees, which are not what is stored;"
+        " move it to postprocess"
+        for section, op in ops
+        if section == "preprocess" and isinstance(op, Categories | Rescale | Standardize)
+    ]
+    problems += [
+        "postprocess: rescale divides by 255, as pixels need it; use `standardize`, in a table with"
+        " `categories` after it, or give rescale its `scale`"
+        for section, op in ops
+        if section == "postprocess" and encoding.modality == "numbers" and _divides_pixels(op)
+    ]
+    problems += [
         f"postprocess: {op.name} has no layer, and a model holds what postprocess does; move it to"
         " preprocess, or give a class of your own a method layer()"
         for section, op in ops
@@ -168,6 +180,11 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
             " leaves them as they are, or put it after `categories`"
         )
     return problems + _of_measured_values([op for section, op in ops if section == "postprocess"])
+
+
+def _divides_pixels(op: Op) -> bool:
+    """Whether it is `rescale` without arguments, which params.yaml has for images."""
+    return isinstance(op, Rescale) and "scale" not in op.model_fields_set
 
 
 def _of_measured_values(postprocess: Sequence[Op]) -> list[str]:
