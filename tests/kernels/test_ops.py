@@ -18,6 +18,7 @@ from throughline.kernels import color_kernels
 from throughline.kernels.kernels import beta_quantiles, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.resampling import compute_on_device
+from throughline.kernels.rounding import byte_image
 from throughline.models.device_ops import apply_as_layer
 from throughline.plan.augmentations import (
     Blur,
@@ -48,6 +49,7 @@ from throughline.plan.ops import (
     Resize,
     Standardize,
 )
+from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
 
@@ -195,6 +197,45 @@ def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
         Rotation(degrees=1e-6), {"image": tf.constant(IMAGES), "key": tf.constant(KEYS)}, draw()
     )["image"].numpy()
     np.testing.assert_array_equal(still, IMAGES)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_rotation_is_the_same_wherever_its_image_stands_in_a_batch(size):
+    images = np.random.default_rng(0).integers(0, 256, (64, 224, 224, 1), np.uint8)
+
+    def turned(part):
+        element = {"image": tf.constant(images[part]), "key": tf.constant(KEYS[part])}
+        return compute(Rotation(degrees=90), element, draw())["image"].numpy()
+
+    parts = [turned(slice(start, start + size)) for start in range(0, len(images), size)]
+    wide = [turned(slice(start, start + 16)) for start in range(0, len(images), 16)]
+    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(wide))
+
+
+ROUNDING = [
+    Resize(height=8, width=6),
+    Rotation(),
+    Brightness(),
+    Contrast(),
+    Mixup(classes=4),
+    ResizedCenterCrop(height=8, width=6, shorter=9),
+    Grayscale(),
+    Saturation(),
+    Hue(),
+    Blur(),
+    RandAugment(),
+]
+
+
+@pytest.mark.parametrize("op", ROUNDING, ids=[op.name for op in ROUNDING])
+def test_floats_of_an_op_before_are_not_rounded_to_black(op):
+    element = {"image": tf.constant(IMAGES), "key": tf.constant(KEYS), "label": tf.constant(LABELS)}
+    assert byte_image(op, element) is element["image"]
+    floats = {**element, "image": tf.cast(element["image"], tf.float32) / 255}
+    ways = (compute, compute_on_device) if not op.host_only else (compute,)
+    for way in ways:
+        with pytest.raises(ImpossiblePlan, match=f"{op.name} takes uint8 images .* makes float32"):
+            way(op, floats, draw())
 
 
 @pytest.mark.parametrize("op", [Mixup(alpha=1.0, classes=4), Mixup(classes=4), Cutmix(classes=4)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from throughline.kernels.kernels import Element, compute, per_pixel, to_uint8
+from throughline.kernels.kernels import Element, compute, per_pixel
 from throughline.kernels.randomness import RandomStream
+from throughline.kernels.rounding import byte_image, to_uint8
 from throughline.plan.augmentations import Grayscale, Hue, Saturation
 
 COLORS = 3  # channels of an image that has colors
@@ -15,7 +16,7 @@ LUMA = (19595, 38470, 7471)
 
 @compute.register
 def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     if image.shape[-1] != COLORS:
         return element
     chosen = per_pixel(draw.uniform(element["key"]) < op.probability)
@@ -24,7 +25,7 @@ def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     if image.shape[-1] != COLORS:
         return element
     factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
@@ -34,7 +35,7 @@ def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Hue, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     if image.shape[-1] != COLORS:
         return element
     turn = per_pixel((draw.uniform(element["key"]) * 2 - 1) * op.delta)[..., 0]

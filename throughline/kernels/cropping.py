@@ -16,13 +16,14 @@ from throughline.kernels import pixels
 from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.kernels import Element, compute, draw_flipped
 from throughline.kernels.randomness import RandomStream
+from throughline.kernels.rounding import byte_image
 from throughline.plan.augmentations import ResizedCrop
 from throughline.plan.ops import Op
 
 
 @compute.register
 def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
     upright = tf.concat([boxes, tf.zeros_like(boxes[..., :1])], axis=-1)
 

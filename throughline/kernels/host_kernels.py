@@ -12,7 +12,9 @@ import tensorflow as tf
 from throughline.kernels import pixels, randaugment
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.randomness import RandomStream
+from throughline.kernels.rounding import byte_image
 from throughline.plan.augmentations import Blur, RandAugment
+from throughline.plan.ops import Op
 
 # Images, what is drawn for each, results to be written.
 PixelFn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -20,7 +22,7 @@ PixelFn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 @compute.register
 def _(op: Blur, element: Element, draw: RandomStream) -> Element:
-    return _call(pixels.blur, element, draw_sigma(op, element["key"], draw))
+    return _call(op, pixels.blur, element, draw_sigma(op, element["key"], draw))
 
 
 @compute.register
@@ -28,7 +30,7 @@ def _(op: RandAugment, element: Element, draw: RandomStream) -> Element:
     def augment(images: np.ndarray, changes: np.ndarray, out: np.ndarray) -> None:
         randaugment.augment(images, changes, out, magnitude=op.magnitude)
 
-    return _call(augment, element, draw_changes(op, element["key"], draw))
+    return _call(op, augment, element, draw_changes(op, element["key"], draw))
 
 
 def draw_sigma(op: Blur, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
@@ -49,9 +51,9 @@ def draw_changes(op: RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tens
     return tf.stack([which, tf.cast(drawn[..., op.ops :] < 0.5, tf.int32)], axis=-2)  # noqa: PLR2004
 
 
-def _call(fn: PixelFn, element: Element, drawn: tf.Tensor) -> Element:
+def _call(op: Op, fn: PixelFn, element: Element, drawn: tf.Tensor) -> Element:
     """Change the pixels of an example or a batch; `drawn` has its leading dimension."""
-    image = element["image"]
+    image = byte_image(op, element)
     single = image.shape.rank == len("HWC")
 
     def call(image: np.ndarray, drawn: np.ndarray) -> np.ndarray:

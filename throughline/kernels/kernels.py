@@ -16,6 +16,7 @@ import tensorflow as tf
 from throughline.kernels.autograph import rewrite_for_tensors
 from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.randomness import RandomStream
+from throughline.kernels.rounding import byte_image, to_uint8
 from throughline.plan.augmentations import (
     Brightness,
     Contrast,
@@ -126,7 +127,7 @@ def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Resize, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     shape = op.shape(tuple(image.shape[-3:]))
     if op.shorter is not None:
         known = tuple(image.shape[-3:-1])
@@ -185,17 +186,19 @@ def _(op: Flip, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     batched = image.shape.rank > len(_PIXELS)
     images = tf.cast(image if batched else image[None], tf.float32)
-    angle = tf.reshape((draw.uniform(element["key"]) * 2 - 1) * (op.degrees * np.pi / 180), (-1,))
-    tall, wide = (tf.cast(tf.shape(images)[axis] - 1, tf.float32) for axis in (1, 2))
+    # In float64: a cosine of 32 bits depends on the place of its example in the batch.
+    share = tf.reshape(tf.cast(draw.uniform(element["key"]), tf.float64) * 2 - 1, (-1,))
+    angle = share * (op.degrees * np.pi / 180)
+    tall, wide = (tf.cast(tf.shape(images)[axis] - 1, tf.float64) for axis in (1, 2))
     cos, sin, zero = tf.cos(angle), tf.sin(angle), tf.zeros_like(angle)
     right, down = (wide - (cos * wide - sin * tall)) / 2, (tall - (sin * wide + cos * tall)) / 2
     matrix = tf.stack([cos, -sin, right, sin, cos, down, zero, zero], axis=1)
     turned = tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
-        transforms=matrix,
+        transforms=tf.cast(matrix, tf.float32),
         output_shape=tf.shape(images)[1:3],
         fill_value=0.0,
         interpolation="BILINEAR",
@@ -209,13 +212,13 @@ def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
     offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
-    brighter = tf.cast(element["image"], tf.float32) + per_pixel(offset)
+    brighter = tf.cast(byte_image(op, element), tf.float32) + per_pixel(offset)
     return {**element, "image": to_uint8(brighter)}
 
 
 @compute.register
 def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
+    image = byte_image(op, element)
     factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
     # Sums of whole numbers are exact, so the mean is the same for an example alone and within a
     # batch. Those of one row fit into 32 bits, those of a picture above 8.4 megapixels do not.
@@ -241,7 +244,8 @@ def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
     share = tf.gather(quantiles, low) + (point - tf.floor(point)) * (
         tf.gather(quantiles, low + 1) - tf.gather(quantiles, low)
     )
-    image, label = tf.cast(element["image"], tf.float32), one_hot(element["label"], op.classes)
+    image = tf.cast(byte_image(op, element), tf.float32)
+    label = one_hot(element["label"], op.classes)
     mixed = image * per_pixel(share) + tf.roll(image, -1, 0) * (1 - per_pixel(share))
     labels = label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])
     return {**element, "image": to_uint8(mixed), "label": labels}
@@ -384,8 +388,3 @@ def per_pixel(value: tf.Tensor) -> tf.Tensor:
     for _ in _PIXELS:
         value = tf.expand_dims(value, -1)
     return value
-
-
-def to_uint8(image: tf.Tensor) -> tf.Tensor:
-    """Round and saturate to uint8; uint8 passes unchanged."""
-    return image if image.dtype == tf.uint8 else tf.saturate_cast(tf.round(image), tf.uint8)

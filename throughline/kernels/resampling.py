@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.host_kernels import draw_sigma
-from throughline.kernels.kernels import Element, compute, to_uint8
+from throughline.kernels.kernels import Element, compute
 from throughline.kernels.randomness import RandomStream
+from throughline.kernels.rounding import byte_image, to_uint8
 from throughline.plan.augmentations import Blur, ResizedCrop
 from throughline.plan.ops import Op
 
@@ -29,7 +30,7 @@ def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
 
 @compute_on_device.register
 def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
-    images = element["image"]
+    images = byte_image(op, element)
     size = image_size(images)
     boxes = tf.cast(draw_crop_windows(op, size, element["key"], draw), tf.float32)
     top, left, height, width = tf.unstack(boxes, axis=-1)
@@ -50,7 +51,7 @@ def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
 
 @compute_on_device.register
 def _(op: Blur, element: Element, draw: RandomStream) -> Element:
-    images = element["image"]
+    images = byte_image(op, element)
     sigma = draw_sigma(op, element["key"], draw)
     tall, wide = (int(side) for side in images.shape[1:3])
     rows, columns = (_gaussian(sigma, op.sigma[1], sources) for sources in (tall, wide))

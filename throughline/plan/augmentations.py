@@ -69,6 +69,7 @@ class Rotation(Op):
     """Turn about the center by a random angle; what comes from outside is filled by reflection."""
 
     name = "rotation"
+    version = 2
     random = True
     degrees: float = Field(
         default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]"
