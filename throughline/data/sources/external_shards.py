@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from throughline.data.encodings.arrays import array_feature, pixels_feature
-from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.labels import LabelKind, labeled
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
@@ -77,6 +77,11 @@ class LabelFeature:
     kind: FeatureKind
     names: tuple[str, ...] = ()
     named_by: str = ""
+
+    @property
+    def predicts(self) -> LabelKind:
+        """What is predicted with it."""
+        return "number" if self.kind == "float" else "class"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +155,9 @@ def read_examples(
     """Read all shards, which are below `root`, as the layout says.
 
     Raises:
-      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, the
-        labels are numbered from 1, or those of images are floats.
+      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, or the
+        labels are numbered from 1.
     """
-    if layout.label.kind == "float" and layout.input.form == "encoded":
-        raise UnreadableSource(
-            f"{root}: the feature {layout.label.name} holds floats; images are classified, so"
-            " data.records.label must be one of classes, integers or text"
-        )
     read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]
@@ -185,6 +185,7 @@ def read_examples(
         return Files(
             root=root,
             files=images,
+            label_kind=layout.label.predicts,
             classes=classes,
             features=layout.features,
             rejected=rejected,
@@ -209,11 +210,12 @@ def read_examples(
 
 def _schema(shape: tuple[int, ...], dtype: str, layout: ExampleLayout) -> Schema:
     """Images, or vectors, whose numbers have no names of their own."""
-    label = "number" if layout.label.kind == "float" else "class"
     if dtype == "uint8":
-        return labeled(pixels_feature(shape), label)
-    names = tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
-    return labeled(array_feature("numbers", shape, dtype, TableColumns(names=names)), label)
+        return labeled(pixels_feature(shape), layout.label.predicts)
+    columns = TableColumns(
+        names=tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
+    )
+    return labeled(array_feature("numbers", shape, dtype, columns), layout.label.predicts)
 
 
 def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
@@ -272,13 +274,7 @@ def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) 
         if feature.kind == "bytes":
             name = layout.input.name
             raise _Unusable(f"feature {name} has another kind: bytes, not numbers")
-        values = read_numbers(record, feature)
-        return _Entry(
-            number=number,
-            label=label,
-            values=_in_form(values, layout.input),
-            rounded=values.dtype.kind in "iu" and _is_rounded(values),
-        )
+        return _entry_of(number, label, read_numbers(record, feature), layout.input)
     if feature.kind != "bytes":
         raise _Unusable(f"feature {layout.input.name} has another kind: {feature.kind}, not bytes")
     places = bytes_places(record, feature)
@@ -291,7 +287,13 @@ def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) 
     start, stop = places[0]
     if layout.input.form == "encoded":
         return _Entry(number=number, label=label, place=(offset + start, offset + stop))
-    return _Entry(number=number, label=label, values=_read_bytes(record[start:stop], layout.input))
+    return _entry_of(number, label, _read_bytes(record[start:stop], layout.input), layout.input)
+
+
+def _entry_of(number: int, label: str | float, values: np.ndarray, feature: InputFeature) -> _Entry:
+    """A record that holds these values."""
+    stored = _in_form(values, feature)
+    return _Entry(number=number, label=label, values=stored, rounded=_is_rounded(values))
 
 
 def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeature) -> str | float:
@@ -317,10 +319,10 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
 
 
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
-    """Values stored as bytes, of the layout's shape and dtype."""
+    """Values stored as bytes, of the layout's dtype."""
     try:
         unpacked = zlib.decompress(data) if feature.form == "zlib" else data
-        return _in_form(np.frombuffer(unpacked, feature.dtype), feature)
+        return np.frombuffer(unpacked, feature.dtype)
     except (zlib.error, ValueError) as error:
         raise _Unusable(f"feature {feature.name} cannot be read: {error}") from error
 
@@ -339,9 +341,12 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
 
 
 def _is_rounded(values: np.ndarray) -> bool:
-    """Whether float32 holds other numbers than these."""
+    """Whether float32 holds other numbers than the whole ones of these."""
+    if values.dtype.kind not in "iuf" or np.can_cast(values.dtype, np.float32):
+        return False
+    whole = values[values % 1 == 0]
     with np.errstate(invalid="ignore"):  # of what rounds up to 2**63
-        return bool((values.astype(np.float32).astype(values.dtype) != values).any())
+        return bool((whole.astype(np.float32).astype(whole.dtype) != whole).any())
 
 
 def _name_labels(

@@ -30,6 +30,7 @@ from throughline.shared.errors import DataNotFound, UnreadableSource
 
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
+PIXELS = ("uint8", "uint16")  # of images; other values are hidden in the channels of a PNG
 
 
 def scan(settings: DataSettings) -> Files | Arrays:
@@ -184,6 +185,12 @@ def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
 def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFeature:
     kind = _read_kind(feature)
     if kind == "Image":
+        if feature.get("image", {}).get("dtype", PIXELS[0]) not in PIXELS:
+            raise UnreadableSource(
+                f"{root}: data.records.input: {name} is {describe(feature)}, whose values are"
+                " hidden in the channels of a PNG; prepare it as an Image of"
+                f" {' or '.join(PIXELS)}, or as a Tensor"
+            )
         return InputFeature(name=name, form="encoded")
     shape = _read_shape(feature.get("tensor", {}))
     if kind != "Tensor" or any(size < 0 for size in shape) or not shape:
