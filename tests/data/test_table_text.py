@@ -168,6 +168,17 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
     assert found.schema.input.columns.names == ("size", "color") and len(found.ids) == 30
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, end):
+    path = write(tmp_path, "load", [[1.5], [""], [""], [2.5], [""]], end=end)
+    settings = DataSettings(source="time_series", path=str(path))
+    assert read_table(path, settings).cells("load") == ["1.5", "", "", "2.5"]
+    with pytest.raises(UnreadableSource, match="row 2, column load is missing, and 1 more values"):
+        time_series.scan(settings)
+    path = write(tmp_path, "load,wind", [[1.5, 2], [""], [2.5, 3]], end=end)
+    assert read_table(path, settings).cells("load") == ["1.5", "2.5"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -182,10 +193,11 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
         (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
         (gzip.compress(b"size,label\n1,x\n"), "is compressed with GZIP; unpack it"),
         (b"PAR1\x15\x04", r"is a Parquet table; name it \.parquet"),
+        (b"\x89PNG\r\n\x1a\n", "is a PNG image"),
     ],
     ids=[
         *("empty", "doubled", "no header", "encoding", "open quote"),
-        *("joined header", "joined files", "no rows", "Excel", "GZIP", "Parquet"),
+        *("joined header", "joined files", "no rows", "Excel", "GZIP", "Parquet", "PNG"),
     ],
 )
 def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):

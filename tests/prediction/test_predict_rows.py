@@ -4,6 +4,7 @@ its columns, as they were trained.
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -156,7 +157,10 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
             tmp_path / "gone.csv": "does not exist.",
             make_misfit(tmp_path / "a.png"): "is a PNG image.",
             make_misfit(tmp_path / "sheet.xlsx", b"PK\x03\x04"): (
-                "is a ZIP archive, as Excel's files are."
+                "is a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it."
+            ),
+            make_misfit(tmp_path / "packed.csv", gzip.compress(b"size,price,color\n")): (
+                "is compressed with GZIP; unpack it with gunzip."
             ),
             make_misfit(tmp_path / "bytes.csv", b"size\0"): "is binary, not text.",
             make_misfit(tmp_path / "empty.csv", b""): "is empty.",

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from throughline.data.sources.base import Rejected
+from throughline.data.sources.delimited import SIGNATURES
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.shared.errors import UnreadableSource, UserError
@@ -23,17 +24,7 @@ from throughline.shared.progress import note
 
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
-SIGNATURES = {
-    b"\x89PNG": "is a PNG image",
-    b"\xff\xd8\xff": "is a JPEG image",
-    b"GIF8": "is a GIF image",
-    b"%PDF": "is a PDF document",
-    b"PK\x03\x04": "is a ZIP archive, as Excel's files are",
-    b"PAR1": "is a Parquet table, but is not named .parquet",
-    b"\x93NUMPY": "is a NumPy array",
-    b"\xff\xfe": "is UTF-16 text",
-    b"\xfe\xff": "is UTF-16 text",
-}
+_MISTAKEN = {**SIGNATURES, b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
 COLUMNS_SHOWN = 12
 KINDS_SHOWN = 5  # of files that are passed over
 
@@ -177,8 +168,9 @@ def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
     # In other encodings any bytes may be characters.
     if not as_text or "\n".encode(spec.data.encoding) != b"\n":
         return None
-    known = [what for signature, what in SIGNATURES.items() if start.startswith(signature)]
-    return next(iter(known), "is binary, not text" if b"\0" in start else None)
+    known = [what for signature, what in _MISTAKEN.items() if start.startswith(signature)]
+    what = next(iter(known), "binary, not text" if b"\0" in start else None)
+    return what and f"is {what}"
 
 
 def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:

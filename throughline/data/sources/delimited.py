@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,10 +25,15 @@ from throughline.shared.errors import UnreadableSource
 DELIMITERS = (",", ";", "\t", "|")
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 # How files begin that are no text, and what to do with them.
-_SIGNATURES = {
+SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
     b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
     b"PAR1\x15": "a Parquet table; name it .parquet",  # as the header of a first page begins
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x93NUMPY": "a NumPy array",
 }
 _PROBED_LINES = 50
 _SHOWN = 3
@@ -79,7 +84,7 @@ def open_delimited(
             quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
         )
         records = _records(reader, lines, path, settings)
-        first = next(records, None)
+        first = next((record for record in records if record.cells), None)
         if first is None:
             raise UnreadableSource(f"{path} is empty; its first line must name the columns")
         if settings.quoting == "auto":
@@ -88,7 +93,7 @@ def open_delimited(
         refuse_doubled(header, path)
         yield DelimitedText(
             header=header,
-            records=_without_headers(records, first, path),
+            records=_rows(records, first, path),
             delimiter=delimiter,
             detected=detected,
         )
@@ -105,20 +110,28 @@ def refuse_doubled(header: Sequence[str], path: Path) -> None:
 def _refuse_no_text(path: Path) -> None:
     """Refuse a file that is of another kind, whatever the encoding."""
     with path.open("rb") as file:
-        start = file.read(max(map(len, _SIGNATURES)))
-    for signature, what in _SIGNATURES.items():
+        start = file.read(max(map(len, SIGNATURES)))
+    for signature, what in SIGNATURES.items():
         if start.startswith(signature):
             raise UnreadableSource(f"{path} is {what}")
 
 
-def _without_headers(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
-    """The records, of which none may be the header once more, as where files were joined."""
+def _rows(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
+    """The records after the header, of which none may be that once more, as where files were
+    joined. A blank line is none, but an empty cell between others of a single column.
+    """
+    blank: list[Record] = []
     for record in records:
         if record.cells == header.cells:
             raise UnreadableSource(
                 f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
             )
-        yield record
+        if record.cells:
+            yield from blank
+            blank = []
+            yield record
+        elif len(header.cells) == 1:
+            blank.append(replace(record, cells=[""]))
 
 
 def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -> tuple[str, str]:
@@ -169,7 +182,7 @@ class _Lines:
 
 
 def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> Iterator[Record]:
-    """Every record that is no blank line."""
+    """Every record; a blank line has no cells."""
     while True:
         start = reader.line_num + 1
         lines.recent = []
@@ -181,8 +194,7 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
             raise _wrong_encoding(path, settings, error) from error
         except csv.Error as error:
             raise _explain(str(error), f"{path}, line {start}", reader.line_num - start) from error
-        if cells:
-            yield Record(cells=cells, line=start, text=lines.recent)
+        yield Record(cells=cells, line=start, text=lines.recent)
 
 
 def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:
