@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -344,6 +345,15 @@ def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
     with pytest.raises(UnreadableSource):
         ingest(data_settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
+    path = tmp_path / "packed.npz"
+    np.savez_compressed(path, x=np.zeros((4, 3, 3), np.uint8), y=np.arange(4))
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("x.npy").header_offset
+    data = bytearray(path.read_bytes())
+    data[start + 30 + sum(struct.unpack_from("<HH", data, start + 26))] = 0xFF  # no kind of block
+    path.write_bytes(data)
+    with pytest.raises(UnreadableSource, match="x cannot be read .*invalid block type"):
+        ingest(data_settings(path, "arrays"), tmp_path / "manifest")
 
 
 @pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])

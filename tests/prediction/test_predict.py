@@ -247,6 +247,15 @@ def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_pat
         "",
     ]
     assert rows[0]["probability"] == rows[3]["probability"]
+    several, single, broken = (tmp_path / name for name in ("X.NPZ", "single.npz", "broken.npz"))
+    np.savez(tmp_path / "x.npz", x=values)
+    (tmp_path / "x.npz").rename(several)
+    shutil.copy(array, single)
+    broken.write_bytes(b"PK\x03\x04nonsense")
+    files, _ = predict_rows(model, several, single, broken)
+    shown = [row["probability"] for row in rows[3:]]
+    assert [row["probability"] for row in files] == [*shown, *shown, ""]
+    assert files[-1]["error"].startswith("x cannot be read (")
     assert export_file(model, tmp_path / "served") == "image: string"
     served = tf.saved_model.load(str(tmp_path / "served"))
     answer = served.serve(tf.constant([gray.read_bytes()]))["probabilities"].numpy()

@@ -4,12 +4,15 @@ its columns, as they were trained.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import shutil
 from pathlib import Path
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from predictions import (
@@ -23,16 +26,21 @@ from predictions import (
     write_evaluation_of,
 )
 from prepared import prepare, take_snapshot
+from saved_models import make_spec
 from texts import params_of as text_params
 from texts import prepare_texts
 
 from throughline.assembly.inference import describe_changed_data, find_changed_data
 from throughline.config.params import check
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.manifest import read_manifest
-from throughline.models.inference import open_trained_model
-from throughline.models.serving import CLASSES, TARGETS
+from throughline.models.inference import TrainedModel, open_trained_model
+from throughline.models.serving import CLASSES, TARGETS, export_model
+from throughline.plan.schema import TableColumns
 from throughline.prediction import texts
 from throughline.prediction.examples import Wanted
+from throughline.prediction.table import write_predictions
 from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
@@ -199,6 +207,15 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
     )
     likeliest = float(answer["probabilities"].numpy().max())
     assert abs(likeliest - float(named[0]["probability"])) < 2e-6
+    gap = {"size": tf.constant([2.0]), "price": tf.constant([np.nan]), "color": tf.constant(["red"])}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
+        served.serve(gap)
+    pd.DataFrame({"size": [2.0], "price": [1.0], "color": ["blue"]}).to_parquet(
+        tmp_path / "T.PARQUET"
+    )
+    assert predict_rows(model, tmp_path / "T.PARQUET")[0][0]["probability"] == (
+        named[0]["probability"]
+    )
 
 
 def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):
@@ -302,3 +319,40 @@ def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
         " Parquet) with the columns time, load, wind, or .npy arrays of load, wind.",
     )
     np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
+    np.save(tmp_path / "s.npy", steps.round(4))
+    (tmp_path / "s.npy").rename(tmp_path / "S.NPY")
+    of_array, _ = predict_rows(model, tmp_path / "S.NPY")
+    assert [row["wind"] for row in of_array] == [row["wind"] for row in last]
+
+
+def test_arrays_of_numbers_are_predicted_and_served_as_they_are(tmp_path):
+    value = keras.Input((3, 2))
+    answer = keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(value))
+    columns = TableColumns(names=("x[0]", "x[1]"))
+    schema = labeled(array_feature("numbers", (3, 2), "float32", columns))
+    spec = make_spec("tfrecord", schema=schema, classes=("a", "b"))
+    trained = TrainedModel(model=keras.Model(value, answer), spec=spec, ops=())
+    values = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+    expected = np.asarray(trained.model(values)).max(axis=1)
+    values[2, 0, 0] = np.nan
+    np.save(tmp_path / "x.npy", values)
+    np.save(tmp_path / "flat.npy", values.reshape(4, 6))
+    (tmp_path / "x.csv").write_text("x[0],x[1]\n1,2\n")
+    out = io.StringIO()
+    paths = [tmp_path / name for name in ("x.npy", "flat.npy", "x.csv")]
+    counts = write_predictions(
+        trained, paths, out, wanted=Wanted(), batch_size=2, show_progress=False
+    )
+    assert counts.takes == "This model takes .npy or .npz arrays (examples, 3, 2) of float32."
+    rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+    assert [row["error"].partition(" (")[0] for row in rows] == [
+        *("", "", "holds values that are not finite", ""),
+        "has dtype float32 and shape",
+        "x cannot be read",
+    ]
+    for row in (0, 1, 3):
+        assert float(rows[row]["probability"]) == pytest.approx(expected[row], abs=2e-6)
+    assert export_model(trained, tmp_path / "served") == "features: float32"
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    likeliest = served.serve(tf.constant(values[:2]))["probabilities"].numpy().max(axis=1)
+    np.testing.assert_allclose(likeliest, expected[:2], atol=2e-6)

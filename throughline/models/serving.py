@@ -80,8 +80,8 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, with columns next to them
     `serve({image: …, column: …})`; of a table a value per column, `serve({column: float32 or, of
     categories, string (batch,)})`, for a server with `_` in place of what is no ASCII letter or
-    digit; of a series windows, `serve(features: float32 (batch, length, columns))`; of texts
-    `serve(text: string (batch,))`.
+    digit; of a series windows, `serve(features: float32 (batch, length, columns))`, and of arrays
+    of numbers these; of texts `serve(text: string (batch,))`.
     Names of classes, or of targets, lie next to it in the order of its outputs.
 
     Raises:
@@ -149,6 +149,8 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     if value.encoding.modality == "images":
         files = tf.TensorSpec((None,), tf.string, "image")
         return lambda image: answer(decode_to_shape(image, value.shape)), files, []
+    if len(value.shape) > 1:  # arrays, which are no rows of columns
+        return answer, signature, []
     return (
         lambda features: answer(_code_columns(features, columns, tables)),
         _column_signature(columns),
@@ -271,14 +273,16 @@ def _code_columns(
     features: dict[str, tf.Tensor], columns: TableColumns, tables: Sequence[Any]
 ) -> tf.Tensor:
     """Rows (batch, columns) float32 of columns (batch,); a category that the training has not seen
-    is an error, NaN is an empty cell.
+    is an error, and so is a number that is not finite, unless NaN, an empty cell, has a median.
     """
     coded = []
     for place, name in enumerate(columns.names):
         column = features[name]
         if name in columns.medians:
             column = tf.where(tf.math.is_nan(column), columns.medians[name], column)
-        if place >= columns.numeric:
+        if place < columns.numeric:
+            column = tf.debugging.assert_all_finite(column, f"{name}: missing, or not finite")
+        else:
             column = tables[place - columns.numeric].lookup(column)
             unknown = f"{name}: a category that the training has not seen"
             with tf.control_dependencies([tf.debugging.assert_non_negative(column, unknown)]):

@@ -25,6 +25,7 @@ from throughline.shared.progress import note
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
 _MISTAKEN = {**SIGNATURES, b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
+ARRAYS = frozenset({".npy", ".npz"})
 COLUMNS_SHOWN = 12
 KINDS_SHOWN = 5  # of files that are passed over
 
@@ -89,7 +90,7 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
         "blocks": tables.read_series,
         "documents": texts.read,
     }
-    read = readers[encoding.storage]
+    read = files.read_arrays if takes_arrays(trained.spec) else readers[encoding.storage]
     opened = [(path, _open(read, path, trained, wanted)) for path in paths]
     return Examples(
         items=(item for path, one in opened for item in _guarded(path, one.items)),
@@ -97,10 +98,23 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
     )
 
 
+def takes_arrays(spec: InferenceSpec) -> bool:
+    """Whether examples are arrays of numbers of two axes or more, which are no rows of a table."""
+    value = spec.schema.input
+    return (
+        value.encoding.modality == "numbers"
+        and value.encoding.storage == "rows"
+        and len(value.shape) > 1
+    )
+
+
 def describe_inputs(spec: InferenceSpec) -> str:
     """What a model takes, in a sentence."""
     data, columns = spec.data, spec.schema.columns.names
     encoding = spec.schema.input.encoding
+    if takes_arrays(spec):
+        shape = ", ".join(map(str, ("examples", *spec.schema.input.shape)))
+        return f"This model takes .npy or .npz arrays ({shape}) of {spec.schema.input.dtype}."
     named = ", ".join(columns[:COLUMNS_SHOWN])
     if more := len(columns[COLUMNS_SHOWN:]):
         named += f" and {more} more"
@@ -156,10 +170,12 @@ def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
         return "is a folder, not a file" if encoding.modality == "numbers" else None
     if not path.is_file():
         return "is no regular file"
-    as_text = path.suffix != ".parquet" and (
-        path.suffix.lower() in TABLES
+    suffix = path.suffix.lower()
+    arrays = ARRAYS if takes_arrays(spec) else {".npy"} if encoding.storage == "blocks" else ()
+    as_text = suffix != ".parquet" and (
+        suffix in TABLES
         if encoding.modality == "images" or encoding.storage == "files"
-        else path.suffix != ".npy" or encoding.storage != "blocks"
+        else suffix not in arrays
     )
     with path.open("rb") as file:
         start = file.read(1 << 12)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
+from throughline.data.sources.arrays import read_array
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
 from throughline.data.sources.table import code_rows
@@ -23,14 +24,21 @@ from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
-from throughline.prediction.examples import Example, Examples, Wanted, in_batches, note_skipped
+from throughline.prediction.examples import (
+    ARRAYS,
+    Example,
+    Examples,
+    Wanted,
+    in_batches,
+    note_skipped,
+)
 from throughline.prediction.tables import read_for
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import in_threads
 
-ARRAYS = frozenset({".npy", ".npz"})
+NOT_FINITE = "holds values that are not finite"
 FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 
@@ -48,7 +56,7 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
         unread = [replace(item, id=str(path / item.id)) for item in listed.rejected]
         return replace(files, items=chain(files.items, unread), total=files.total + len(unread))
     if path.suffix.lower() in ARRAYS:
-        return _read_arrays(path, trained)
+        return read_arrays(path, trained, wanted)
     return _examine([_Named(str(path), path)], Path(path.absolute().anchor), trained)
 
 
@@ -151,16 +159,10 @@ def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
     return image.numpy()
 
 
-def _read_arrays(path: Path, trained: TrainedModel) -> Examples:
-    """Images in an array (examples, *shape) uint8."""
-    feature, name = trained.spec.schema.input, trained.spec.data.features
-    try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-        if path.suffix == ".npz":
-            with values as archive:
-                values = archive[name]
-    except (KeyError, OSError, ValueError, EOFError) as error:
-        raise UnreadableSource(f"{path}: no array {name} can be read ({error})") from error
+def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """Images, or other values, in an array (examples, *shape) of the model's dtype."""
+    feature = trained.spec.schema.input
+    values = read_array(path, trained.spec.data.features)
     shape, rows = feature.shape, feature.encoding.storage == "rows"
     if values.ndim == len(shape) and shape[-1] == 1:
         values = values[..., None]
@@ -170,10 +172,11 @@ def _read_arrays(path: Path, trained: TrainedModel) -> Examples:
             f"{path} has dtype {values.dtype} and shape {values.shape}; the model takes"
             f" {feature.dtype} of {takes}"
         )
-    return Examples(
-        items=(
-            Example(id=f"{path}[{number}]", value=np.asarray(values[number]))
-            for number in range(len(values))
-        ),
-        total=len(values),
-    )
+
+    def items() -> Iterator[Example | Rejected]:
+        for number in range(len(values)):
+            name, value = f"{path}[{number}]", np.asarray(values[number])
+            finite = np.isfinite(value).all()
+            yield Example(id=name, value=value) if finite else Rejected(id=name, reason=NOT_FINITE)
+
+    return Examples(items=items(), total=len(values))

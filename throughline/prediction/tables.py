@@ -52,7 +52,7 @@ def read_for(trained: TrainedModel, path: Path) -> TextTable:
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The last window of a series in a CSV, Parquet or .npy file, or every one."""
     spec, feature = trained.spec, trained.spec.schema.input
-    named = {} if path.suffix == ".npy" else {"numeric": list(feature.columns.names)}
+    named = {} if path.suffix.lower() == ".npy" else {"numeric": list(feature.columns.names)}
     # Columns that the training left out need not be there.
     changed = {"path": str(path), "ignore": [], **named}
     settings = _settings(trained).model_copy(update=changed)

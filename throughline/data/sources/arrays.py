@@ -5,6 +5,7 @@ never loaded.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 _CHANNELS = (1, 3)
+_SINGLE = b"\x93NUMPY"  # as an .npy file begins
+# What damaged archives raise; RuntimeError where a member seems to be encrypted.
+_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def scan(settings: DataSettings) -> Arrays:
@@ -30,8 +34,9 @@ def scan(settings: DataSettings) -> Arrays:
                 f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in"
                 f" {path}"
             )
-    images = _array(path, settings.features)
-    labels = _array(path, settings.labels)
+    _refuse_single(path)
+    images = read_array(path, settings.features)
+    labels = read_array(path, settings.labels)
     images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - gray images without a channel axis
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in _CHANNELS:  # noqa: PLR2004
         raise UnreadableSource(
@@ -59,11 +64,35 @@ def scan(settings: DataSettings) -> Arrays:
     )
 
 
-def _array(path: Path, name: str) -> np.ndarray:
+def _refuse_single(path: Path) -> None:
+    """Refuse an .npy file, which holds one array."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        single = file.read(len(_SINGLE)) == _SINGLE
+    if single:
+        raise UnreadableSource(
+            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
+            " data.features and data.labels, or a folder with one .npy file for each of them"
+        )
+
+
+def read_array(path: Path, name: str) -> np.ndarray:
+    """The array of this name in an .npz file or in a folder, or the one of an .npy file, whatever
+    the file is called.
+
+    Raises:
+      DataNotFound: there is no such file.
+      UnreadableSource: it is none of NumPy's, damaged, or holds no such array; says which it holds.
+    """
+    known: list[str] = []
     try:
-        if path.is_dir():
-            return np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        with _open(path) as archive:
+        file = path / f"{name}.npy" if path.is_dir() else path
+        opened = np.load(file, mmap_mode="r", allow_pickle=False)
+        if not isinstance(opened, NpzFile):
+            return opened
+        with opened as archive:
+            known = archive.files
             return archive[name]
     except FileNotFoundError as error:
         raise DataNotFound(
@@ -71,29 +100,14 @@ def _array(path: Path, name: str) -> np.ndarray:
         ) from error
     except KeyError as error:
         raise UnreadableSource(
-            f"{path}: no array {name}; {did_you_mean(name, _array_names(path))} Set data.features"
-            " and data.labels."
+            f"{path}: no array {name}; {did_you_mean(name, known)}",
+            "set data.features and data.labels",
         ) from error
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise UnreadableSource(
             f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones"
             " with numpy.savez"
         ) from error
-
-
-def _open(path: Path) -> NpzFile:
-    archive = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(archive, NpzFile):
-        raise UnreadableSource(
-            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
-            " data.features and data.labels, or a folder with one .npy file for each of them"
-        )
-    return archive
-
-
-def _array_names(path: Path) -> list[str]:
-    with _open(path) as archive:
-        return list(archive.files)
 
 
 def _class_name(value: object) -> str:
