@@ -53,16 +53,17 @@ def company(folder):
 def huge_png(path, side=10_000):
     """A PNG whose header promises 100 megapixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(side * 3 + 1) * 50)
+    write_png(path, IHDR=header, IDAT=zlib.compress(bytes(side * 3 + 1) * 50))
 
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
 
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
+def write_png(path, **chunks):
+    """A PNG of these chunks and the last one."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in {**chunks, "IEND": b""}.items():
+        kind = name.encode()
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        content += struct.pack(">I", len(data)) + kind + data + checksum
+    path.write_bytes(content)
 
 
 def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
@@ -240,6 +241,34 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(convert
     clear = decode(converted["clear.png"][1])
     assert clear.shape == (8, 8, 3) and clear.min() == 255
     assert decode(converted["turned.jpg"][1]).shape == (40, 20, 3)
+
+
+def test_transparent_gray_of_16_bits_is_gray_over_white(tmp_path):
+    """By one value that stands for it, or by a channel, with which Pillow makes colors of it."""
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "b").mkdir()
+    header = struct.pack(">IIBBBBB", 3, 1, 16, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" + struct.pack(">3H", 100 * 257, 7, 100 * 257 + 1))
+    keyed, mixed = (tmp_path / "in" / "a" / name for name in ("keyed.png", "mixed.png"))
+    write_png(keyed, IHDR=header, tRNS=struct.pack(">H", 100 * 257), IDAT=rows)
+    rows = zlib.compress(b"\0" + struct.pack(">6H", 100 * 257, 65535, 100 * 257, 0, 7, 65535))
+    write_png(mixed, IHDR=header[:9] + b"\4" + header[10:], IDAT=rows)
+    company(tmp_path / "in" / "b")
+    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
+    uris = manifest.examples.set_index("id")["uri"]
+    assert decode(Path(uris["a/keyed.png"])).tolist() == [[[255], [0], [100]]]
+    assert decode(Path(uris["a/mixed.png"])).tolist() == [[[100], [255], [0]]]
+
+
+def test_a_photo_whose_exif_is_none_is_read_as_it_stands(folder, tmp_path):
+    for kind in ("jpeg", "webp"):  # of which one is converted
+        garbage = {"exif": b"Exif\0\0no header at all", "dpi": (72, 72)}
+        picture(60).save(folder / "a" / f"garbage.{kind}", **garbage)
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
+    assert not len(manifest.rejected)
+    uris = manifest.examples.set_index("id")["uri"]
+    assert Path(uris["a/garbage.jpeg"]) == folder / "a" / "garbage.jpeg"
+    assert decode(Path(uris["a/garbage.webp"])).shape == decode(folder / "a" / "garbage.jpeg").shape
 
 
 def test_a_single_class_is_refused(tmp_path):

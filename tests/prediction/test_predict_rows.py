@@ -207,15 +207,12 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
     )
     likeliest = float(answer["probabilities"].numpy().max())
     assert abs(likeliest - float(named[0]["probability"])) < 2e-6
-    gap = {"size": tf.constant([2.0]), "price": tf.constant([np.nan]), "color": tf.constant(["red"])}
+    gap = {"size": [2.0], "price": [np.nan], "color": ["blue"]}
     with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
-        served.serve(gap)
-    pd.DataFrame({"size": [2.0], "price": [1.0], "color": ["blue"]}).to_parquet(
-        tmp_path / "T.PARQUET"
-    )
-    assert predict_rows(model, tmp_path / "T.PARQUET")[0][0]["probability"] == (
-        named[0]["probability"]
-    )
+        served.serve({name: tf.constant(cells) for name, cells in gap.items()})
+    pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
+    ((row,), _) = predict_rows(model, tmp_path / "T.PARQUET")
+    assert row["probability"] == named[0]["probability"]
 
 
 def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):

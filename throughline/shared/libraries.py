@@ -42,8 +42,8 @@ def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """Versions of installed libraries by name; with Pillow also that of the JPEG library in it. One
-    that is not there is `absent`.
+    """Versions of installed libraries by name; with Pillow also those of the libraries in it that
+    read JPEG and pack PNG. One that is not there is `absent`.
     """
     versions = {}
     for name in libraries:
@@ -55,6 +55,7 @@ def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
         from PIL import features
 
         versions["libjpeg"] = str(features.version("libjpeg_turbo") or features.version("jpg"))
+        versions["zlib"] = str(features.version("zlib_ng") or features.version("zlib"))
     return versions
 
 

@@ -35,7 +35,8 @@ DARK_NOTE = (
     " to theirs"
 )
 DEEP = 16  # bits
-_DEPTH = 24  # where the header of a PNG has its bits
+_DEPTH, _COLORS = 24, 25  # where the header of a PNG has its bits, and what colors it has
+_GRAY = (0, 4)  # without and with transparency
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
@@ -100,7 +101,7 @@ def _inspect(
         kind = "JPEG" if image.format == "MPO" else image.format or "?"
         image.load()
         kept = _decodes_as_is(image)
-        upright = image if kept else _to_8_bit(image)
+        upright = image if kept else _to_8_bit(image, data)
         deep = image.mode in _DEEP_MODES or (kind == "PNG" and data[_DEPTH] == DEEP)
         dark = deep and np.asarray(upright).max() < DARK
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
@@ -171,16 +172,26 @@ def _decodes_as_is(image: Image.Image) -> bool:
         image.format in ("JPEG", "MPO", "PNG")
         and image.mode in ("L", "RGB")
         and not deep
-        and image.getexif().get(_ORIENTATION) in _UPRIGHT
+        and _orientation(image) in _UPRIGHT
     )
 
 
-def _to_8_bit(image: Image.Image) -> Image.Image:
+def _orientation(image: Image.Image) -> int | None:
+    """How the image is turned, by EXIF; None where that is not there, or cannot be read."""
+    try:
+        return image.getexif().get(_ORIENTATION)
+    except Exception:  # noqa: BLE001 - parsers of hostile bytes raise anything
+        return None
+
+
+def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
     """Turn any mode into upright 8-bit gray or RGB; transparency is composited over white."""
-    upright = ImageOps.exif_transpose(image)
+    turned = _orientation(image) not in _UPRIGHT
+    upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
-    gray = upright.mode in _GRAY_MODES
+    # Gray of 16 bits with transparency is in color by its mode.
+    gray = upright.mode in _GRAY_MODES or (image.format == "PNG" and data[_COLORS] in _GRAY)
     # Programs that know no transparency leave zeros in the fourth bytes of a BMP.
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
         upright = upright.convert("RGB")
@@ -193,11 +204,12 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 def _narrowed(image: Image.Image) -> Image.Image:
     """Grey of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
-    32 bits would take four times the memory.
+    32 bits would take four times the memory. The one that is transparent is white.
     """
-    narrow = Image.new("L", image.size)
+    narrow, clear = Image.new("L", image.size), image.info.get("transparency", 1 << DEEP)
     for top in range(0, image.height, STRIP):
         strip = (0, top, image.width, min(top + STRIP, image.height))
         values = np.asarray(image.crop(strip)).astype(np.uint32)
-        narrow.paste(Image.fromarray(((values + 128) // 257).astype(np.uint8)), strip)
+        levels = np.where(values == clear, 255, (values + 128) // 257)
+        narrow.paste(Image.fromarray(levels.astype(np.uint8)), strip)
     return narrow
