@@ -138,6 +138,9 @@ def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignore
     series = DataSettings(source="time_series", path=str(path), numeric=["size"])
     with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
         time_series.scan(series)
+    rows = [["1,5", "2.5", "xy"[row % 2]] for row in range(4)]
+    path = write(tmp_path, "size;note;label", rows, delimiter=";")
+    assert scan(path, ignore=["note"]).values[0, 0] == np.float32(1.5)
 
 
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):

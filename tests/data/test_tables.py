@@ -265,10 +265,14 @@ def test_a_name_in_two_spellings_of_unicode_is_neither_two_classes_nor_two_categ
 
 def test_a_column_is_what_most_of_its_cells_are(tmp_path):
     path = write(
-        tmp_path, "a,b,c,d", [[1, "x", "", "true"], [2, 1, "", "false"], ["x", "y", "", ""]]
+        tmp_path,
+        "a,b,c,d,e",
+        [[1, "x", "", "true", "true"], [2, 1, "", "false", "?"], ["x", "y", "", "", "false"]],
     )
     read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert [guess_kind(read, name) for name in "abcd"] == ["number", "category", "empty", "number"]
+    assert [guess_kind(read, name) for name in "abcde"] == [
+        *("number", "category", "empty", "number", "category")
+    ]
 
 
 def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):

@@ -47,6 +47,14 @@ def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabu
     ]
 
 
+def test_true_and_false_are_numbers_next_to_a_cell_that_is_none(tmp_path):
+    one, odd, other, empty = read_table(tmp_path, "a,b\nTrue,1\n?,1\nfalse,1\n,1\n", "a")
+    assert [item.value.tolist() for item in (one, other)] == [[1], [0]]
+    assert [item.reason for item in (odd, empty)] == ["a is '?', no number", "a is missing"]
+    mixed, number = read_table(tmp_path, "a\ntrue\n2\n", "a")
+    assert (mixed.reason, number.value.tolist()) == ("a is 'true', no number", [2])
+
+
 WHOLE, FRACTION = "1.234 in column a is a whole number", "1.234 in column a is a fraction"
 
 
@@ -55,7 +63,7 @@ WHOLE, FRACTION = "1.234 in column a is a whole number", "1.234 in column a is a
     [
         (".", "a\n1.234\n", [[1.234]], ""),
         (",", "a\n1.234\n", [[1234]], WHOLE),
-        (".", "a;other\n1.234;1\n", [[1.234]], ""),
+        (".", "a;other\n1.234;1\n", [[1.234]], FRACTION),
         (",", "a;other\n1.234;1\n", [[1234]], WHOLE),
         # A file shows its own mark where the training had commas.
         (",", 'a,b\n"1,5","2,25"\n"2.000","4,0"\n', [[1.5, 2.25], [2000, 4]], ""),
@@ -66,6 +74,10 @@ WHOLE, FRACTION = "1.234 in column a is a whole number", "1.234 in column a is a
         # Where commas divide cells, numbers have points.
         (",", "a,b\n70.500,1\n", [[70.5, 1]], None),
         (",", "a;b\n70.500;1\n", [[70500, 1]], None),
+        (",", "a,other\n70.500,1\n", [[70.5]], None),
+        # Columns that are passed over show nothing.
+        (".", 'a,other\n1.5,"2,5"\n', [[1.5]], ""),
+        (",", "a;other\n1,5;2.5\n", [[1.5]], ""),
     ],
 )
 def test_numbers_have_the_decimal_mark_of_the_training_or_of_their_file(

@@ -43,7 +43,7 @@ def read_for(trained: TrainedModel, path: Path) -> TextTable:
       UnreadableSource: it is none, or lacks a column.
     """
     columns = trained.spec.schema.columns
-    table = read_table(path, _settings(trained), likely_decimal=columns.decimal)
+    table = read_table(path, _settings(trained), trained=columns)
     check_columns(table, {"data.numeric": columns.names})
     _note_all(path, table.describe_points(columns.names[: columns.numeric]))
     return table
@@ -56,7 +56,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     # Columns that the training left out need not be there.
     changed = {"path": str(path), "ignore": [], **named}
     settings = _settings(trained).model_copy(update=changed)
-    series = time_series.scan(settings, likely_decimal=feature.columns.decimal)
+    series = time_series.scan(settings, trained=feature.columns)
     _note_all(path, series.warnings)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != feature.shape:

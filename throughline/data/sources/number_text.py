@@ -35,17 +35,17 @@ def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
     return _matches(cells, _COMMA if decimal == "," else _POINT)
 
 
-def read_numbers(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
+def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = False) -> np.ndarray:
     """(rows,) float64: the numbers; NaN where a cell is none. A column of nothing but true and
-    false is one of 1 and 0.
+    false is one of 1 and 0, and so are these of one that is `known` to hold numbers, if it has no
+    others.
     """
-    filled = pc.not_equal(cells, "")
-    truth = _matches(cells, _TRUTH)
-    if truth.any() and truth.sum() == pc.sum(filled).as_py():
+    truth, numbers = _matches(cells, _TRUTH), is_number(cells, decimal)
+    alone = not numbers.any() if known else truth.sum() == pc.sum(pc.not_equal(cells, "")).as_py()
+    if truth.any() and alone:
         ones = _matches(cells, r"^(?i:true)$")
         return np.where(truth, ones.astype(np.float64), np.nan)
-    known = is_number(cells, decimal)
-    text = pc.if_else(pa.array(known), cells, None)
+    text = pc.if_else(pa.array(numbers), cells, None)
     if decimal == ",":
         text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
     return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()
@@ -83,12 +83,11 @@ def find_decimal(
     commas = _find_fractions(columns, ",")
     points = _find_fractions(columns, ".") if commas or likely or delimiter == ";" else {}
     if not commas:
-        used = {name: cells for name, cells in points.items() if name not in settings.ignore}
-        if used and _all_thousands(points, "."):
+        if points and _all_thousands(points, "."):
             if likely:
-                return "." if delimiter == "," and len(columns) > 1 else likely
+                return "." if delimiter == "," else likely
             raise UnreadableSource(
-                f"{path}: {_first_fraction(used, '.')} may be a fraction or have a thousands"
+                f"{path}: {_first_fraction(points, '.')} may be a fraction or have a thousands"
                 " separator",
                 "set data.decimal: '.' for a fraction, ',' for a separator",
             )

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from throughline.data.manifest import SPLITS
 from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
 from throughline.data.sources.number_text import find_decimal, find_lone_points, read_numbers
+from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
@@ -32,25 +33,26 @@ _ROWS_AT_ONCE = 65_536
 class TextTable:
     """Columns of cells as text, without blanks around them; a missing cell is empty.
 
-    `lines` says where each row stands: its line of the file, or its number in a Parquet file.
-    `notes` are what has been detected, `nested` the columns whose cells are no single values,
-    `floats` those that a Parquet file holds as such. `delimiter` divides the cells of a CSV file;
-    `likely_decimal` is the decimal mark where numbers alone leave it open, empty: that is refused.
+    `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
+    cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
+    divides the cells of a CSV file. `trained` are the columns of the model that the table is read
+    for, of whose training the decimal mark is where numbers alone leave it open; None: there is no
+    model, and that is refused.
     """
 
     path: Path
     columns: Mapping[str, pa.LargeStringArray]
-    lines: np.ndarray
+    rows: int
     settings: DataSettings
     notes: Sequence[str] = ()
     nested: Mapping[str, str] = field(default_factory=dict)
     floats: frozenset[str] = frozenset()
     delimiter: str = ""
-    likely_decimal: str = ""
+    trained: TableColumns | None = None
     _parsed: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return self.rows
 
     def cells(self, name: str) -> list[str]:
         """A column's cells."""
@@ -58,10 +60,20 @@ class TextTable:
 
     @cached_property
     def decimal(self) -> str:
-        """What divides a number's fraction from its whole where this table has it as text."""
-        texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
+        """What divides a number's fraction from its whole where this table has it as text; columns
+        that are passed over do not count.
+        """
+        passed_over = {*self.floats, *self.settings.ignore}
+        if self.trained is not None:
+            passed_over |= self.columns.keys() - {*self.trained.names, self.settings.time_column}
+        texts = {name: cells for name, cells in self.columns.items() if name not in passed_over}
+        comma = self.delimiter == "," and len(self.columns) == 1  # which divides nothing
         return find_decimal(
-            texts, self.settings, self.path, delimiter=self.delimiter, likely=self.likely_decimal
+            texts,
+            self.settings,
+            self.path,
+            delimiter="" if comma else self.delimiter,
+            likely=self.trained.decimal if self.trained else "",
         )
 
     def decimal_of(self, name: str) -> str:
@@ -74,17 +86,24 @@ class TextTable:
         return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
 
     def describe_points(self, names: Iterable[str]) -> list[str]:
-        """How numbers of these columns were read that can be whole or fractions, in a table whose
-        decimal mark is likely to be the comma; for people to check.
+        """How numbers of these columns were read that can be whole or fractions, in a table for a
+        model where the training, or what divides the cells, lets one expect commas; for people to
+        check.
         """
+        if self.trained is None or self.settings.decimal != "auto":
+            return []
         texts = {name: self.columns[name] for name in names if name not in self.floats}
-        doubtful = find_lone_points(texts) if self.likely_decimal == "," else ""
-        how = (
-            "is a whole number, as the training had decimal commas"
-            if self.decimal == ","
-            else "is a fraction, as commas divide the cells"
-        )
-        return [f"{doubtful} {how}"] if doubtful else []
+        commas = self.trained.decimal == ","
+        doubtful = find_lone_points(texts) if commas or self.delimiter == ";" else ""
+        if not doubtful:
+            return []
+        if self.decimal == ",":
+            how = "is a whole number, as the training had decimal commas"
+        elif commas:
+            how = "is a fraction, as commas divide the cells"
+        else:
+            how = "is a fraction, as the training had decimal points"
+        return [f"{doubtful} {how}"]
 
     def describe_nested(self) -> list[str]:
         """The columns that cannot be read at all, though nobody said to leave them out."""
@@ -99,7 +118,8 @@ class TextTable:
         number.
         """
         if name not in self._parsed:
-            self._parsed[name] = read_numbers(self.columns[name], self.decimal_of(name))
+            cells, mark = self.columns[name], self.decimal_of(name)
+            self._parsed[name] = read_numbers(cells, mark, known=self.trained is not None)
             self._parsed[name].flags.writeable = False
         return self._parsed[name]
 
@@ -113,9 +133,11 @@ class TextTable:
         return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
-def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") -> TextTable:
-    """Read the table at `path` as text, in the dialect that `settings` name or that it shows.
-    `likely_decimal` is what divides fractions where the numbers can be read two ways.
+def read_table(
+    path: Path, settings: DataSettings, *, trained: TableColumns | None = None
+) -> TextTable:
+    """Read the table at `path` as text, in the dialect that `settings` name or that it shows, for a
+    model of columns that are `trained`, if there is one.
 
     Raises:
       DataNotFound: there is no such file.
@@ -137,7 +159,7 @@ def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") 
     return replace(
         table,
         columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
-        likely_decimal=likely_decimal,
+        trained=trained,
     )
 
 
@@ -229,7 +251,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         count = FieldCount(header, path)
         chunks: list[list[pa.LargeStringArray]] = [[] for _ in names]
         rows: list[list[str]] = []
-        lines: list[int] = []
+        total = 0
 
         def keep() -> None:
             for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
@@ -240,7 +262,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
             if settings.quoting == "auto":
                 refuse_joined_lines(record, path)
             rows.append(count.fit(record))
-            lines.append(record.line)
+            total += 1
             if len(rows) == _ROWS_AT_ONCE:
                 keep()
         if rows:
@@ -252,7 +274,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
             name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.large_string())
             for name, chunk in zip(names, chunks, strict=True)
         },
-        lines=np.asarray(lines, np.int64),
+        rows=total,
         settings=settings,
         notes=notes,
         delimiter=text.delimiter,
@@ -281,7 +303,7 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     return TextTable(
         path=path,
         columns=columns,
-        lines=np.arange(1, table.num_rows + 1),
+        rows=table.num_rows,
         settings=settings,
         nested=nested,
         floats=frozenset(

@@ -38,8 +38,8 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 
-def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
-    """Read the series at `data.path`; `likely_decimal` as of `read_table`.
+def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Series:
+    """Read the series at `data.path`; `trained` as of `read_table`.
 
     Raises:
       UnreadableSource: a value is missing, infinite or no number, or time does not increase; names
@@ -50,7 +50,7 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
     if path.suffix.lower() == ".npy":
         values, columns = _from_array(path)
     else:
-        table = read_table(path, settings, likely_decimal=likely_decimal)
+        table = read_table(path, settings, trained=trained)
         values, columns, gaps = _from_table(table)
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
         stored = values.astype(np.float32, copy=False)
