@@ -313,6 +313,22 @@ def test_fields_of_a_record_that_is_too_long_are_rejected():
 
 
 @pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"text": " NA ", "label": "a"}, "text missing"),
+        ({"text": "one", "label": "NA"}, "label missing"),
+        ({"text": "one", "label": -1}, "label missing"),
+        ({"text": "NA two", "label": "a"}, None),
+    ],
+)
+def test_values_that_mean_missing_are_neither_texts_nor_classes(fields, reason):
+    plain = DataSettings(source="text_lines", path="x")
+    assert isinstance(read_fields(fields, "1", plain), Document)
+    found = read_fields(fields, "1", plain.model_copy(update={"missing_values": ["NA", "-1"]}))
+    assert (found.reason if isinstance(found, Rejected) else None) == reason
+
+
+@pytest.mark.parametrize(
     ("content", "encoding", "reason"),
     [
         ("für".encode("latin-1"), "utf-8", "not utf-8: byte 0xfc at 1"),

@@ -84,12 +84,16 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     lines = tmp_path / "some.txt"
     lines.write_text("the fox\n\nthe dog\n")
     table = tmp_path / "some.csv"
-    table.write_text("id,text\n1,the fox\n2,the dog\n3,\n")
+    table.write_text("id,text,split\n1,the fox,dev\n2,the dog,\n3,,\n")
+    objects = tmp_path / "some.jsonl"
+    objects.write_text('{"text": "the fox", "split": "dev"}\n')
     whole, _ = predict_rows(model, lines)
     split, _ = predict_rows(model, lines, lines=True)
     rows, _ = predict_rows(model, table)
     assert len(whole) == 1
     assert [row["probability"] for row in split] == [row["probability"] for row in rows][:2]
+    ((only,), _) = predict_rows(model, objects)
+    assert not only["error"], "its split is none of a training, and not looked at"
     named = [row["input"] for row in split]
     assert named == [f"{lines}:1", f"{lines}:3"], "the blank line is none, and counted"
     assert [row["input"] for row in rows] == [f"{table}:{number}" for number in (1, 2, 3)]

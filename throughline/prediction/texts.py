@@ -21,16 +21,17 @@ _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """The texts at `path`; their classes, if there are some, are not looked at."""
-    without = {"label_kind": "none", "folders": "classes"}  # nor are their splits
+    """The texts at `path`; their classes and splits, if there are some, are not looked at."""
+    without = {"label_kind": "none", "folders": "classes"}
     settings = trained.spec.data.model_copy(update={"path": str(path), **without})
     suffix = path.suffix.lower()
+    lines = wanted.lines and (path.is_dir() or suffix in text_lines.TXT)
     if suffix in TABLES:
-        found = text_table.scan(settings)
-    elif suffix in text_lines.JSON or (wanted.lines and suffix in text_lines.TXT):
-        found = text_lines.scan(settings)
+        found = text_table.scan(settings, use_splits=False)
+    elif lines or suffix in text_lines.JSON:
+        found = text_lines.scan(settings, use_splits=False)
     elif path.is_dir():
-        found = (text_lines if wanted.lines else text_folder).scan(settings)
+        found = text_folder.scan(settings)
     else:
         return Examples(items=_inspect([_read_file(path, settings)], path, settings), total=1)
     if path.is_dir():

@@ -138,7 +138,10 @@ class DataSettings(Settings):
     )
     missing_values: list[str] = Field(
         default=[],
-        description="tables, series: cells that mean missing besides the empty one, such as NA",
+        description=(
+            "tables, series, text_lines: cells, or values, that mean missing besides the empty one,"
+            " such as NA"
+        ),
     )
     missing: Missing = Field(
         default="reject",

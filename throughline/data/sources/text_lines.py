@@ -25,8 +25,9 @@ _BLOCK = 1 << 20
 _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a file
 
 
-def scan(settings: DataSettings) -> Texts:
-    """Read the file, or the files in the folder, at `data.path`.
+def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
+    """Read the file, or the files in the folder, at `data.path`; with `use_splits` a key `split`
+    decides that of its line.
 
     Raises:
       DataNotFound: there is no such file, or no file of lines in the folder.
@@ -52,8 +53,9 @@ def scan(settings: DataSettings) -> Texts:
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
     splits = _find_splits(root, files, settings)
+    split_of = dict(zip(files, splits, strict=True))
     return Texts(
-        documents=_documents(dict(zip(files, splits, strict=True)), settings),
+        documents=_documents(split_of, settings, use_splits=use_splits),
         total=sum(map(count_lines, files)),
         skipped=count_kinds(path for path in paths if path not in chosen),
     )
@@ -77,7 +79,7 @@ def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[
 
 
 def _documents(
-    splits: Mapping[Path, str | None], settings: DataSettings
+    splits: Mapping[Path, str | None], settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
     """What is in each file, whose lines are of its split unless they name another one."""
     for path, split in splits.items():
@@ -92,13 +94,13 @@ def _documents(
                 label = label_or_none(path.stem, settings)
                 yield Document(id=example_id, content=line, label=label, split=split)
             else:
-                item = _read_json(line, example_id, path, settings)
+                item = _read_json(line, example_id, path, settings, use_splits=use_splits)
                 is_open = isinstance(item, Document) and item.split is None
                 yield replace(item, split=split) if is_open else item
 
 
 def _read_json(
-    line: bytes, example_id: str, path: Path, settings: DataSettings
+    line: bytes, example_id: str, path: Path, settings: DataSettings, *, use_splits: bool
 ) -> Document | Rejected:
     try:
         fields: Any = json.loads(
@@ -113,7 +115,7 @@ def _read_json(
         return Rejected(id=example_id, reason=f"no JSON object: {type(fields).__name__}")
     if example_id.endswith(":00000001"):
         check_fields(list(fields), settings, where=f"{path}, line 1")
-    return read_fields(fields, example_id, settings)
+    return read_fields(fields, example_id, settings, use_splits=use_splits)
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,22 +20,24 @@ UNLABELED = "text"  # the one class of documents without classes
 
 
 def read_fields(
-    fields: Mapping[str, Any], example_id: str, settings: DataSettings
+    fields: Mapping[str, Any], example_id: str, settings: DataSettings, *, use_splits: bool = True
 ) -> Document | Rejected:
     """The document that fields describe, or why they describe none; an optional field `split` holds
-    train, validation or test.
+    train, validation or test, unless that is not to be used.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_column)
-    if text is None:
+    missing = settings.missing_values
+    if text is None or (missing and isinstance(text, str) and text.strip() in missing):
         return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
     if isinstance(label, (list, dict, bytes)) and settings.label_kind != "none":
         return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
-    name = label_or_none(_label(label), settings)
+    name = _label(label)
+    name = label_or_none("" if name in missing else name, settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")
-    split, problem = read_split(fields.get("split"))
+    split, problem = read_split(fields.get("split") if use_splits else None)
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:

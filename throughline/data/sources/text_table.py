@@ -40,8 +40,9 @@ class _RowLine:
     label: str
 
 
-def scan(settings: DataSettings) -> Texts:
-    """Read the table at `data.path`; an optional column `split` holds train, validation or test.
+def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
+    """Read the table at `data.path`; an optional column `split` holds train, validation or test,
+    which with `use_splits` decides.
 
     Raises:
       DataNotFound: there is no such file.
@@ -52,13 +53,14 @@ def scan(settings: DataSettings) -> Texts:
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     check_encoding(settings.encoding)
     if path.suffix.lower() == ".parquet":
-        return _scan_parquet(path, settings)
+        return _scan_parquet(path, settings, use_splits=use_splits)
     if path.suffix.lower() not in TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
             "for .jsonl and .txt set `data.source: text_lines`",
         )
-    return Texts(documents=_csv_rows(path, settings), total=count_lines(path))
+    documents = _csv_rows(path, settings, use_splits=use_splits)
+    return Texts(documents=documents, total=count_lines(path))
 
 
 def check_fields(names: list[str], settings: DataSettings, *, where: str) -> None:
@@ -80,7 +82,9 @@ def _column_keys(settings: DataSettings) -> list[str]:
     return ["text_column", *(["label_column"] if settings.label_kind != "none" else [])]
 
 
-def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejected]:
+def _csv_rows(
+    path: Path, settings: DataSettings, *, use_splits: bool
+) -> Iterator[Document | Rejected]:
     with open_delimited(path, settings, errors="surrogateescape") as table:
         header = table.header
         check_fields(header, settings, where=str(path))
@@ -99,8 +103,8 @@ def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejecte
                     _refuse_joined_rows(lines, path, labels)
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels.add(cells[place].strip())
-            fields = zip(header, cells, strict=True)
-            yield read_fields({name: cell or None for name, cell in fields}, example_id, settings)
+            fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
+            yield read_fields(fields, example_id, settings, use_splits=use_splits)
         _refuse_joined_rows(doubtful, path, labels)
 
 
@@ -125,7 +129,7 @@ def _refuse_joined_rows(lines: Sequence[_RowLine], path: Path, labels: Collectio
             )
 
 
-def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
+def _scan_parquet(path: Path, settings: DataSettings, *, use_splits: bool) -> Texts:
     try:
         table = pq.ParquetFile(path)
     except Exception as error:  # parsers of other people's files raise anything
@@ -135,13 +139,17 @@ def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
     check_fields(names, settings, where=str(path))
     needed = [getattr(settings, key) for key in _column_keys(settings)]
     needed += ["split"] if "split" in names else []
-    return Texts(
-        documents=_parquet_rows(path, table, needed, settings), total=table.metadata.num_rows
-    )
+    documents = _parquet_rows(path, table, needed, settings, use_splits=use_splits)
+    return Texts(documents=documents, total=table.metadata.num_rows)
 
 
 def _parquet_rows(
-    path: Path, table: pq.ParquetFile, columns: list[str], settings: DataSettings
+    path: Path,
+    table: pq.ParquetFile,
+    columns: list[str],
+    settings: DataSettings,
+    *,
+    use_splits: bool,
 ) -> Iterator[Document | Rejected]:
     number = 0
     try:
@@ -149,7 +157,7 @@ def _parquet_rows(
             for cells in zip(*map(_read_cells, batch.columns), strict=True):
                 number += 1
                 fields = dict(zip(batch.schema.names, cells, strict=True))
-                yield read_fields(fields, f"row {number:08d}", settings)
+                yield read_fields(fields, f"row {number:08d}", settings, use_splits=use_splits)
     except OSError as error:
         raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
 
