@@ -264,6 +264,9 @@ def test_an_uncased_vocabulary_gets_texts_in_lower_case(tmp_path):
     assert tokens["plain", "never"] == tokens["accents", "never"] == [1, 2, 1]
     assert tokens["cased", "auto"] == tokens["cased", "never"] == [3, 2, 1]
     assert tokens["cased", "always"] == [2, 2, 1]
+    (tmp_path / "korean").write_text("[PAD]\n[UNK]\nwolf\n늑대")
+    syllables = Tokenize(kind="wordpiece", model=str(tmp_path / "korean"))
+    assert tokenize(syllables, tf.constant("Wolf 늑대")).numpy().tolist() == [2, 3]
     letters = Tokenize(kind="bytes", lower="always")
     assert tokenize(letters, tf.constant("Ää")).numpy().tolist() == [196, 165, 196, 165]
 

@@ -24,6 +24,7 @@ from throughline.shared.files import digest_blake2b
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
 BYTES = 256
 _SPECIAL = re.compile(r"\[.*\]|<.*>")  # names of tokens that stand for no text
+_HANGUL = re.compile("[가-힣]")  # syllables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,11 @@ def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
     uncased = bool(words) and not any(word != word.lower() for word in words)
     if lower == "never" or (lower == "auto" and not uncased):
         return tokenizer
-    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them.
+    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them, or
+    # is of syllables of Hangul, which would fall into their letters.
     accents = not words or any(
-        unicodedata.combining(character)
+        _HANGUL.search(word) or any(map(unicodedata.combining, unicodedata.normalize("NFD", word)))
         for word in words
-        for character in unicodedata.normalize("NFD", word)
     )
     return replace(
         tokenizer, encode=lambda texts: tokenizer.encode(lower_case(texts, accents=accents))

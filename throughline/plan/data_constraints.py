@@ -231,6 +231,11 @@ def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
     for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
         if name in early:
             return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
+    if "end_document" in names and "truncate" in names[names.index("end_document") :]:
+        return [
+            "preprocess: truncate cuts off the end that end_document has put; put `end_document`"
+            " last"
+        ]
     return [
         f"preprocess: tokenize.model: {reason}"
         for op in preprocess

@@ -17,7 +17,7 @@ class Tokenize(Op):
     """Turn text into the numbers of its tokens, int32 from 1 on; 0 stands for padding."""
 
     name = "tokenize"
-    version = 3
+    version = 4
     works_on = ("text",)
     kind: Literal["sentencepiece", "wordpiece", "bytes"] = Field(
         default="sentencepiece",
