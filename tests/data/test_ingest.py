@@ -381,7 +381,7 @@ def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
     data = bytearray(path.read_bytes())
     data[start + 30 + sum(struct.unpack_from("<HH", data, start + 26))] = 0xFF  # no kind of block
     path.write_bytes(data)
-    with pytest.raises(UnreadableSource, match="x cannot be read .*invalid block type"):
+    with pytest.raises(UnreadableSource, match=r"x cannot be read .*invalid block type"):
         ingest(data_settings(path, "arrays"), tmp_path / "manifest")
 
 

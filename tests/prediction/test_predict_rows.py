@@ -92,7 +92,7 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     rows, _ = predict_rows(model, table)
     assert len(whole) == 1
     assert [row["probability"] for row in split] == [row["probability"] for row in rows][:2]
-    ((only,), _) = predict_rows(model, objects)
+    (only,), _ = predict_rows(model, objects)
     assert not only["error"], "its split is none of a training, and not looked at"
     named = [row["input"] for row in split]
     assert named == [f"{lines}:1", f"{lines}:3"], "the blank line is none, and counted"
@@ -215,7 +215,7 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
         served.serve({name: tf.constant(cells) for name, cells in gap.items()})
     pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
-    ((row,), _) = predict_rows(model, tmp_path / "T.PARQUET")
+    (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")
     assert row["probability"] == named[0]["probability"]
 
 

@@ -203,7 +203,7 @@ def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
 
 
 def _narrowed(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
+    """Gray of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
     32 bits would take four times the memory. The one that is transparent is white.
     """
     narrow, clear = Image.new("L", image.size), image.info.get("transparency", 1 << DEEP)
