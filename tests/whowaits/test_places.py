@@ -12,12 +12,13 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from whowaits.advice import find_first
+from whowaits.callers import name_from_here
 from whowaits.changes import propose_changes
 from whowaits.edits import CannotBeWritten, edit_source
 from whowaits.fits import FitWatch
 from whowaits.loops import LoopWatch
 from whowaits.places import is_changed, locate
-from whowaits.session import Options, Session, name_from_here
+from whowaits.session import Options, Session
 from whowaits.sources import explain_loader, explain_untried, has_cache, tried_dataset
 from whowaits.tensorflow_hooks import _Hooks
 from whowaits.trials import Trials, find_edits

@@ -142,7 +142,7 @@ def test_the_command_prints_a_patch_that_applies_also_of_a_module(tmp_path, monk
     script = package / "train.py"
     script.write_text(code.replace(wait, "from .steps import wait\n\n"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whowaits.session.HERE", str(tmp_path))  # a command starts there
+    monkeypatch.setattr("whowaits.callers.HERE", str(tmp_path))  # a command starts there
     assert main(["--seconds", "3", *command]) == 0
     printed = capfd.readouterr()
     subprocess.run(["git", "apply", "-"], input=printed.out, text=True, check=True)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from whowaits import machine
+from whowaits.callers import name_from_here
 from whowaits.cli import find_interpreter
-from whowaits.session import Options, Session, name_from_here
+from whowaits.session import Options, Session
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "whowaits" / "src"
@@ -120,8 +121,39 @@ def test_an_error_of_a_modules_package_is_its_own(tmp_path):
     assert "Traceback" in done.stderr and "--python names another" in done.stderr
 
 
+SEEN = """
+import sys
+from whowaits.callers import find_caller
+print(find_caller(sys._getframe()))
+"""
+
+
+PACKAGE = ["pkg/train.py:1", "pkg/loops.py:4", "pkg/train.py:5"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (["-m", "pkg.train"], PACKAGE),
+        (["pkg/train.py"], PACKAGE),
+        (["-m", "alone"], ["alone.py:1", "alone.py:5"]),
+    ],
+)
+def test_the_lines_of_an_installed_script_and_of_its_package_are_its_own(tmp_path, given, seen):
+    installed = tmp_path / "site-packages"
+    (installed / "pkg").mkdir(parents=True)
+    for name in ("pkg/loops.py", "other.py"):
+        (installed / name).write_text(SEEN)
+    (installed / "pkg" / "train.py").write_text(f"import other, pkg.loops\n{SEEN}")
+    (installed / "alone.py").write_text(f"import other\n{SEEN}")
+    path = os.pathsep.join([str(installed), str(SOURCES)])
+    done = whowaits(*given, cwd=installed, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout.splitlines()[: len(seen)] == seen, done
+
+
 def test_a_file_is_called_as_in_the_folder_that_the_command_was_started_in(tmp_path, monkeypatch):
-    monkeypatch.setattr("whowaits.session.HERE", str(tmp_path))
+    monkeypatch.setattr("whowaits.callers.HERE", str(tmp_path))
     assert name_from_here(str(tmp_path / "pkg" / "train.py")) == "pkg/train.py"
     assert name_from_here(str(tmp_path.parent / "data.py")) == "data.py"
 

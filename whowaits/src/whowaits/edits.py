@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .advice import Edit
-from .session import name_from_here
+from .callers import name_from_here
 
 # Arguments that a call may have by position, without the one that a change gives it.
 MOST_POSITIONAL = {

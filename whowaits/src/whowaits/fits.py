@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .accelerators import default_accelerator
-from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
+from .callers import find_caller
+from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .sources import explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction
 from .waits import Waits

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .session import Place
+from .callers import Place
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 ONE_KIND = {"flat_map": "interleave"}  # a change makes one the other, and finds it again

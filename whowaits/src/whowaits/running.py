@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from . import tensorflow_hooks, torch_hooks
+from .callers import HERE, OURS, take_for_own
 from .fail_if import Condition
 from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch
-from .session import EXIT_UNMEASURED, HERE, Options, Session, leave
+from .session import EXIT_UNMEASURED, Options, Session, leave
 from .waits import Waits
 
 INTERRUPTED = 130
@@ -125,6 +126,7 @@ def _execute(session: Session, arguments: list[str]) -> None:
         spec, code = _find_module(options.script)
         script = sys.argv[0] = str(spec.origin)
         session.options = replace(options, script=script.removeprefix(HERE + os.sep))
+    take_for_own(script)
     if code is None or options.source:
         source = Path(options.source or script).read_bytes()
         if options.source:  # tracebacks and AutoGraph read lines
@@ -172,7 +174,7 @@ def _exit_code(error: BaseException) -> int:
             file=sys.stderr,
         )
     trace = error.__traceback__
-    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == OURS:
+    while trace is not None and str(Path(trace.tb_frame.f_code.co_filename).parent) == OURS:
         trace = trace.tb_next
     if sys.excepthook is sys.__excepthook__:
         traceback.print_exception(type(error), error, trace)
@@ -187,6 +189,3 @@ def _flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             continue
-
-
-OURS = Path(__file__).parent

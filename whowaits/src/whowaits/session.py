@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from . import machine
 from .blocks import Timing
+from .callers import find_caller
 from .fail_if import Condition
 from .report import Report, make_report, undecided
 from .verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
@@ -322,52 +322,3 @@ def _place() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     where = find_caller(frame)
     return f"; the script stands at {where}" if where else ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """FILE:LINE of the script, and the name of what it calls there."""
-
-    where: str = ""
-    called: str = ""
-
-
-def find_caller(frame: Any) -> str:
-    """FILE:LINE of the innermost frame that is neither ours nor of an installed package."""
-    return find_call(frame).where
-
-
-def find_call(frame: Any) -> Place:
-    """The same, with what is called there."""
-    called = ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        others = name.startswith((OURS, STANDARD, "<frozen"))
-        if not others and not INSTALLED.intersection(Path(name).parts):
-            return Place(f"{name_from_here(name)}:{frame.f_lineno}", called)
-        called = _name_of(frame) or called
-        frame = frame.f_back
-    return Place()
-
-
-def name_from_here(path: str) -> str:
-    """A file as it is called in the folder that the command was started in, pkg/train.py; of one
-    that is elsewhere the name alone.
-    """
-    inside = path.removeprefix(HERE + os.sep)
-    return inside if inside != path else Path(path).name
-
-
-def _name_of(frame: Any) -> str:
-    """Of a function, of a class that is made; "" of a decorator's wrapper."""
-    name = frame.f_code.co_name
-    if name == "__init__":
-        return re.sub(r"V\d$", "", type(frame.f_locals.get("self")).__name__)
-    return "" if name in WRAPPERS else name
-
-
-WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # of TensorFlow and Keras
-HERE = str(Path.cwd())  # before the script may change it
-OURS = str(Path(__file__).parent)
-STANDARD = str(Path(os.__file__).parent)
-INSTALLED = frozenset(("site-packages", "dist-packages"))

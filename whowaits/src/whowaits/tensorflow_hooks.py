@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .callers import find_call, find_caller
 from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
-from .session import find_call, find_caller
 from .sources import has_cache
 from .waits import Waits
 

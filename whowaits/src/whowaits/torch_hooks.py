@@ -11,10 +11,10 @@ from typing import Any
 
 from .accelerators import synchronize
 from .batches import leaves
+from .callers import find_caller
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
-from .session import find_caller
 from .sources import explain_loader
 from .waits import Waits
 
