@@ -202,6 +202,14 @@ def test_one_step_that_compiles_is_no_training():
     assert [each.name for each in script.session.trainings] == ["the loop at train.py:5"]
 
 
+def test_the_training_that_is_asked_for_is_reported_whatever_is_known_of_it():
+    script = Script(keep=True, training=2)
+    for line, count in (("train.py:3", 40), ("train.py:5", 20)):
+        for _ in hand_out(script, Batches(count), line):
+            script.train(0)
+    assert script.session.make_report().training == "the loop at train.py:5"
+
+
 def test_what_comes_after_a_loop_that_is_left_is_no_step():
     script = Script(keep=True)
     for _ in range(4):

@@ -221,7 +221,9 @@ class Session:
             self.say(f"something here failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """What is known of the training that was measured best; `reason`: why no more."""
+        """What is known of the training that was asked for, or else of the one that was measured
+        best; `reason`: why no more.
+        """
         script = self.options.script
         if not self.trainings:
             nothing = NOTHING_SEEN if self.marks < UNSEEN_STEPS else UNSEEN
@@ -235,7 +237,10 @@ class Session:
                 f" {began} that can be seen",
                 version=__version__,
             )
-        best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
+        if self.options.training > 1:
+            (best,) = self.measured
+        else:
+            best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
         if reason:
             best.notes.append(reason)
         number = self.trainings.index(best) + 1
