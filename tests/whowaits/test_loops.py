@@ -352,6 +352,20 @@ class Sparse:
         raise RuntimeError("nbytes is not defined for sparse tensors")
 
 
+class Nested:
+    """As PyTorch's nested tensors: no shape, and an exception that says so."""
+
+    @property
+    def shape(self):
+        raise RuntimeError("NestedTensorImpl doesn't support sizes")
+
+
+def test_a_batch_that_does_not_say_its_shape_does_no_harm():
+    assert count_examples({"texts": Nested()}) is None
+    assert count_examples([Nested(), Sparse()]) == 8
+    assert keep_batches(iter([([Nested()],), None]).__next__).batches
+
+
 def test_arrays_in_objects_count_and_those_without_a_size_do_no_harm():
     class Record:
         def __init__(self, x):

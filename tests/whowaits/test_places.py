@@ -150,6 +150,7 @@ def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
         ({"x": np.zeros((4, 2))}, "`fit` was given arrays"),
         ({"x": (n for n in [1])}, "`fit` was given a generator"),
         ({"x": Batches(workers=3)}, "a Batches with workers=3; what helps: more"),
+        ({"x": Batches(), "workers": 8}, "a Batches with workers=8; what helps: more"),
     ]:
         assert tried_dataset(model, given) is None
         assert said in explain_untried(model, given)

@@ -58,7 +58,7 @@ def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
     """The arrays of a batch, nested in mappings, lists and tuples, or values of an object."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-    elif not hasattr(batch, "shape") and hasattr(batch, "__dict__"):
+    elif _lengths_of(batch) is None and hasattr(batch, "__dict__"):
         batch = list(vars(batch).values())
     if isinstance(batch, (list, tuple)):
         for part in batch if depth else ():
@@ -70,10 +70,19 @@ def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 def count_examples(batch: Any) -> int | None:
     """In a batch: the first dimension of its first array."""
     for leaf in leaves(batch):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and len(shape):
-            return int(shape[0]) if shape[0] is not None else None
+        lengths = _lengths_of(leaf)
+        if lengths:
+            return None if lengths[0] is None else int(lengths[0])
     return None
+
+
+def _lengths_of(part: Any) -> tuple[Any, ...] | None:
+    """The shape of an array, () where it does not say it; None of what is no array."""
+    try:
+        shape = getattr(part, "shape", None)
+        return None if shape is None else tuple(shape)
+    except Exception:  # noqa: BLE001 - a nested tensor of PyTorch has none, and raises
+        return ()
 
 
 def _bytes_of(leaf: Any) -> int:
@@ -83,9 +92,9 @@ def _bytes_of(leaf: Any) -> int:
         size = None
     if isinstance(size, int):
         return size
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    dtype = getattr(leaf, "dtype", None)
     width = getattr(dtype, "size", None) or getattr(dtype, "itemsize", None) or 8
     count = 1
-    for length in shape or ():
+    for length in _lengths_of(leaf) or ():
         count *= int(length or 1)
     return count * int(width)

@@ -42,7 +42,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
         return ""
     names = {each.__name__ for each in type(x).__mro__}
     if names & {"PyDataset", "Sequence"}:
-        workers = getattr(x, "workers", 1)
+        workers = arguments.get("workers", getattr(x, "workers", 1))  # of tf_keras: of `fit`
         return (
             f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
             " them, and use_multiprocessing=True where its Python code computes"
