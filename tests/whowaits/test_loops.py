@@ -210,6 +210,16 @@ def test_the_training_that_is_asked_for_is_reported_whatever_is_known_of_it():
     assert script.session.make_report().training == "the loop at train.py:5"
 
 
+def test_a_loop_that_is_watched_for_another_session_is_a_training_of_that():
+    script = Script(keep=True)
+    for _ in range(3):
+        script.watch.session = Session(Options(keep=True), script.written.append)
+        for _ in hand_out(script, Batches(20)):
+            script.train(0)
+        (training,) = script.watch.session.trainings
+        assert training.timing.seen == 19, "the first may compile"
+
+
 def test_what_comes_after_a_loop_that_is_left_is_no_step():
     script = Script(keep=True)
     for _ in range(4):

@@ -248,7 +248,7 @@ make().fit(x[:64], y[:64], epochs=60, verbose=0, callbacks=[schedule])
 
 
 @pytest.mark.slow
-def test_keep_lets_the_script_train_on_and_a_callback_reports(tmp_path):
+def test_keep_lets_the_script_train_on_also_after_a_watch_and_with_a_callback(tmp_path):
     code = """
 import whowaits
 make().fit(waiting, epochs=2, verbose=0)
@@ -256,14 +256,28 @@ print("trained")
 with whowaits.watch() as seen:
     make().fit(x, y, epochs=2, verbose=0)
 assert seen.report.waited_pct > 0, seen.report
-model, few = make(), waiting.take(20)
-model.fit(few, verbose=0)
-model.fit(few, verbose=0, callbacks=[whowaits.Callback()])
+make().fit(waiting.take(20), verbose=0, callbacks=[whowaits.Callback()])
 """
     report, done = measure(tmp_path, code, "--keep")
     assert "trained" in done.stderr and done.returncode == 0, done
     assert report["stall_high_pct"] is None and report["stall_low_pct"] > 60
-    assert "fit: input-bound, stall at least" in done.stderr
+    assert any("training 1 of 2" in note for note in report["notes"]), report
+
+
+@pytest.mark.slow
+def test_a_callback_reports_on_its_fit(tmp_path):
+    code = """
+import whowaits
+model, few = make(), waiting.take(20)
+model.fit(few, verbose=0)
+model.fit(few, verbose=0, callbacks=[whowaits.Callback()])
+"""
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + code)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=150
+    )
+    assert "fit: input-bound, stall at least" in done.stdout
 
 
 @pytest.mark.slow

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import keras
 import pytest
 
 import whowaits
+from whowaits.running import observe
+from whowaits.session import Options, Session
 from whowaits.within import register_magic
 
 
@@ -38,6 +41,17 @@ def test_a_cell_is_run_and_said_what_it_lacks(capsys):
     shell.magics["cell", "whowaits"]("", "1 + 1")
     assert shell.cells == ["1 + 1", "raised"]
     assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
+
+
+def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys):
+    command = Session(Options(keep=True), print)
+    observer = observe(command)
+    whowaits.Callback(keras)
+    assert observer.session is command and command.here
+    with whowaits.watch():
+        assert observer.session is not command
+    assert observer.session is command and command.here
+    command.close()
 
 
 @pytest.mark.slow

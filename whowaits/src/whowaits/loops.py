@@ -107,7 +107,6 @@ class LoopWatch:
     """Times every loop of a process. `mark` is called when gradients are taken."""
 
     session: Session
-    _loops: dict[Hashable, _Loop] = field(default_factory=dict)
 
     def mark(self, *_: Any) -> None:
         """The innermost loop is a training."""
@@ -159,7 +158,7 @@ class LoopWatch:
         two that are zipped.
         """
         loops = (
-            self._loops.setdefault((source.key, number), _Loop(source))
+            self.session.loops.setdefault((source.key, number), _Loop(source))
             for number in itertools.count()
         )
         found = next(loop for loop in loops if loop.current is None or loop.current is iterator)
@@ -184,8 +183,7 @@ class LoopWatch:
         loop.handed = None
         loop.forget()
         if loop.training is not None:
-            loop.training.timing.active, loop.training.timing.task = False, "train"
-            loop.training.passive_because = "timing the model alone failed"
+            loop.training.only_watch("timing the model alone failed")
 
     def _hand_out(self, loop: _Loop, take: Callable[[], Any], opening_s: float) -> Any:
         began = perf_counter() - opening_s
@@ -215,7 +213,7 @@ class LoopWatch:
         self, loop: _Loop | None, seconds: float, *, validates: bool = False
     ) -> None:
         """A batch was taken within the steps of other loops."""
-        for other in self._loops.values():
+        for other in self.session.loops.values():
             if other is not loop and other.handed is not None:
                 other.others += 1
                 other.others_wait_s += seconds
@@ -236,8 +234,7 @@ class LoopWatch:
             loop.training = self._open(loop)
         timing = loop.training.timing
         if pulls.others and not loop.training.passive_because:
-            timing.active, timing.task = False, "train"
-            loop.training.passive_because = "a step takes batches of several datasets"
+            loop.training.only_watch("a step takes batches of several datasets")
         if loop.from_memory:
             timing.ran_alone(pulls.work_s, steps=pulls.steps, warm_up=loop.warm_up > 0)
             loop.warm_up -= 1

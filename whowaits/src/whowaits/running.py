@@ -49,6 +49,11 @@ def run(given: dict[str, Any], arguments: list[str]) -> None:
 _observers: list[Any] = []  # what was installed in this process, once
 
 
+def observed() -> Session | None:
+    """The session that the trainings of this process are watched for, if they are."""
+    return _observers[0].session if _observers else None
+
+
 def observe(session: Session) -> FitWatch:
     """Watch the trainings of this process for a session, in the place of an earlier one."""
     if not _observers:

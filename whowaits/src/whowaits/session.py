@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ class Training:
             )
         return self.conditions
 
+    def only_watch(self, because: str) -> None:
+        """Time it as it is from now on."""
+        self.timing.active, self.timing.task = False, "train"
+        self.passive_because = because
+
     @property
     def may_gain(self) -> bool:
         """Whether another input could make it faster."""
@@ -131,6 +136,7 @@ class Session:
         self.ended: float | None = None
         self.trying = False  #: whether changes are tried, after the verdict
         self.marks = 0  #: gradients taken outside of `fit`
+        self.loops: dict[Hashable, Any] = {}  #: of the script's own making, as `loops.py` has them
         self.pid = os.getpid()
         self._beat = self._started = time.perf_counter()
         self._expects: float | None = None  # the seconds in which the next step must end

@@ -94,8 +94,7 @@ class TimedFunction:
             self._between_steps(arguments)
         except Exception as error:  # noqa: BLE001 - the training goes on as it is
             self._session.fail(error)
-            self._timing.active, self._timing.task = False, "train"
-            self._training.passive_because = "timing the model alone failed"
+            self._training.only_watch("timing the model alone failed")
         if self._timing.task == "done" and self._session.ends_with(self._training):
             self._try_changes()
         self._session.check(self._training)

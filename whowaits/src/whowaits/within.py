@@ -8,7 +8,7 @@ from typing import Any
 
 from . import fits
 from .report import Report
-from .running import observe
+from .running import observe, observed
 from .session import Options, Session
 
 
@@ -25,7 +25,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._session = Session(Options(script=self._name, keep=True, seconds=1e9), _write)
-        self._observer = observe(self._session)
+        self._before = observed()
+        observe(self._session)
         return self
 
     def __exit__(
@@ -34,6 +35,8 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._before is not None:  # such as the command's, which goes on
+            observe(self._before)
         self.report = self._session.make_report()
         _write("\n".join(self.report.lines) + "\n")
         self._session.close()
@@ -45,8 +48,10 @@ def make_callback(keras: Any = None) -> Any:
     if found is None:
         raise ImportError("import keras or tf_keras first, or give it: whowaits.Callback(keras)")
     session = Session(Options(script="fit", keep=True, seconds=1e9), _write)
-    observer = observe(session)
+    before, observer = observed(), observe(session)
     session.close()  # only the one `fit` is timed
+    if before is not None:
+        observe(before)
     return fits.make_reporting_callback(found, session, observer)
 
 
