@@ -31,8 +31,8 @@ AHEAD = ".prefetch(tf.data.AUTOTUNE)"
 def _watch_datasets(monkeypatch) -> None:
     """Datasets know where they are made, until the test ends."""
     monkeypatch.setattr(dataset_ops.DatasetV2, "__init__", dataset_ops.DatasetV2.__init__)
-    session, waits = Session(Options(keep=True), print), Waits()
-    _Hooks(FitWatch(session, waits), LoopWatch(session), waits).patch_datasets(dataset_ops)
+    session = Session(Options(keep=True), print)
+    _Hooks(FitWatch(session, Waits()), LoopWatch(session)).patch_datasets(dataset_ops)
 
 
 @pytest.fixture

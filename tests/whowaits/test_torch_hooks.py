@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +53,8 @@ def make_torch(**kinds):
 
 
 def make_hooks():
-    session, waits = Session(Options(keep=True), print), Waits()
-    return _Hooks(FitWatch(session, waits), LoopWatch(session), waits)
+    session = Session(Options(keep=True), print)
+    return _Hooks(FitWatch(session, Waits()), LoopWatch(session))
 
 
 class Optimizer:
@@ -94,6 +95,31 @@ def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
     training = run_loop(make_torch(), Device("cpu"))
     assert training.name.startswith("the loop at ") and "test_torch_hooks.py:" in training.name
     assert not training.on_accelerator and training.synchronous
+
+
+def test_a_batch_of_a_fit_is_waited_for_once_and_by_the_thread_that_trains(monkeypatch):
+    now, hooks = [0.0], make_hooks()
+    monkeypatch.setattr("whowaits.waits.perf_counter", lambda: now[0])
+
+    class Nested(Iterator):
+        """As of the loader that Keras on PyTorch makes of a dataset of tf.data."""
+
+        def __next__(self):
+            return hooks._fits.take(self.wait)
+
+        def wait(self):
+            now[0] += 1.0
+            return [1]
+
+    loader = type("DataLoader", (), {"__iter__": iter})
+    hooks.patch_loader(SimpleNamespace(DataLoader=loader, _BaseDataLoaderIter=Nested))
+    hooks._fits.active = True
+    assert next(Nested()) == [1]
+    assert hooks._fits.waits.take() == 1.0
+    thread = threading.Thread(target=next, args=(Nested(),))
+    thread.start()
+    thread.join()
+    assert now == [2.0] and hooks._fits.waits.take() == 0.0
 
 
 def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):

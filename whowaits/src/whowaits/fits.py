@@ -11,8 +11,9 @@ import functools
 import inspect
 import math
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .accelerators import default_accelerator
@@ -69,6 +70,14 @@ class FitWatch:
 
         setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
         owner.fit = fit
+
+    def take(self, take_batch: Callable[[], Any]) -> Any:
+        """A batch of the `fit` that is running: waited for, unless another thread takes it, on
+        which the one that trains waits elsewhere.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return take_batch()
+        return self.waits.time(take_batch)
 
     def patch_handler(self, module: Any) -> None:
         """Let tf_keras go on after an epoch from which batches were taken for another purpose: it

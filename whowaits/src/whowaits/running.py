@@ -57,13 +57,13 @@ def observed() -> Session | None:
 def observe(session: Session) -> FitWatch:
     """Watch the trainings of this process for a session, in the place of an earlier one."""
     if not _observers:
-        imports, waits = ImportWatch(lambda error: fits.session.fail(error)), Waits()
-        fits, loops = FitWatch(session, waits), LoopWatch(session)
+        imports = ImportWatch(lambda error: fits.session.fail(error))
+        fits, loops = FitWatch(session, Waits()), LoopWatch(session)
         imports.install()
         if session.options.channel is not None:
             _set_seeds(imports)
-        tensorflow_hooks.install(imports, fits, loops, waits)
-        torch_hooks.install(imports, fits, loops, waits)
+        tensorflow_hooks.install(imports, fits, loops)
+        torch_hooks.install(imports, fits, loops)
         for name in ("keras", "tf_keras"):
             imports.on_import(name, fits.patch)
         imports.on_import("tf_keras.src.engine.data_adapter", fits.patch_handler)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .sources import has_cache
-from .waits import Waits
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")
 LOOP = (
@@ -25,9 +23,9 @@ LOOP = (
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
 
-def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
+def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
     """Watch TensorFlow once it has been imported."""
-    hooks = _Hooks(fits, loops, waits)
+    hooks = _Hooks(fits, loops)
     imports.on_import("tensorflow.python.data.ops.iterator_ops", hooks.patch_iterators)
     imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
     imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
@@ -38,8 +36,8 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits
 
 
 class _Hooks:
-    def __init__(self, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
-        self._fits, self._loops, self._waits = fits, loops, waits
+    def __init__(self, fits: FitWatch, loops: LoopWatch) -> None:
+        self._fits, self._loops = fits, loops
 
     def patch_iterators(self, module: Any) -> None:
         for name in ("__next__", "get_next", "get_next_as_optional"):
@@ -122,9 +120,7 @@ class _Hooks:
         @functools.wraps(original)
         def take(iterator: Any, *args: Any) -> Any:
             if hooks._fits.active:
-                if threading.current_thread() is not threading.main_thread():
-                    return original(iterator, *args)
-                return hooks._waits.time(lambda: original(iterator, *args))
+                return hooks._fits.take(lambda: original(iterator, *args))
             return hooks._take(iterator, lambda: original(iterator, *args))
 
         setattr(owner, name, take)

@@ -16,20 +16,19 @@ from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .sources import explain_loader
-from .waits import Waits
 
 
-def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
+def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
     """Watch PyTorch once it has been imported."""
-    hooks = _Hooks(fits, loops, waits)
+    hooks = _Hooks(fits, loops)
     imports.on_import("torch.utils.data.dataloader", hooks.patch_loader)
     imports.on_import("torch.optim.optimizer", hooks.patch_optimizer)
     imports.on_import("keras", hooks.patch_keras)
 
 
 class _Hooks:
-    def __init__(self, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
-        self._fits, self._loops, self._waits = fits, loops, waits
+    def __init__(self, fits: FitWatch, loops: LoopWatch) -> None:
+        self._fits, self._loops = fits, loops
         self._opening: dict[int, float] = {}  # seconds in which an iterator was made
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._devices: set[Any] = set()  # of what they train
@@ -69,11 +68,7 @@ class _Hooks:
         @functools.wraps(original)
         def take(iterator: Any) -> Any:
             if hooks._fits.active:
-                began = perf_counter()
-                try:
-                    return original(iterator)
-                finally:
-                    hooks._waits.add(perf_counter() - began)
+                return hooks._fits.take(lambda: original(iterator))
             return hooks._take(iterator, lambda: original(iterator))
 
         base.__next__ = base.next = take

@@ -68,7 +68,7 @@ class Waits:
         try:
             return take_batch()
         finally:
-            self._python_s += perf_counter() - began
+            self.add(perf_counter() - began)
 
     def _time_in_graph(self, tf: Any, take_batch: Callable[[], Any]) -> Any:
         with tf.device("/CPU:0"):
