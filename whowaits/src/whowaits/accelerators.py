@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 KINDS = ("cuda", "mps", "xpu")  # in the order in which Keras prefers them
@@ -11,6 +12,12 @@ def default_accelerator(torch: Any) -> str:
     """The kind that Keras trains on; "" for none."""
     modules = ((kind, getattr(torch, kind, None)) for kind in KINDS)
     return next((kind for kind, each in modules if each and each.is_available()), "")
+
+
+def uses_cuda() -> bool:
+    """Whether PyTorch, if it is imported, has begun to use its CUDA."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def synchronize(torch: Any, kind: str, *device: Any) -> None:

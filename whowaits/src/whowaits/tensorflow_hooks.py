@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .accelerators import synchronize, uses_cuda
 from .callers import find_call, find_caller
 from .fits import FitWatch
 from .imports import ImportWatch
@@ -137,21 +138,31 @@ class _Hooks:
         if not where:  # none of the script's own: Keras' evaluate, predict, adapt
             return self._loops.pass_by(take)
         owned = type(iterator).__name__ == "OwnedIterator"
+        dataset = getattr(iterator, "_dataset", None)  # a source that is kept has no iterator
         source = Source(
             key=where,
             name=lambda: f"the loop at {where}",
             facts=lambda: {
                 **_facts(tf, owned=owned),
-                "fills_cache": has_cache(getattr(iterator, "_dataset", None)),
+                "fills_cache": has_cache(dataset),
             },
             copy=lambda batch: batch,  # tensors do not change
-            settle=getattr(tf.test.experimental, "sync_devices", lambda: None),
+            settle=lambda: _settle(tf),
         )
         return self._loops.pull(source, iterator, take)
 
 
+def _settle(tf: Any) -> None:
+    """Wait until the devices have done what was asked of them: PyTorch's, too, which may train on
+    what tf.data makes.
+    """
+    getattr(tf.test.experimental, "sync_devices", lambda: None)()
+    if uses_cuda():
+        synchronize(sys.modules["torch"], "cuda")
+
+
 def _facts(tf: Any, *, owned: bool) -> dict[str, Any]:
-    accelerator = bool(tf.config.get_visible_devices("GPU"))
+    accelerator = bool(tf.config.get_visible_devices("GPU")) or uses_cuda()
     facts: dict[str, Any] = {
         "backend": "tensorflow",
         "on_accelerator": accelerator,

@@ -1,0 +1,52 @@
+"""Loops over datasets of tf.data, through its own iterators: `whowaits.tensorflow_hooks`."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.distribute import input_lib
+
+from whowaits.fits import FitWatch
+from whowaits.loops import LoopWatch
+from whowaits.session import Options, Session
+from whowaits.tensorflow_hooks import _Hooks
+from whowaits.waits import Waits
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """The loops of this process, watched until the test ends."""
+    for owner in (iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase):
+        for name in ("__next__", "get_next", "get_next_as_optional"):
+            monkeypatch.setattr(owner, name, vars(owner)[name])
+    session = Session(Options(keep=True), print)
+    watch = LoopWatch(session)
+    hooks = _Hooks(FitWatch(session, Waits()), watch)
+    hooks.patch_iterators(iterator_ops)
+    hooks.patch_distributed(input_lib)
+    return watch
+
+
+def test_epochs_that_are_left_early_are_of_one_training(loops):
+    dataset = tf.data.Dataset.range(40)
+    for _ in range(4):
+        for _ in zip(range(5), dataset):  # noqa: B905 - it is to leave it
+            loops.mark()
+    (training,) = loops.session.trainings
+    assert len(training.timing.epochs) == 4
+
+
+def test_what_pytorch_trains_on_its_device_is_waited_for(loops, monkeypatch):
+    waited = []
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: waited.append("cuda"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    for _ in tf.data.Dataset.range(6):
+        loops.mark()
+    (training,) = loops.session.trainings
+    assert training.on_accelerator and not training.synchronous
+    training.timing.settle()
+    assert waited == ["cuda"]
