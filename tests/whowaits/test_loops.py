@@ -244,6 +244,29 @@ def test_a_batch_of_a_validation_within_a_step_makes_it_none():
     assert training.timing.passive.step_ms < 3 and not training.passive_because
 
 
+def test_a_look_at_another_dataset_now_and_then_makes_a_step_none_and_the_others_stay():
+    script = Script(keep=True)
+    for _ in range(2):
+        for number, _ in enumerate(hand_out(script, Batches(30))):
+            script.train(0)
+            if number % 10 == 0:  # in an epoch's first step, too
+                next(hand_out(script, Batches(9), "train.py:9"))
+    (training,) = script.session.trainings
+    assert not training.passive_because and training.timing.seen == 54
+    assert training.timing.epochs[1].gaps == 0, "its first batch was that of a step that is none"
+
+
+def test_an_iterator_for_each_batch_leaves_nothing_to_time_the_model_on():
+    script = Script(seconds=0.6)
+    with pytest.raises(Ended):
+        for _ in range(2000):
+            next(hand_out(script, Batches(9)))  # what next(iter(loader)) does
+            script.train(0.001)
+    (training,) = script.session.trainings
+    assert training.passive_because.startswith("each iterator gave one batch")
+    assert not training.timing.rounds
+
+
 @pytest.mark.parametrize("in_a_row", [False, True])
 def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row):
     """Some trainers take several batches, then train on all of them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
@@ -34,10 +36,28 @@ def loops(monkeypatch):
 def test_epochs_that_are_left_early_are_of_one_training(loops):
     dataset = tf.data.Dataset.range(40)
     for _ in range(4):
-        for _ in zip(range(5), dataset):  # noqa: B905 - it is to leave it
+        for _ in zip(range(5), dataset, strict=False):
             loops.mark()
     (training,) = loops.session.trainings
     assert len(training.timing.epochs) == 4
+
+
+def test_a_prediction_of_keras_is_a_part_of_the_step(loops):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    for _ in tf.data.Dataset.range(6):
+        model.predict(np.zeros((3, 1)), batch_size=1, verbose=0)
+        loops.mark()
+    (training,) = loops.session.trainings
+    assert training.timing.seen == 5 and not training.passive_because, "the first may compile"
+
+
+def test_a_distributed_dataset_is_one_loop(loops):
+    data = tf.data.Dataset.range(6).batch(1)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    for _ in strategy.experimental_distribute_dataset(data):
+        loops.mark()
+    (training,) = loops.session.trainings
+    assert training.timing.seen == 5 and "distribution strategy" in training.passive_because
 
 
 def test_what_pytorch_trains_on_its_device_is_waited_for(loops, monkeypatch):

@@ -13,6 +13,7 @@ HERE = str(Path.cwd())  # before the script may change it
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = frozenset(("site-packages", "dist-packages"))
+KERAS = ("keras.", "tf_keras.")
 _own: list[str] = []  # how the files of an installed package begin that is the script's
 
 
@@ -56,6 +57,11 @@ def _is_of_others(name: str) -> bool:
         return False
     others = name.startswith((OURS, STANDARD, "<frozen"))
     return others or not INSTALLED.isdisjoint(Path(name).parts)
+
+
+def is_of_keras(frame: Any) -> bool:
+    """Whether it is a frame of Keras."""
+    return str(frame.f_globals.get("__name__")).startswith(KERAS)
 
 
 def name_from_here(path: str) -> str:

@@ -3,9 +3,10 @@ from one `next` to the next one.
 
 A loop is a training if it takes gradients or its optimizer steps, in two steps at least; others
 (validation, a look at the data, a first call that compiles) are not timed, nor is an epoch in which
-no gradient is taken, such as one of validation by the same line. Batches up to a step of the
-optimizer are timed together, since some trainers take them in a row before they train on the first.
-To time the model alone, `next` gives batches that lie in memory.
+no gradient is taken, such as one of validation by the same line, nor a step with a validation or
+a look at another dataset, unless most of its steps take a batch of that. Batches up to a step of
+the optimizer are timed together, since some trainers take them in a row before they train on the
+first. To time the model alone, `next` gives batches that lie in memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from .blocks import Step
 from .session import FIRST_STEP_S, STEP_S, Session, Training
 
 FEWEST_TRAINED = 2  # steps with gradients, that make a loop a training
+FEWEST_SHARED = 3  # steps with a batch of another dataset, that may be what its steps are
+MOST_SINGLE = 8  # iterators in a row that give one batch each
+SINGLE = (
+    "each iterator gave one batch, and so there are none to time the model alone on; where"
+    " next(iter(…)) makes one for each batch, keep it"
+)
 
 
 @dataclass
@@ -63,6 +70,8 @@ class _Loop:
     validates: bool = False  # within the step
     pulls: _Pulls = field(default_factory=_Pulls)
     trained: int = 0  # steps in which gradients were taken
+    shared: int = 0  # of those, in which another loop took a batch
+    single: int = 0  # epochs of one batch until now, in a row
     epoch: int = 0  # of those in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     batches: int = 0  # in this epoch
@@ -79,8 +88,14 @@ class _Loop:
         """The iterator that it takes its batches from, while that is there and may give more."""
         return None if self.iterator is None else self.iterator()
 
+    @property
+    def shares(self) -> bool:
+        """Whether most of its steps take a batch of another dataset, too."""
+        return self.shared >= FEWEST_SHARED and 2 * self.shared > self.trained
+
     def begin_epoch(self, iterator: Any) -> None:
         """It takes its batches from another iterator from now on."""
+        self.single = self.single + 1 if self.batches + self.taken == 1 else 0
         if self.training is not None and self.confirmed:
             self.training.timing.steps_per_epoch = self.batches + self.taken
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
@@ -107,6 +122,7 @@ class LoopWatch:
     """Times every loop of a process. `mark` is called when gradients are taken."""
 
     session: Session
+    _taking: bool = False  # a batch; what is taken within that is a part of it
 
     def mark(self, *_: Any) -> None:
         """The innermost loop is a training."""
@@ -121,6 +137,17 @@ class LoopWatch:
         self, source: Source, iterator: Any, take: Callable[[], Any], *, opening_s: float = 0.0
     ) -> Any:
         """A loop's next batch; `opening_s`: how long it took to make its iterator."""
+        if self._taking:
+            return take()
+        self._taking = True
+        try:
+            return self._pull(source, iterator, take, opening_s)
+        finally:
+            self._taking = False
+
+    def _pull(
+        self, source: Source, iterator: Any, take: Callable[[], Any], opening_s: float
+    ) -> Any:
         entered = perf_counter()
         loop = self._find(source, iterator)
         begins = loop.current is not iterator
@@ -144,14 +171,20 @@ class LoopWatch:
             raise StopIteration
         return self._hand_out(loop, take, opening_s)
 
-    def pass_by(self, take: Callable[[], Any]) -> Any:
-        """A batch of no training: a validation, within a step if one is open."""
-        began = perf_counter()
+    def pass_by(self, take: Callable[[], Any], *, validates: bool = True) -> Any:
+        """A batch of no training: of a validation, which makes a step that is open none, or of what
+        is a part of the step.
+        """
+        if self._taking:
+            return take()
         self.session.beat(expects=None)  # a validation takes as long as it takes
+        began, self._taking = perf_counter(), True
         try:
             return take()
         finally:
-            self._count_for_others(None, perf_counter() - began, validates=True)
+            self._taking = False
+            if validates:
+                self._count_for_others(None, perf_counter() - began, validates=True)
 
     def _find(self, source: Source, iterator: Any) -> _Loop:
         """The loop of this line; another one for each iterator that is open besides its own, as of
@@ -174,6 +207,8 @@ class LoopWatch:
             return None
         self.session.check(training)
         self.session.beat(expects=STEP_S if training.timing.warm else FIRST_STEP_S)
+        if loop.single >= MOST_SINGLE and training.timing.active:
+            training.only_watch(SINGLE)
         if training.timing.task == "train" or not loop.confirmed:
             return None
         return self._between_steps(loop, training, take)
@@ -225,9 +260,13 @@ class LoopWatch:
         if self.marks == loop.marks:
             return
         loop.pulls = _Pulls()
+        opens, loop.opens = loop.opens, False
         if pulls.validates:
             return
         loop.trained, loop.confirmed = loop.trained + 1, True
+        loop.shared += pulls.others
+        if pulls.others and not loop.shares:  # a look at another dataset
+            return
         if loop.training is None:
             if loop.trained < FEWEST_TRAINED:
                 return
@@ -243,10 +282,9 @@ class LoopWatch:
             wait_s=pulls.wait_s,
             work_s=pulls.work_s,
             epoch=loop.epoch,
-            opens_epoch=loop.opens,
+            opens_epoch=opens,
             steps=pulls.steps,
         )
-        loop.opens = False
         timing.trained(step)
 
     def _add_pull(self, loop: _Loop, now: float) -> _Pulls:

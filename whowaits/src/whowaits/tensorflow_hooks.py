@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .accelerators import synchronize, uses_cuda
-from .callers import find_call, find_caller
+from .callers import find_call, find_caller, is_of_keras
 from .fits import FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
@@ -134,8 +134,11 @@ class _Hooks:
             return take()
         if not tf.executing_eagerly():
             return take()
-        where = find_caller(sys._getframe(2))
-        if not where:  # none of the script's own: Keras' evaluate, predict, adapt
+        caller = sys._getframe(2)
+        if is_of_keras(caller):  # evaluate, predict, adapt
+            return self._loops.pass_by(take, validates=False)
+        where = find_caller(caller)
+        if not where:
             return self._loops.pass_by(take)
         owned = type(iterator).__name__ == "OwnedIterator"
         dataset = getattr(iterator, "_dataset", None)  # a source that is kept has no iterator

@@ -11,7 +11,7 @@ from typing import Any
 
 from .accelerators import synchronize
 from .batches import leaves
-from .callers import find_caller
+from .callers import find_caller, is_of_keras
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
@@ -98,11 +98,14 @@ class _Hooks:
         session = self._loops.session
         if not session.here:
             return take()
+        caller = sys._getframe(2)
+        if is_of_keras(caller):  # evaluate, predict, adapt
+            return self._loops.pass_by(take, validates=False)
         if not torch.is_grad_enabled():
             return self._loops.pass_by(take)
         where = getattr(iterator, "whowaits_loop", None)
         if where is None:  # made by a subclass of DataLoader, such as torchdata's
-            where = iterator.whowaits_loop = find_caller(sys._getframe(2))
+            where = iterator.whowaits_loop = find_caller(caller)
         if not where:
             return take()
         workers = getattr(iterator, "_num_workers", 0)
