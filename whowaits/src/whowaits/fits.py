@@ -25,6 +25,13 @@ from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
 WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"))
+# Where Keras counts the batches of an epoch, and by which names.
+COUNTING = (
+    "keras.src.trainers.epoch_iterator",
+    "keras.src.backend.tensorflow.trainer",  # of the first versions of Keras 3
+    "tf_keras.src.engine.data_adapter",
+)
+COUNTED = ("_num_batches", "_inferred_steps", "_insufficient_data")
 ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train in step"
 
 
@@ -79,22 +86,28 @@ class FitWatch:
             return take_batch()
         return self.waits.time(take_batch)
 
-    def patch_handler(self, module: Any) -> None:
-        """Let tf_keras go on after an epoch from which batches were taken for another purpose: it
-        would take the dataset for shorter than it is, and end the training.
+    def patch_counting(self, module: Any) -> None:
+        """Let Keras go on after an epoch from which batches were taken for another purpose: it
+        would take the dataset for shorter than it is, and end later epochs there, or the training.
         """
-        original = module.DataHandler.catch_stop_iteration
+        for owner in vars(module).values():
+            if isinstance(owner, type) and owner.__module__ == module.__name__:
+                if "catch_stop_iteration" in vars(owner):
+                    self._patch_counting(owner)
+
+    def _patch_counting(self, owner: Any) -> None:
+        original = owner.catch_stop_iteration
         watch = self
 
         @contextlib.contextmanager
-        def catch(handler: Any) -> Iterator[None]:
-            steps = handler._inferred_steps
-            with original(handler):
+        def catch(epochs: Any) -> Iterator[None]:
+            known = {name: getattr(epochs, name) for name in COUNTED if hasattr(epochs, name)}
+            with original(epochs):
                 yield
             if watch.active and any(each.timing.active for each in watch.session.measured):
-                handler._inferred_steps, handler._insufficient_data = steps, False
+                vars(epochs).update(known)
 
-        module.DataHandler.catch_stop_iteration = catch
+        owner.catch_stop_iteration = catch
 
     def make_train_function(self, model: Any) -> None:
         """Make a train function again that was made before its waits were timed."""

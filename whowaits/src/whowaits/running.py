@@ -19,7 +19,7 @@ from typing import Any
 from . import tensorflow_hooks, torch_hooks
 from .callers import HERE, OURS, take_for_own
 from .fail_if import Condition
-from .fits import FitWatch
+from .fits import COUNTING, FitWatch
 from .imports import ImportWatch
 from .loops import LoopWatch
 from .session import EXIT_UNMEASURED, Options, Session, leave
@@ -66,7 +66,8 @@ def observe(session: Session) -> FitWatch:
         torch_hooks.install(imports, fits, loops)
         for name in ("keras", "tf_keras"):
             imports.on_import(name, fits.patch)
-        imports.on_import("tf_keras.src.engine.data_adapter", fits.patch_handler)
+        for name in COUNTING:
+            imports.on_import(name, fits.patch_counting)
         _observers.extend((fits, loops))
     for observer in _observers:
         observer.session = session
