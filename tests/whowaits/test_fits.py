@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+import inspect
+
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers import epoch_iterator
 
 from whowaits.fits import FitWatch
-from whowaits.session import Options, Session
+from whowaits.session import Ended, Options, Session
 from whowaits.waits import Waits
+
+
+def begin(session, model, **given):
+    """The callbacks that a `fit` is given."""
+    bound = inspect.signature(keras.Model.fit).bind(model, np.zeros(3), **given)
+    FitWatch(session, Waits())._begin(keras, model, bound)
+    return bound.arguments["callbacks"]
+
+
+def test_what_stops_within_an_epoch_ends_the_measurement():
+    session, model = Session(Options(), print), keras.Sequential()
+    first, *_ = begin(session, model)
+    first.set_model(model)
+    model.stop_training = False
+    first.on_epoch_end(0)
+    model.stop_training = True  # as on_train_batch_end does, before the end of an epoch
+    with pytest.raises(Ended):
+        first.on_epoch_end(1)
+    assert session.trainings[0].notes == ["a callback stopped the training within an epoch"]
+
+
+def test_the_clock_in_a_list_of_callbacks_knows_what_is_trained():
+    model, own = keras.Sequential(), keras.callbacks.Callback()
+    given = keras.callbacks.CallbackList([own], model=model, steps=7)
+    callbacks = begin(Session(Options(), print), model, callbacks=given)
+    assert callbacks is given
+    first, second, clock = given.callbacks
+    assert second is own and first.model is clock.model is model
+    assert first.params == clock.params == {"steps": 7}
+
+
+class Untimed(keras.Sequential):
+    """A model that has no train function to time."""
+
+    def make_train_function(self):
+        raise RuntimeError("none of that kind")
+
+
+def test_a_training_that_cannot_be_timed_ends_with_its_own_epochs(capsys):
+    session, model = Session(Options(), print), Untimed()
+    *_, clock = begin(session, model, epochs=2)
+    clock.set_model(model)
+    model.stop_training = False
+    clock.on_train_begin()
+    assert "none of that kind" in capsys.readouterr().err
+    assert not session.trainings[0].timing.active
+    stops = []
+    for epoch in range(2):
+        clock.on_epoch_end(epoch)
+        stops.append(model.stop_training)
+    assert stops == [False, True]
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

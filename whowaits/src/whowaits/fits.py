@@ -125,15 +125,19 @@ class FitWatch:
         training.untried = explain_untried(model, bound.arguments)
         training.fills_cache = has_cache(bound.arguments.get("x"))
         training.steps = bound.arguments.get("steps_per_epoch")
+        first = _Pause.of(keras, self.session, training)
         callback = _Clock.of(keras, self.session, self)
         callback.training = training
         given = bound.arguments.get("callbacks")
-        if given is not None and not isinstance(given, (list, tuple)) and hasattr(given, "append"):
-            given.append(callback)
+        if isinstance(given, keras.callbacks.CallbackList):
+            # It tells those that it is made of what they train, and no others.
+            given.callbacks[:] = [first, *given.callbacks, callback]
+            for each in (first, callback):
+                each.set_model(model)
+                each.set_params(getattr(given, "params", None))
         else:
             given = [] if given is None else given
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
-            first = _Pause.of(keras, self.session)
             bound.arguments["callbacks"] = [first, *listed, callback]
         if training.timing.active:
             training.epochs = bound.arguments.get("epochs", 1)
@@ -218,18 +222,24 @@ def _steps_per_execution(model: Any) -> int:
 class _Pause:
     """A callback that comes first: what the script's own do takes as long as it takes."""
 
+    model: Any
     session: Session
+    training: Training
 
     @classmethod
-    def of(cls, keras: Any, session: Session) -> Any:
+    def of(cls, keras: Any, session: Session, training: Training) -> Any:
         """A callback of this Keras."""
         made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
-        made.session = session
+        made.session, made.training = session, training
         return made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The script's callbacks are called next."""
+        """The script's callbacks are called next; what stopped the training came before them."""
         self.session.beat(expects=None)
+        if self.training.timing.active and self.model.stop_training:
+            # To go on would stop each later epoch, too, after a step of it.
+            self.training.notes.append("a callback stopped the training within an epoch")
+            self.session.end()
 
 
 class _Clock:
@@ -259,6 +269,8 @@ class _Clock:
             self.begin()
         except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
             self.session.fail(error)
+            if self.training is not None:
+                self.training.only_watch("it could not be timed")
 
     def begin(self) -> None:
         """Time from now on."""
@@ -268,8 +280,8 @@ class _Clock:
             self.watch.waits.start(sys.modules["tensorflow"])
             self.watch.make_train_function(self.model)
         self.original = self.model.train_function
-        self.timed = TimedFunction(self.original, self.session, self.training, self.watch.waits)
-        self.model.train_function = self.timed
+        timed = TimedFunction(self.original, self.session, self.training, self.watch.waits)
+        self.model.train_function = self.timed = timed
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The next step is an epoch's first."""
@@ -279,7 +291,9 @@ class _Clock:
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the training where the input has ended for good."""
+        """End the training where the input has ended for good, or as the script has it where
+        nothing is timed.
+        """
         if self.timed:
             self.timed.close_epoch()
         self.session.beat(expects=None)  # the next epoch's first batch may fill a buffer
@@ -287,6 +301,8 @@ class _Clock:
         # What else would stop a measured training, such as EarlyStopping, sees repeated batches.
         if is_starved or (self.training and self.training.timing.active):
             self.model.stop_training = is_starved
+        elif self.training and not self.timed and epoch + 1 >= self.training.epochs:
+            self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation takes as long as it takes."""
