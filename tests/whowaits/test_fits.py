@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -13,7 +15,48 @@ from keras.src.trainers import epoch_iterator
 
 from whowaits.fits import FitWatch
 from whowaits.session import Ended, Options, Session
+from whowaits.sources import count_steps
 from whowaits.waits import Waits
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of its own."""
+
+    shape = (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({"x": np.zeros((65, 2))}, 3),
+        ({"x": [np.zeros((65, 2))], "batch_size": 5, "epochs": 4}, 52),
+        ({"x": {"a": np.zeros(65)}, "steps_per_epoch": 2, "epochs": 9, "initial_epoch": 8}, 2),
+        ({"x": [1.0, 2.0]}, math.inf),
+        ({"x": tf.data.Dataset.range(2)}, math.inf),
+        ({"x": Batches()}, math.inf),
+    ],
+)
+def test_the_steps_of_a_fit_on_arrays_are_known(given, steps):
+    assert count_steps(given) == steps
+
+
+class Short(keras.Sequential):
+    """A model whose `fit` alone is watched."""
+
+    def fit(self, x=None, y=None, epochs=1, callbacks=None):
+        return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said():
+    """As of an agent that learns from what it has just seen."""
+    session = Session(Options(seconds=0.5), print)
+    FitWatch(session, Waits()).patch(SimpleNamespace(**{**vars(keras), "Model": Short}))
+    model = Short([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for _ in range(3):
+        assert model.fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
+    assert not session.trainings
+    assert "fewer than 8 steps in all" in session.make_report().reason
 
 
 def begin(session, model, **given):

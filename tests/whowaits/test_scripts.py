@@ -162,7 +162,7 @@ for epoch in range(30):
 @pytest.mark.slow
 def test_the_training_that_is_asked_for_and_the_function_as_compiled(tmp_path):
     code = """
-make().fit(x[:64], y[:64], verbose=0)
+make().fit(x, y, verbose=0)
 model = make(steps_per_execution=4)
 model.fit(waiting.repeat(), steps_per_epoch=40, epochs=2, verbose=0)
 """
@@ -319,8 +319,8 @@ open("after", "w").close()
 @pytest.mark.slow
 def test_a_training_that_does_not_begin_is_said_and_no_other_is_reported(tmp_path):
     code = """
-make().fit(x[:64], y[:64], epochs=2, verbose=0)
-make().fit(x[:64], y[:64], epochs=2, verbose=0)
+make().fit(x, y, verbose=0)
+make().fit(x, y, verbose=0)
 """
     report, done = measure(tmp_path, code, "--training", "3", seconds=1)
     assert done.returncode == 2 and report["verdict"] == "undecided"

@@ -19,8 +19,9 @@ from typing import Any
 from .accelerators import default_accelerator
 from .callers import find_caller
 from .session import FIRST_STEP_S, STEP_S, Session, Training
-from .sources import explain_untried, has_cache, tried_dataset
+from .sources import count_steps, explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction
+from .verdict import LEAST_STEPS
 from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
@@ -58,7 +59,10 @@ class FitWatch:
                 return original(model, *args, **kwargs)
             try:
                 bound = signature.bind(model, *args, **kwargs)
-                watch._begin(keras, model, bound)
+                if count_steps(bound.arguments) < LEAST_STEPS:
+                    watch.session.short_fits += 1
+                else:
+                    watch._begin(keras, model, bound)
             except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
                 watch.session.fail(error)
                 return original(model, *args, **kwargs)

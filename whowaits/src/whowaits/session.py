@@ -23,7 +23,14 @@ from .blocks import Timing
 from .callers import find_caller
 from .fail_if import Condition
 from .report import Report, make_report, undecided
-from .verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
+from .verdict import (
+    COMPUTE_BOUND,
+    INPUT_BOUND,
+    LEAST_STEPS,
+    SLIGHTLY_BOUND,
+    Conditions,
+    judge,
+)
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
@@ -136,6 +143,7 @@ class Session:
         self.ended: float | None = None
         self.trying = False  #: whether changes are tried, after the verdict
         self.marks = 0  #: gradients taken outside of `fit`
+        self.short_fits = 0  #: on arrays, of too few steps to be a training
         self.loops: dict[Hashable, Any] = {}  #: of the script's own making, as `loops.py` has them
         self.pid = os.getpid()
         self._beat = self._started = time.perf_counter()
@@ -232,8 +240,7 @@ class Session:
         """
         script = self.options.script
         if not self.trainings:
-            nothing = NOTHING_SEEN if self.marks < UNSEEN_STEPS else UNSEEN
-            reason = self.refusal or reason or nothing
+            reason = self.refusal or reason or self._unseen or NOTHING_SEEN
             return undecided(script, reason, version=__version__)
         if self.trainings and not self.measured:
             began = len(self.trainings)
@@ -285,7 +292,7 @@ class Session:
                 continue
             if not self.trainings and not said and now - self._started > STILL_S:
                 said = True
-                why = "" if self.marks < UNSEEN_STEPS else f": {UNSEEN}"
+                why = f": {self._unseen}" if self._unseen else ""
                 self.say(f"no training has begun in {STILL_S:.0f} s; waiting for one{why}")
             if self.options.keep:
                 continue
@@ -294,6 +301,13 @@ class Session:
             most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):
                 leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+
+    @property
+    def _unseen(self) -> str:
+        """What trains although nothing of it can be measured; "" for nothing."""
+        if self.short_fits:
+            return SHORT_FITS
+        return UNSEEN if self.marks >= UNSEEN_STEPS else ""
 
     def serves(self, training: Training) -> bool:
         """Whether another process asks for what this training does."""
@@ -313,6 +327,11 @@ NOTHING_SEEN = (
 UNSEEN = (
     "a model is trained, but its batches come from something that is not seen: an array, a queue,"
     " another thread, or a dataset within a `tf.function` of the script's own"
+)
+
+SHORT_FITS = (
+    f"each `fit` was given arrays for fewer than {LEAST_STEPS} steps in all, too few to measure;"
+    " what the script does between them is not seen"
 )
 
 

@@ -5,9 +5,11 @@ source, of which is said what helps.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from typing import Any
 
+from .batches import count_examples
 from .places import kind_of_dataset, upstream
 
 ARRAYS = (
@@ -15,6 +17,7 @@ ARRAYS = (
     " such as uint8 that the model casts, or a dataset, tf.data.Dataset.from_tensor_slices("
     "(x, y)).shuffle(len(x)).batch(n).prefetch(tf.data.AUTOTUNE)"
 )
+BATCH_SIZE = 32  # of a `fit` on arrays that is given none
 GENERATOR = (
     "`fit` was given a generator, which makes batches in one thread; what helps: a"
     " keras.utils.PyDataset with workers=, or a dataset of tf.data whose map runs in parallel"
@@ -40,8 +43,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
                 " that it is given"
             )
         return ""
-    names = {each.__name__ for each in type(x).__mro__}
-    if names & {"PyDataset", "Sequence"}:
+    if _makes_batches(x):
         workers = arguments.get("workers", getattr(x, "workers", 1))  # of tf_keras: of `fit`
         return (
             f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
@@ -54,7 +56,27 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
         return explain_loader(workers)
     if inspect.isgenerator(x):
         return GENERATOR
-    return ARRAYS if hasattr(x, "shape") or isinstance(x, (list, tuple, dict)) else ""
+    return ARRAYS if _holds_arrays(x) else ""
+
+
+def count_steps(arguments: dict[str, Any]) -> float:
+    """All steps of a `fit` on arrays; infinite where they are not known, and of what else."""
+    x = arguments.get("x")
+    examples = count_examples(x) if _holds_arrays(x) and not _makes_batches(x) else None
+    if examples is None:
+        return math.inf
+    each = arguments.get("steps_per_epoch")
+    each = each or math.ceil(examples / (arguments.get("batch_size") or BATCH_SIZE))
+    return each * (arguments.get("epochs", 1) - arguments.get("initial_epoch", 0))
+
+
+def _makes_batches(x: Any) -> bool:
+    """Whether it is a PyDataset of Keras, or a Sequence, as those were called."""
+    return not {"PyDataset", "Sequence"}.isdisjoint(each.__name__ for each in type(x).__mro__)
+
+
+def _holds_arrays(x: Any) -> bool:
+    return hasattr(x, "shape") or isinstance(x, (list, tuple, dict))
 
 
 def explain_loader(workers: int) -> str:
