@@ -40,11 +40,13 @@ from .graphs import (
     is_dataset,
     kind_of,
     last_node,
+    leave_shuffles_out,
     may_draw,
     parallel_edits,
     plain_kind_of,
     read_constant,
     reading_edits,
+    reshuffles,
     serialize,
     spec_of,
     title_of,
@@ -244,27 +246,12 @@ class _Draft:
         shuffles before it left out: less than all where something draws.
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
-        by_name = {each.name: each for each in graph.node}
-        source = self._without_shuffles(graph, by_name, node.name)
+        source = leave_shuffles_out(graph, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
         elements = as_dataset(end_at(graph, source), spec_of(node)).take(count)
         first = digest_some(elements, most_s=PROVEN_S)
         second = Counter(map(digest, elements.take(sum(first.values()))))
         return 100 * sum((first & second).values()) / max(1, sum(second.values()))
-
-    def _without_shuffles(self, graph: Graph, nodes: dict[str, Node], last: str) -> str:
-        """Leave shuffles out of a graph; returns the name of the node that ends it."""
-        shuffles = {name: node.input[0] for name, node in nodes.items() if "Shuffle" in node.op}
-
-        def source(name: str) -> str:
-            while name in shuffles:
-                name = shuffles[name]
-            return name
-
-        for node in graph.node:
-            for number, name in enumerate(node.input):
-                node.input[number] = source(name)
-        return source(last)
 
     def cache(self, batch: int) -> Iterator[InputChange]:
         """A cache after the last transformation of which all epochs get the same, if anything works
@@ -297,7 +284,7 @@ class _Draft:
         """
         return any(
             any(word in kind_of(node) for word in COMPOSING)
-            and any(map(_reshuffles, self._upstream(node)))
+            and any(map(reshuffles, self._upstream(node)))
             for node in above
         )
 
@@ -338,7 +325,7 @@ class _Draft:
         examples.
         """
         above = list(self._upstream(node))
-        at = [number for number, other in enumerate(above) if _reshuffles(other)]
+        at = [number for number, other in enumerate(above) if reshuffles(other)]
         if not at:
             return ""
         if any(word in kind_of(other) for other in above[: at[0]] for word in COUNTING):
@@ -395,9 +382,3 @@ class _Draft:
         if count is None:
             return f"{size / 2**20:,.2f} MiB per element, whose number is not known", math.inf
         return f"{count * size / 2**20:,.0f} MiB", float(count * size)
-
-
-def _reshuffles(node: Node) -> bool:
-    """Whether it is a shuffle in another order each epoch."""
-    again = node.attr.get("reshuffle_each_iteration")
-    return "Shuffle" in kind_of(node) and (again is None or again.b)

@@ -152,6 +152,29 @@ def end_at(graph: Graph, name: str) -> Graph:
     return graph
 
 
+def reshuffles(node: Node) -> bool:
+    """Whether it is a shuffle in another order each epoch."""
+    again = node.attr.get("reshuffle_each_iteration")
+    return "Shuffle" in kind_of(node) and (again is None or again.b)
+
+
+def leave_shuffles_out(graph: Graph, last: str) -> str:
+    """Leave shuffles out of a graph; returns the name of the node that ends it in the place of
+    `last`.
+    """
+    shuffles = {node.name: node.input[0] for node in graph.node if "Shuffle" in node.op}
+
+    def source(name: str) -> str:
+        while name in shuffles:
+            name = shuffles[name]
+        return name
+
+    for node in graph.node:
+        for number, name in enumerate(node.input):
+            node.input[number] = source(name)
+    return source(last)
+
+
 def spec_of(node: Node) -> Any:
     """The element that a node delivers."""
     shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
