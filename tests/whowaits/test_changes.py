@@ -155,6 +155,12 @@ def test_what_python_makes_again_in_each_epoch_is_never_the_same():
         assert int(said) in share
 
 
+def test_what_reads_a_variable_is_not_called_the_same_in_each_epoch():
+    level = tf.Variable(2, dtype=tf.int64)  # that a callback raises
+    (cache,) = caches(numbers().map(lambda n: n * level).batch(BATCH))
+    assert cache.meaning == DRAWN_ONCE and cache.says.startswith("it reads a variable")
+
+
 def crop(number):
     box = tf.image.sample_distorted_bounding_box(
         (9, 9, 1), tf.zeros((1, 0, 4)), use_image_if_no_bounding_boxes=True
@@ -277,6 +283,19 @@ def test_an_interleave_in_parallel_keeps_its_order(given):
     in_order = [int(number) for number in dataset]
     assert in_order != sorted(in_order)
     assert [int(number) for number in change.dataset] == in_order
+
+
+def test_a_call_in_parallel_asks_for_the_order_that_the_options_leave_open():
+    options = tf.data.Options()
+    options.deterministic = False
+    files = tf.data.Dataset.range(4).interleave(tf.data.Dataset.range)
+    for dataset in (numbers().map(double).batch(BATCH), files):
+        proposed = propose_changes(dataset.prefetch(1).with_options(options), batch=BATCH)
+        parallel = [each for each in proposed if PARALLEL in each.adds]
+        assert parallel and not [each for each in parallel if each.meaning != SAME]
+        for change in parallel:
+            assert change.adds.endswith(f"{PARALLEL}, deterministic=True")
+            assert f"{PARALLEL}, deterministic=True" in change.text
 
 
 @pytest.mark.parametrize(

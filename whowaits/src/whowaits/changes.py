@@ -150,7 +150,9 @@ class _Draft:
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
-            return parallel_edits(node, self._cycle_length(node))
+            # The options may leave the order open, in which all that is tried keeps it.
+            is_open = self._dataset.options().deterministic is False
+            return parallel_edits(node, self._cycle_length(node), asks_for_order=is_open)
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def _cycle_length(self, node: Node) -> int | None:
@@ -298,7 +300,12 @@ class _Draft:
         meaning, says = (
             (ORDER, "examples are shuffled after they are made") if order else (SAME, "")
         )
-        if any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
+        if any("ReadVariableOp" in self._functions.ops_within(other) for other in above):
+            meaning, says = (
+                DRAWN_ONCE,
+                "it reads a variable, which the training may change, and would not read it again",
+            )
+        elif any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
             meaning, says = (
                 DRAWN_ONCE,
                 f"what is made again in each epoch is made once: {share:.0f} % of an epoch's"

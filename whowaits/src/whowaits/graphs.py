@@ -198,12 +198,15 @@ def plain_kind_of(node: Node) -> str:
 
 
 def parallel_edits(
-    node: Node, cycle_length: int | None
+    node: Node, cycle_length: int | None, *, asks_for_order: bool
 ) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
     """What may be done in parallel about a node: in words, what is added to its call, and to its
-    graph. `cycle_length`: that of an interleave which was given none.
+    graph. `cycle_length`: that of an interleave which was given none; `asks_for_order`: the call
+    keeps its order only if it is asked to.
     """
     calls = f"num_parallel_calls={AUTOTUNE}"
+    if asks_for_order:
+        calls += ", deterministic=True"
     if node.op == "MapDataset":
         yield calls, calls, _parallel_map
     elif node.op == "BatchDatasetV2":
