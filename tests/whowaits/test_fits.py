@@ -55,7 +55,7 @@ def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said():
     model.compile("sgd", "mse")
     for _ in range(3):
         assert model.fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
-    assert not session.trainings
+    assert not session.trainings and session.marks == 3, "steps of a loop, if there is one"
     assert "fewer than 8 steps in all" in session.make_report().reason
 
 
@@ -81,9 +81,8 @@ def test_what_stops_within_an_epoch_ends_the_measurement():
 def test_the_clock_in_a_list_of_callbacks_knows_what_is_trained():
     model, own = keras.Sequential(), keras.callbacks.Callback()
     given = keras.callbacks.CallbackList([own], model=model, steps=7)
-    callbacks = begin(Session(Options(), print), model, callbacks=given)
-    assert callbacks is given
-    first, second, clock = given.callbacks
+    first, second, clock = begin(Session(Options(), print), model, callbacks=given).callbacks
+    assert given.callbacks == [own], "it may be given to another fit"
     assert second is own and first.model is clock.model is model
     assert first.params == clock.params == {"steps": 7}
 

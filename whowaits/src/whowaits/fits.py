@@ -7,6 +7,7 @@ function in the place of the model's train function while a `fit` lasts.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -57,10 +58,13 @@ class FitWatch:
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
             if watch.active or not watch.session.here:
                 return original(model, *args, **kwargs)
+            short = False
             try:
                 bound = signature.bind(model, *args, **kwargs)
-                if count_steps(bound.arguments) < LEAST_STEPS:
+                short = count_steps(bound.arguments) < LEAST_STEPS
+                if short:  # no training, but maybe a step of a loop that is one
                     watch.session.short_fits += 1
+                    watch.session.marks += 1
                 else:
                     watch._begin(keras, model, bound)
             except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
@@ -75,8 +79,8 @@ class FitWatch:
             finally:
                 watch.active = False
                 watch.session.beat(expects=None)
-            if watch.session.repeats:  # what follows is meant for another model than this one
-                watch.session.end()
+            if watch.session.repeats and not short:
+                watch.session.end()  # what follows is meant for another model than this one
             return history
 
         setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
@@ -95,9 +99,9 @@ class FitWatch:
         would take the dataset for shorter than it is, and end later epochs there, or the training.
         """
         for owner in vars(module).values():
-            if isinstance(owner, type) and owner.__module__ == module.__name__:
-                if "catch_stop_iteration" in vars(owner):
-                    self._patch_counting(owner)
+            is_own = isinstance(owner, type) and owner.__module__ == module.__name__
+            if is_own and "catch_stop_iteration" in vars(owner):
+                self._patch_counting(owner)
 
     def _patch_counting(self, owner: Any) -> None:
         original = owner.catch_stop_iteration
@@ -134,8 +138,9 @@ class FitWatch:
         callback.training = training
         given = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            # It tells those that it is made of what they train, and no others.
-            given.callbacks[:] = [first, *given.callbacks, callback]
+            # It has told those that it is made of what they train, and may be given again.
+            bound.arguments["callbacks"] = listed = copy.copy(given)
+            listed.callbacks = [first, *given.callbacks, callback]
             for each in (first, callback):
                 each.set_model(model)
                 each.set_params(getattr(given, "params", None))
