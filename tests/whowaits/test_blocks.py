@@ -257,3 +257,11 @@ def test_a_block_shares_out_what_its_steps_took():
 )
 def test_an_interval_leaves_the_extremes_out_where_there_are_enough(values, interval):
     assert median_interval(values) == interval
+
+
+def test_what_closes_an_epoch_is_the_programs_own():
+    block = Block(steps=10, wait_s=1.0, work_s=2.0, between_s=0.1, gaps=1, gaps_s=0.1)
+    closed = block.with_gaps(0.6, 0.5, 5)
+    assert closed.between_s == pytest.approx(0.1 + 2 * 0.5)
+    assert closed.wait_s == pytest.approx(8 * 0.1 + 2 * 0.6)
+    assert Round(closed, Block(steps=1, work_s=0.1), rested=True).model_ms == pytest.approx(210)

@@ -21,7 +21,7 @@ from whowaits.places import is_changed, locate
 from whowaits.session import Options, Session
 from whowaits.sources import explain_loader, explain_untried, has_cache, tried_dataset
 from whowaits.tensorflow_hooks import _Hooks
-from whowaits.trials import Trials, find_edits
+from whowaits.trials import Pace, Trials, find_edits
 from whowaits.waits import Waits
 
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
@@ -57,7 +57,7 @@ def test_what_keras_makes_within_a_call_is_no_call_of_the_script(images):
     (change,) = changes
     assert change.inside == "image_dataset_from_directory"
     assert "nothing can be added inside image_dataset_from_directory" in change.says
-    trials = Trials(lambda _: None, dataset, step_ms=1, deadline=0, beat=lambda: None)
+    trials = Trials(lambda _: None, dataset, Pace(step_ms=1), deadline=0, beat=lambda: None)
     (tried,) = trials._summarize(changes, [[3.0, 3.0, 3.0]])
     assert find_first([tried]) is None
     with pytest.raises(CannotBeWritten, match="a line that was not seen calls map"):

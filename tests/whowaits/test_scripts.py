@@ -127,7 +127,7 @@ make().fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
 """
     report, _ = measure(tmp_path, code)
     assert report["verdict"] == "input-bound" and report["examples"] == 32, report
-    code = "make(4096).fit(x, y, batch_size=320, validation_data=(x, y), epochs=2, verbose=0)"
+    code = "make(4096).fit(x, y, batch_size=320, validation_data=(x, y), epochs=4, verbose=0)"
     report, _ = measure(tmp_path, code)
     assert report["examples"] == 320 and report["model_ms"], report
 

@@ -72,16 +72,17 @@ class Block:
         """Share of the time that was spent on waiting for batches."""
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
-    def with_gaps(self, gap_s: float, steps_per_epoch: int) -> Block:
+    def with_gaps(self, gap_s: float, closing_s: float, steps_per_epoch: int) -> Block:
         """The same with as many gaps of that length as so many steps have of them, in the place of
-        those that happened to come in it.
+        those that happened to come in it, and with what closes as many epochs.
         """
         regular = self.steps - self.gaps
         if regular <= 0:
             return self
         gaps = self.steps / steps_per_epoch
         each_s = (self.wait_s - self.gaps_s) / regular
-        return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
+        wait_s = each_s * (self.steps - gaps) + gaps * gap_s
+        return replace(self, wait_s=wait_s, between_s=self.between_s + gaps * closing_s)
 
     def add(self, step: Step) -> None:
         """Count a step."""
@@ -180,6 +181,7 @@ class Timing:
     task: str = "train"
     rounds: list[Round] = field(default_factory=list)
     epochs: list[Block] = field(default_factory=list)
+    closings_s: list[float] = field(default_factory=list)  #: from an epoch's last step to its end
     passive: Block = field(default_factory=Block)
     started: float | None = None  #: when those steps were over in which graphs are made
     seen: int = 0
@@ -361,7 +363,11 @@ class Timing:
         gap_s, steps = self.gap_s, self.steps_per_epoch
         if gap_s is None or not steps:
             return rounds
-        return [replace(each, training=each.training.with_gaps(gap_s, steps)) for each in rounds]
+        closing_s = statistics.median(self.closings_s) if self.closings_s else 0.0
+        return [
+            replace(each, training=each.training.with_gaps(gap_s, closing_s, steps))
+            for each in rounds
+        ]
 
     @property
     def gap_s(self) -> float | None:
@@ -383,3 +389,11 @@ class Timing:
         if not self.rounds:
             return self.passive.step_ms
         return statistics.median(each.training.step_ms for each in self.steady)
+
+    @property
+    def between_ms(self) -> float:
+        """What of a step is neither the model's nor the input's: the program's own, between two
+        steps and at an epoch's end.
+        """
+        blocks = [each.training for each in self.steady] or [self.passive]
+        return statistics.median(1e3 * each.between_s / each.steps for each in blocks)

@@ -8,9 +8,8 @@ that holds everything, and is filled in no time.
 
 Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), Python code
 called from several threads (`THREADS`), or that what was drawn or made again in every epoch is made
-once (`DRAWN_ONCE`). A cache never comes after
-what composes examples again in each epoch: pairs of shuffled datasets, batches of shuffled
-examples, ops that draw.
+once (`DRAWN_ONCE`). A cache never comes after what composes examples again in each epoch: pairs of
+shuffled datasets, batches of shuffled examples, ops that draw.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -315,7 +314,7 @@ class _Draft:
         if position["inside"]:
             cannot = f"nothing can be added inside {position['inside']}"
             says = f"{says}; {cannot}" if says else cannot
-        return self.change(
+        change = self.change(
             f"{self.title(node)}: .cache(){order} after it",
             graph,
             keeps=keeps,
@@ -325,6 +324,14 @@ class _Draft:
             adds=f".cache(){order}",
             **position,
         )
+        return replace(change, dataset=self._end(change.dataset))
+
+    def _end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """An endless dataset, with an end where this one has its own: an epoch costs something."""
+        count = int(self._dataset.cardinality())
+        if count == tf.data.UNKNOWN_CARDINALITY:
+            count = self._steps or 0
+        return dataset.take(count) if count > 0 else dataset
 
     def _order(self, node: Node, per_step: int) -> str | None:
         """The shuffle that has to come after a cache, "" for none, as after one that is the same in

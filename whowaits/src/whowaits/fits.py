@@ -133,10 +133,10 @@ class FitWatch:
         training.untried = explain_untried(model, bound.arguments)
         training.fills_cache = has_cache(bound.arguments.get("x"))
         training.steps = bound.arguments.get("steps_per_epoch")
-        first = _Pause.of(keras, self.session, training)
         callback = _Clock.of(keras, self.session, self)
         callback.training = training
-        given = bound.arguments.get("callbacks")
+        first = _Pause.of(keras, self.session, training, callback)
+        given: Any = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
             # It has told those that it is made of what they train, and may be given again.
             bound.arguments["callbacks"] = listed = copy.copy(given)
@@ -234,16 +234,19 @@ class _Pause:
     model: Any
     session: Session
     training: Training
+    clock: _Clock
 
     @classmethod
-    def of(cls, keras: Any, session: Session, training: Training) -> Any:
-        """A callback of this Keras."""
+    def of(cls, keras: Any, session: Session, training: Training, clock: _Clock) -> Any:
+        """A callback of this Keras, before the one that times."""
         made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
-        made.session, made.training = session, training
+        made.session, made.training, made.clock = session, training, clock
         return made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The script's callbacks are called next; what stopped the training came before them."""
+        if self.clock.timed:
+            self.clock.timed.close_epoch()
         self.session.beat(expects=None)
         if self.training.timing.active and self.model.stop_training:
             # To go on would stop each later epoch, too, after a step of it.

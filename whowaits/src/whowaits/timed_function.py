@@ -59,9 +59,14 @@ class TimedFunction:
         self._returned, self._opened = None, perf_counter()
 
     def close_epoch(self) -> None:
-        """The training stops for a while: record the steps that wait for others."""
+        """The training stops for a while: record the steps that wait for others, or what came since
+        the last one, such as an epoch's metrics.
+        """
         if self._unrecorded and self._returned is not None:
             self._record(self._skipped_until - self._returned, steps=self._unrecorded)
+        elif self._returned is not None and self._timing.warm and not self._took:
+            self._timing.closings_s.append(perf_counter() - self._returned)
+        self._returned = None
 
     def _skip(self, arguments: tuple[Any, ...]) -> Any:
         """Train on a batch, to be recorded with those that follow."""
@@ -184,17 +189,20 @@ class TimedFunction:
             training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
 
     def _run_trials(self) -> None:
-        from .trials import Trials  # imports TensorFlow, as the script has
+        from .trials import Pace, Trials  # imports TensorFlow, as the script has
 
         training, timing = self._training, self._timing
         trials = Trials(
             self._function,
             training.dataset,
-            step_ms=timing.step_ms,
+            Pace(
+                step_ms=timing.step_ms,
+                between_ms=timing.between_ms if training.synchronous else 0.0,
+                steps=training.steps or timing.steps_per_epoch,
+            ),
             deadline=perf_counter() + self._session.verdict_s + TRIED_S - timing.elapsed_s,
             # A buffer may take long to fill, and that is no fault of the script.
             beat=lambda: self._session.beat(expects=None),
-            steps=training.steps or timing.steps_per_epoch,
         )
         for known in trials.run(examples=training.examples or 1):
             training.changes[:] = known

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,17 @@ MEMORY_RESERVE = 2.0  # times what a change has taken, that has to be left for a
 ENDS = ("OutOfRangeError", "StopIteration")
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What is known of a training: what a step takes, what of it is neither the model's nor the
+    input's, and the steps of an epoch.
+    """
+
+    step_ms: float
+    between_ms: float = 0.0
+    steps: int | None = None
+
+
 class Trials:
     """Trains on datasets in alternation. `beat` is called before whatever may take long; nothing
     begins that would not end before `deadline`.
@@ -35,15 +47,14 @@ class Trials:
         self,
         function: Callable[[Any], Any],
         dataset: Any,
+        pace: Pace,
         *,
-        step_ms: float,
         deadline: float,
         beat: Callable[[], object],
-        steps: int | None = None,
     ) -> None:
         self._function, self._dataset, self._beat = function, dataset, beat
-        self._steps = steps  # of an epoch, if they are known
-        self._step_s, self._deadline = step_ms / 1e3, deadline
+        self._steps, self._deadline = pace.steps, deadline
+        self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try every change that the dataset leaves open, then the best one again; yields what is
@@ -59,7 +70,7 @@ class Trials:
             # Each keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
-            feeds.append(Epochs(self._function, change.dataset))
+            feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))
             before = self._pair(as_it_is, feeds[number], before, factors[number])
             yield self._summarize(changes, factors)
             had, left = left, _left_bytes()
@@ -85,7 +96,7 @@ class Trials:
         return perf_counter() + blocks * each < self._deadline
 
     def _rate(self, feed: Epochs) -> float:
-        return feed.time(self._step_s, self._beat)
+        return 1 / (1 / feed.time(self._step_s, self._beat) + self._between_s)
 
     def _summarize(
         self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
@@ -145,15 +156,17 @@ def _middle(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-# The process ends without destroying an iterator: one over a repeated cache may wait forever then.
-_NEVER_DESTROYED: list[Epochs] = []
+# The process ends without destroying these: an iterator over a repeated cache may wait forever.
+_NEVER_DESTROYED: list[object] = []
 
 
 class Epochs:
-    """A training on a dataset, epoch after epoch."""
+    """A training on a dataset, epoch after epoch; `repeats`: it holds a cache that is repeated."""
 
-    def __init__(self, function: Callable[[Any], Any], dataset: Any) -> None:
-        self._function, self._dataset = function, dataset
+    def __init__(
+        self, function: Callable[[Any], Any], dataset: Any, *, repeats: bool = False
+    ) -> None:
+        self._function, self._dataset, self._repeats = function, dataset, repeats
         self._iterator, self.ended = iter(dataset), 0  # epochs that have
         _NEVER_DESTROYED.append(self)
 
@@ -187,6 +200,8 @@ class Epochs:
         return None
 
     def _open(self) -> None:
+        if self._repeats:
+            _NEVER_DESTROYED.append(self._iterator)
         self._iterator, self.ended = iter(self._dataset), self.ended + 1
 
     def drain(self, most_s: float) -> None:
