@@ -259,9 +259,9 @@ def test_an_interval_leaves_the_extremes_out_where_there_are_enough(values, inte
     assert median_interval(values) == interval
 
 
-def test_what_closes_an_epoch_is_the_programs_own():
-    block = Block(steps=10, wait_s=1.0, work_s=2.0, between_s=0.1, gaps=1, gaps_s=0.1)
-    closed = block.with_gaps(0.6, 0.5, 5)
-    assert closed.between_s == pytest.approx(0.1 + 2 * 0.5)
-    assert closed.wait_s == pytest.approx(8 * 0.1 + 2 * 0.6)
-    assert Round(closed, Block(steps=1, work_s=0.1), rested=True).model_ms == pytest.approx(210)
+def test_the_end_of_an_epoch_is_part_of_what_no_change_makes_less():
+    training = Block(steps=10, wait_s=1.0, work_s=2.0, between_s=0.1)
+    timing = Timing(40.0, steps_per_epoch=5, closings_s=[0.1, 0.5, 9.0])
+    timing.rounds = [Round(training, Block(steps=1, work_s=0.1), rested=True)]
+    assert timing.between_ms == pytest.approx(10 + 100)
+    assert timing.step_ms == pytest.approx(310), "it is not known whose it is"

@@ -72,17 +72,16 @@ class Block:
         """Share of the time that was spent on waiting for batches."""
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
-    def with_gaps(self, gap_s: float, closing_s: float, steps_per_epoch: int) -> Block:
+    def with_gaps(self, gap_s: float, steps_per_epoch: int) -> Block:
         """The same with as many gaps of that length as so many steps have of them, in the place of
-        those that happened to come in it, and with what closes as many epochs.
+        those that happened to come in it.
         """
         regular = self.steps - self.gaps
         if regular <= 0:
             return self
         gaps = self.steps / steps_per_epoch
         each_s = (self.wait_s - self.gaps_s) / regular
-        wait_s = each_s * (self.steps - gaps) + gaps * gap_s
-        return replace(self, wait_s=wait_s, between_s=self.between_s + gaps * closing_s)
+        return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
 
     def add(self, step: Step) -> None:
         """Count a step."""
@@ -363,11 +362,7 @@ class Timing:
         gap_s, steps = self.gap_s, self.steps_per_epoch
         if gap_s is None or not steps:
             return rounds
-        closing_s = statistics.median(self.closings_s) if self.closings_s else 0.0
-        return [
-            replace(each, training=each.training.with_gaps(gap_s, closing_s, steps))
-            for each in rounds
-        ]
+        return [replace(each, training=each.training.with_gaps(gap_s, steps)) for each in rounds]
 
     @property
     def gap_s(self) -> float | None:
@@ -392,8 +387,12 @@ class Timing:
 
     @property
     def between_ms(self) -> float:
-        """What of a step is neither the model's nor the input's: the program's own, between two
-        steps and at an epoch's end.
+        """What comes between two steps in `fit`, its share of an epoch's end included: no change
+        of the input makes it less. (How much of that end is the input's is not known, so it is no
+        part of the stall.)
         """
         blocks = [each.training for each in self.steady] or [self.passive]
-        return statistics.median(1e3 * each.between_s / each.steps for each in blocks)
+        closing_s = statistics.median(self.closings_s) if self.closings_s else 0.0
+        of_an_epoch_ms = 1e3 * closing_s / self.steps_per_epoch if self.steps_per_epoch else 0.0
+        between_ms = statistics.median(1e3 * each.between_s / each.steps for each in blocks)
+        return between_ms + of_an_epoch_ms
