@@ -18,7 +18,11 @@ from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.plan.data_constraints import find_fraction_problems, find_ops_problems
+from throughline.plan.data_constraints import (
+    find_fraction_problems,
+    find_label_problems,
+    find_ops_problems,
+)
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.engine import use_engine
@@ -57,6 +61,8 @@ def main() -> None:
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
         unfit = find_ops_problems(encoding, params.ops)
         unfit += find_fraction_problems(part, encoding)
+        if shards.schema.predicts_number:
+            unfit += find_label_problems(params.ops)
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)

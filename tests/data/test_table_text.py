@@ -130,6 +130,11 @@ def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignore
     rows = [["1.234", row / 2, "xy"[row % 2]] for row in range(4)]
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     assert scan(path, decimal=".").values[0, 0] == np.float32(1.234)
+    assert scan(path, ignore=["age"]).values[0, 0] == np.float32(1.234), "as what is ignored shows"
+    rows = [["1.234", "2,5", "xy"[row % 2]] for row in range(4)]
+    both = write(tmp_path, "size\tnote\tlabel", rows, delimiter="\t")
+    with pytest.raises(UnreadableSource, match="fractions are written both ways"):
+        scan(both, ignore=["note"])
     rows = [["1.234", row, "xy"[row % 2]] for row in range(4)]
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     with pytest.raises(UnreadableSource, match=r"set data\.decimal: '\.' for a fraction, ','"):

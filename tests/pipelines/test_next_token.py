@@ -217,16 +217,6 @@ def test_what_windows_cannot_be_made_of_is_refused(stored, config, message):
             "end_document follows the last of the tokens; put it after `tokenize`",
         ),
         (
-            {
-                "preprocess": [
-                    {"tokenize": {"kind": "bytes"}},
-                    "end_document",
-                    {"truncate": {"tokens": 9}},
-                ]
-            },
-            "truncate cuts off the end that end_document has put; put `end_document` last",
-        ),
-        (
             {"data": {"source": "arrays", "path": "x.npz"}, "preprocess": ["decode"]},
             r"window\.tokens: the source arrays is not text",
         ),

@@ -214,7 +214,8 @@ def test_numbers_to_predict_are_no_classes():
         (SERIES, [("postprocess", Rescale())], "postprocess: rescale divides by 255, as pixels"),
         (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
         (ROWS, [("preprocess", Categories())], "preprocess: categories makes the floats that"),
-        (ROWS, [("preprocess", GIVEN)], "preprocess: standardize makes the floats that a model"),
+        (ROWS, [("preprocess", Standardize())], "preprocess: standardize makes the floats that a"),
+        (ROWS, [("preprocess", GIVEN)], None),
         (
             image_feature().encoding,
             [("preprocess", Rescale()), ("preprocess", Resize(height=8, width=8))],

@@ -51,7 +51,7 @@ def find_problems(params: Params) -> list[str]:
     ]
     found += [
         f"augment: {op.name} is deterministic; do it once, in"
-        f" {'postprocess' if op.device else 'preprocess'}"
+        f" {'postprocess' if op.device or op.on_labels else 'preprocess'}"
         for op in params.augment
         if not op.random
     ]

@@ -62,15 +62,18 @@ def open_tokenizer(op: Tokenize) -> Tokenizer:
         return _load(op.kind, Path(op.model).read_bytes() if op.file else b"", op.lower)
 
 
-def lower_case(texts: tf.Tensor, *, accents: bool = True) -> tf.Tensor:
-    """Texts (batch,) in lower case and, unless they are kept, without `accents`."""
+def lower_case(texts: tf.Tensor, *, accents: bool = True, syllables: bool = False) -> tf.Tensor:
+    """Texts (batch,) in lower case and, unless they are kept, without `accents`: with Hangul's
+    `syllables` then, or with their letters.
+    """
     texts = tf.strings.lower(texts, encoding="utf-8")
     if accents:
         return texts
     import tensorflow_text
 
     decomposed = tensorflow_text.normalize_utf8(texts, "NFD")
-    return tf.strings.regex_replace(decomposed, r"\p{Mn}", "")
+    plain = tf.strings.regex_replace(decomposed, r"\p{Mn}", "")
+    return tensorflow_text.normalize_utf8(plain, "NFC") if syllables else plain
 
 
 @lru_cache(maxsize=8)
@@ -81,14 +84,16 @@ def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
     uncased = bool(words) and not any(word != word.lower() for word in words)
     if lower == "never" or (lower == "auto" and not uncased):
         return tokenizer
-    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them, or
-    # is of syllables of Hangul, which would fall into their letters.
+    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them.
     accents = not words or any(
-        _HANGUL.search(word) or any(map(unicodedata.combining, unicodedata.normalize("NFD", word)))
-        for word in words
+        any(map(unicodedata.combining, unicodedata.normalize("NFD", word))) for word in words
     )
+    syllables = any(map(_HANGUL.search, words))
     return replace(
-        tokenizer, encode=lambda texts: tokenizer.encode(lower_case(texts, accents=accents))
+        tokenizer,
+        encode=lambda texts: tokenizer.encode(
+            lower_case(texts, accents=accents, syllables=syllables)
+        ),
     )
 
 

@@ -158,7 +158,7 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
         f"preprocess: {op.name} makes the floats that a model sees, which are not what is stored;"
         " move it to postprocess"
         for section, op in ops
-        if section == "preprocess" and isinstance(op, Categories | Rescale | Standardize)
+        if section == "preprocess" and _makes_floats(op, encoding)
     ]
     problems += [
         "postprocess: rescale divides by 255, as pixels need it; use `standardize`, in a table with"
@@ -180,6 +180,15 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
             " leaves them as they are, or put it after `categories`"
         )
     return problems + _of_measured_values([op for section, op in ops if section == "postprocess"])
+
+
+def _makes_floats(op: Op, encoding: Encoding) -> bool:
+    """Whether it makes other values than those that are stored: floats of pixels, or what is known
+    only of all that is stored.
+    """
+    if encoding.modality == "images":
+        return isinstance(op, Categories | Rescale | Standardize)
+    return isinstance(op, Categories) or (isinstance(op, Standardize) and op.mean is None)
 
 
 def _divides_pixels(op: Op) -> bool:
@@ -231,11 +240,6 @@ def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
     for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
         if name in early:
             return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
-    if "end_document" in names and "truncate" in names[names.index("end_document") :]:
-        return [
-            "preprocess: truncate cuts off the end that end_document has put; put `end_document`"
-            " last"
-        ]
     return [
         f"preprocess: tokenize.model: {reason}"
         for op in preprocess

@@ -139,7 +139,7 @@ class DataSettings(Settings):
     missing_values: list[str] = Field(
         default=[],
         description=(
-            "tables, series, text_lines: cells, or values, that mean missing besides the empty one,"
+            "tables, series, JSON lines: cells, or values, that mean missing besides the empty one,"
             " such as NA"
         ),
     )

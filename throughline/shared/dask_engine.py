@@ -146,8 +146,8 @@ class DaskEngine:
         elif now > self._worked_at + WORKERS_S:
             raise EngineFailed(
                 f"engine: the Dask cluster at {self._name} has had no worker for"
-                f" {WORKERS_S:.0f} s; start some with `dask worker {self._name} --nthreads 1"
-                f" --memory-limit 0`{sent.describe()}"
+                f" {WORKERS_S:.0f} s; start some in the project's folder with `PYTHONPATH=. dask"
+                f" worker {self._name} --nthreads 1 --memory-limit 0`{sent.describe()}"
             )
         return threads
 

@@ -93,7 +93,7 @@ def open_delimited(
         refuse_doubled(header, path)
         yield DelimitedText(
             header=header,
-            records=_rows(records, first, path),
+            records=_rows(records, first, path, gaps=settings.source == "time_series"),
             delimiter=delimiter,
             detected=detected,
         )
@@ -116,21 +116,21 @@ def _refuse_no_text(path: Path) -> None:
             raise UnreadableSource(f"{path} is {what}")
 
 
-def _rows(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
+def _rows(records: Iterator[Record], header: Record, path: Path, *, gaps: bool) -> Iterator[Record]:
     """The records after the header, of which none may be that once more, as where files were
-    joined. A blank line is none, but an empty cell between others of a single column.
+    joined. A blank line is none, unless it can be one of the `gaps` between the only cells of rows.
     """
-    blank: list[Record] = []
+    blank: list[Record] | None = None  # since the last record
     for record in records:
         if record.cells == header.cells:
             raise UnreadableSource(
                 f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
             )
         if record.cells:
-            yield from blank
+            yield from blank or ()
             blank = []
             yield record
-        elif len(header.cells) == 1:
+        elif gaps and blank is not None and len(header.cells) == 1:
             blank.append(replace(record, cells=[""]))
 
 

@@ -107,6 +107,14 @@ def find_decimal(
     return ","
 
 
+def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
+    """Whether there are fractions, each of which could as well be a whole number with a thousands
+    separator.
+    """
+    found = {mark: _find_fractions(columns, mark) for mark in ",."}
+    return any(found.values()) and all(_all_thousands(each, mark) for mark, each in found.items())
+
+
 def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
     """A number such as 1.234, and its column, that a decimal comma makes whole, where no number
     shows which of the two is the decimal mark; empty where there is none.

@@ -19,7 +19,12 @@ import pyarrow.parquet as pq
 
 from throughline.data.manifest import SPLITS
 from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
-from throughline.data.sources.number_text import find_decimal, find_lone_points, read_numbers
+from throughline.data.sources.number_text import (
+    find_decimal,
+    find_lone_points,
+    leave_decimal_open,
+    read_numbers,
+)
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
@@ -61,12 +66,15 @@ class TextTable:
     @cached_property
     def decimal(self) -> str:
         """What divides a number's fraction from its whole where this table has it as text; columns
-        that are passed over do not count.
+        that are passed over count where the others leave that open.
         """
-        passed_over = {*self.floats, *self.settings.ignore}
+        passed_over = set(self.settings.ignore)
         if self.trained is not None:
             passed_over |= self.columns.keys() - {*self.trained.names, self.settings.time_column}
-        texts = {name: cells for name, cells in self.columns.items() if name not in passed_over}
+        texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
+        used = {name: cells for name, cells in texts.items() if name not in passed_over}
+        if not leave_decimal_open(used):
+            texts = used
         comma = self.delimiter == "," and len(self.columns) == 1  # which divides nothing
         return find_decimal(
             texts,

@@ -37,7 +37,8 @@ def read_fields(
     name = label_or_none("" if name in missing else name, settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")
-    split, problem = read_split(fields.get("split") if use_splits else None)
+    split = fields.get("split") if use_splits else None
+    split, problem = read_split(None if split in missing else split)
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:
