@@ -339,11 +339,10 @@ def test_a_cache_is_not_tried_where_it_would_never_be_full():
 def test_a_cache_is_tried_in_epochs_as_long_as_the_datasets_own():
     (ends,) = caches(numbers().map(double).batch(BATCH))
     assert [len(list(ends.dataset)) for _ in range(2)] == [COUNT // BATCH] * 2
-    (endless,) = caches(numbers().map(double).batch(BATCH).repeat())
-    assert len(list(endless.dataset.take(2 * COUNT))) == 2 * COUNT
-    unknown = numbers().filter(lambda n: n >= 0).map(double).batch(BATCH)
-    (known,) = caches(unknown, steps=3)
-    assert len(list(known.dataset)) == 3
+    filtered = numbers().filter(lambda n: n >= 0).map(double).batch(BATCH)  # of unknown length
+    for dataset in (numbers().map(double).batch(BATCH).repeat(), filtered):
+        (endless,) = caches(dataset, steps=3)
+        assert len(list(endless.dataset.take(2 * COUNT))) == 2 * COUNT
 
 
 def test_what_is_shuffled_once_is_not_shuffled_again_after_a_cache():

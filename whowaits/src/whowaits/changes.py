@@ -52,7 +52,7 @@ from .graphs import (
     without_version,
 )
 from .machine import memory_left_bytes
-from .places import ONE_KIND, READERS, follow, locate
+from .places import ONE_KIND, READERS, kind_of_dataset, locate, upstream
 
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
@@ -158,9 +158,11 @@ class _Draft:
         """That of an interleave, which TensorFlow chose; None of what is none, or was given one."""
         if kind_of(node) != "Interleave":
             return None
-        *_, made = follow(self._dataset, "interleave", self.position(node)["number"])
-        is_open = tf.get_static_value(made._cycle_length) == AUTOMATIC
-        return read_constant(self._graph, node.input[-2]) if is_open else None
+        known = [each for each in upstream(self._dataset) if kind_of_dataset(each) == "interleave"]
+        for made in known[self.position(node)["number"] :][:1]:
+            if tf.get_static_value(made._cycle_length) == AUTOMATIC:
+                return read_constant(self._graph, node.input[-2])
+        return None
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
@@ -328,9 +330,7 @@ class _Draft:
 
     def _end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """An endless dataset, with an end where this one has its own: an epoch costs something."""
-        count = int(self._dataset.cardinality())
-        if count == tf.data.UNKNOWN_CARDINALITY:
-            count = self._steps or 0
+        count = int(self._dataset.cardinality())  # below 0: endless, or not known
         return dataset.take(count) if count > 0 else dataset
 
     def _order(self, node: Node, per_step: int) -> str | None:

@@ -72,8 +72,9 @@ class FitWatch:
                 return original(model, *args, **kwargs)
             watch.active = True
             try:
-                with warnings.catch_warnings():
-                    if not watch.session.options.keep:  # what is taken here is missing there
+                untouched = short or watch.session.options.keep
+                with contextlib.nullcontext() if untouched else warnings.catch_warnings():
+                    if not untouched:  # what is taken here is missing there
                         warnings.filterwarnings("ignore", "Your input ran out of data")
                     history = original(*bound.args, **bound.kwargs)
             finally:

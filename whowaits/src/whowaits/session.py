@@ -298,9 +298,9 @@ class Session:
     @property
     def _unseen(self) -> str:
         """What trains although nothing of it can be measured; "" for nothing."""
-        if self.short_fits:
-            return SHORT_FITS
-        return UNSEEN if self.marks >= UNSEEN_STEPS else ""
+        if self.marks - self.short_fits >= UNSEEN_STEPS:
+            return UNSEEN
+        return SHORT_FITS if self.short_fits else ""
 
     def serves(self, training: Training) -> bool:
         """Whether another process asks for what this training does."""

@@ -64,7 +64,7 @@ class TimedFunction:
         """
         if self._unrecorded and self._returned is not None:
             self._record(self._skipped_until - self._returned, steps=self._unrecorded)
-        elif self._returned is not None and self._timing.warm and not self._took:
+        elif self._returned is not None and self._epoch > 0 and not self._took:
             self._timing.closings_s.append(perf_counter() - self._returned)
         self._returned = None
 
