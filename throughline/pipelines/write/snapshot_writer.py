@@ -24,7 +24,6 @@ from throughline.data.columns.index import (
 )
 from throughline.data.columns.stored import ColumnUpload
 from throughline.data.shards.index import Shard
-from throughline.kernels.autograph import without_autograph
 from throughline.pipelines.write.earlier_rows import copy_rows
 from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext
 from throughline.pipelines.write.undecodable import process_record
@@ -230,6 +229,8 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     differ in size as a list.
     """
     import tensorflow as tf
+
+    from throughline.kernels.autograph import without_autograph
 
     @without_autograph
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -139,7 +139,7 @@ class FitWatch:
         first = _Pause.of(keras, self.session, training, callback)
         given: Any = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            # It has told those that it is made of what they train, and may be given again.
+            # Its parts know what they train already, and it may be given again.
             bound.arguments["callbacks"] = listed = copy.copy(given)
             listed.callbacks = [first, *given.callbacks, callback]
             for each in (first, callback):
