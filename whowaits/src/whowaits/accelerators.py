@@ -15,7 +15,7 @@ def default_accelerator(torch: Any) -> str:
 
 
 def uses_cuda() -> bool:
-    """Whether PyTorch, if it is imported, has begun to use its CUDA."""
+    """Whether PyTorch, if it is imported, uses CUDA already."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 

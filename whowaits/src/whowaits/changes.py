@@ -52,7 +52,7 @@ from .graphs import (
     without_version,
 )
 from .machine import memory_left_bytes
-from .places import ONE_KIND, READERS, kind_of_dataset, locate, upstream
+from .places import ONE_KIND, READERS, find_made, locate
 
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
@@ -158,11 +158,10 @@ class _Draft:
         """That of an interleave, which TensorFlow chose; None of what is none, or was given one."""
         if kind_of(node) != "Interleave":
             return None
-        known = [each for each in upstream(self._dataset) if kind_of_dataset(each) == "interleave"]
-        for made in known[self.position(node)["number"] :][:1]:
-            if tf.get_static_value(made._cycle_length) == AUTOMATIC:
-                return read_constant(self._graph, node.input[-2])
-        return None
+        made = find_made(self._dataset, "interleave", self.position(node)["number"])
+        if made is None or tf.get_static_value(made._cycle_length) != AUTOMATIC:
+            return None
+        return read_constant(self._nodes[node.input[-2]])
 
     def is_cached(self, node: Node) -> bool:
         """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
@@ -349,7 +348,7 @@ class _Draft:
 
     def _buffer(self, shuffle: Node) -> str:
         """The size of a shuffle's buffer [examples]."""
-        size = read_constant(self._graph, shuffle.input[1])
+        size = read_constant(self._nodes[shuffle.input[1]])
         return "…" if size is None else str(size)
 
     def generates(self, node: Node) -> bool:

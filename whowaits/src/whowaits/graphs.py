@@ -72,9 +72,8 @@ def add_constant(graph: Graph, value: int | str) -> str:
     return name
 
 
-def read_constant(graph: Graph, name: str) -> int | None:
-    """A number that a node is given; None where it is computed."""
-    node = next(each for each in graph.node if each.name == name)
+def read_constant(node: Node) -> int | None:
+    """The number that a node holds; None where it is computed."""
     value = node.attr["value"]
     return int(tf.make_ndarray(value.tensor)) if value.HasField("tensor") else None
 

@@ -4,6 +4,7 @@ a library makes within one call, such as `image_dataset_from_directory`, is no c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,13 @@ def locate(dataset: Any, kind: str, number: int) -> Place:
     """Where a transformation of that kind is made, the how manyth from the dataset's end; of no
     kind: the dataset itself. Empty where that was not seen.
     """
-    chain = [each for each in upstream(dataset) if not kind or kind_of_dataset(each) == kind]
-    return getattr(chain[number], "whowaits_at", Place()) if number < len(chain) else Place()
+    return getattr(find_made(dataset, kind, number), "whowaits_at", Place())
+
+
+def find_made(dataset: Any, kind: str, number: int) -> Any:
+    """That transformation itself; None where it was not seen."""
+    chain = (each for each in upstream(dataset) if not kind or kind_of_dataset(each) == kind)
+    return next(itertools.islice(chain, number, None), None)
 
 
 def find(dataset: Any, kind: str, number: int) -> Any:
