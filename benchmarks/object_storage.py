@@ -23,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from infra.local import s3
-from throughline.data.columns.fetching import Storage
 from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
+from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.ops import Decode
@@ -69,7 +70,7 @@ def measure(folder: Path, url: str, rounds: int) -> None:
         started_at = time.perf_counter()
         store = open_store(address) if address else None
         where = Destination(folder=folder / out, store=store)
-        write_snapshot(index, folder / "shards", where, preprocess=(Decode(),))
+        write_snapshot(index, ShardFiles(folder=folder / "shards"), where, preprocess=(Decode(),))
         return time.perf_counter() - started_at
 
     def open_data(out: str, cache: Path) -> PreparedData:

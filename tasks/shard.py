@@ -11,6 +11,7 @@ from throughline.config.cli import stage_cli
 from throughline.data.known_files import open_known_files
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
+from throughline.data.storage import Storage
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout
 from throughline.shared.output_lock import hold_outputs
@@ -19,7 +20,7 @@ from throughline.shared.scratch import Scratch
 
 
 def main() -> None:
-    """Write the examples of data/manifest/ into TFRecord files in data/shards/."""
+    """Write the examples of data/manifest/ into TFRecord files, in data/shards/ or in the store."""
     with stage_cli(main) as params:
         layout = Layout()
         manifest = read_manifest(layout.manifest)
@@ -37,6 +38,7 @@ def main() -> None:
                 settings=params.shard,
                 earlier=earlier.shards if earlier else None,
                 is_known=is_known,
+                storage=Storage.of(params.storage, layout),
             )
         seconds = time.perf_counter() - started_at
         examples = sum(map(index.examples, index.splits))

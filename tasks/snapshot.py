@@ -16,7 +16,9 @@ from tasks.own_code import find_needs
 from throughline.config.cli import stage_cli
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
+from throughline.data.storage import Storage
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.data_constraints import (
     find_fraction_problems,
@@ -56,7 +58,9 @@ def main() -> None:
     """
     with stage_cli(main) as params:
         layout = Layout()
-        shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
+        shards = read_shard_index(layout.shards)
+        files = ShardFiles(folder=layout.shards, storage=Storage.of(params.storage, layout))
+        files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or not be batched in the end.
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
         unfit = find_ops_problems(encoding, params.ops)
@@ -77,7 +81,7 @@ def main() -> None:
         ):
             written = write_snapshot(
                 shards,
-                layout.shards,
+                files,
                 Destination(
                     folder=layout.snapshot,
                     store=store,

@@ -1,14 +1,15 @@
-"""Look after the snapshots in the object store of `storage.url`.
+"""Look after the shards and snapshots in the object store of `storage.url`.
 
-verify reads every object of this project's snapshot and compares it with its digests; nothing is
-kept. gc lists snapshots that no commit, branch, tag, stash or experiment of this clone reaches and
-that nobody has written to for a day; with --yes it removes them. Where a part of the history cannot
-be read, nothing is removed.
+verify reads every object of this project's shards and snapshot and compares it with its digests;
+nothing is kept. gc lists snapshots and shards that no commit, branch, tag, stash or experiment of
+this clone reaches and that nobody has written to for a day; with --yes it removes them. Where a
+part of the history cannot be read, nothing is removed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import tempfile
@@ -21,11 +22,14 @@ from ruamel.yaml import YAML, YAMLError
 from tasks.earlier import find_cache, list_cached
 from throughline.config.cli import command_cli
 from throughline.config.params import Params
-from throughline.data.columns.fetching import Storage, fetch_checked
+from throughline.data.columns.fetching import fetch_checked
 from throughline.data.columns.index import INDEX
 from throughline.data.columns.stored import is_of_snapshot, list_objects
-from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.data.shards.files import digest_stored, is_of_shard, object_name
+from throughline.data.shards.index import Shard
+from throughline.data.storage import Storage
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.shared.errors import InvalidParams, ObjectStoreFailed, WorkspaceProblem
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore, StoredObject, open_store
 from throughline.shared.progress import echo, echo_result, in_threads, progress
@@ -37,11 +41,11 @@ DELETED_TOGETHER = 500
 
 
 def verify(params: Params, layout: Layout) -> str:
-    """Read every object of the project's snapshot and compare it with its digests; returns what
-    was found in order.
+    """Read every object of the project's shards and snapshot and compare it with its digests;
+    returns what was found in order.
 
     Raises:
-      ObjectStoreFailed: an object is missing or damaged; names it and the rows.
+      ObjectStoreFailed: an object is missing or damaged; names it and the shard or rows.
     """
     with tempfile.TemporaryDirectory(dir=layout.snapshot.parent) as scratch:
         data = open_prepared_data(
@@ -51,54 +55,77 @@ def verify(params: Params, layout: Layout) -> str:
             preprocess=params.preprocess,
             storage=Storage(url=params.storage.url, cache=Path(scratch)),
         )
-        fetched = data.fetched
-        if not fetched:
-            return (
-                f"{layout.snapshot} has its columns in files; `python -m tasks.verify` checks them"
+        sizes = [*_verify_shards(data, open_store(params.storage.url)), *_verify_columns(data)]
+    if not sizes:
+        return "shards and columns are in files; `python -m tasks.verify` checks them"
+    return f"{len(sizes):,} objects, {sum(sizes) / 2**20:,.1f} MiB: all digests match"
+
+
+def _verify_shards(data: PreparedData, store: ObjectStore) -> Iterator[int]:
+    """The sizes of the shards in the store, which are as they should be."""
+
+    def verify_shard(shard: Shard) -> int:
+        if digest_stored(store, shard) == shard.digest:
+            return shard.bytes
+        raise ObjectStoreFailed(
+            f"{store.address(object_name(shard.digest))} does not match its digest (shard"
+            f" {shard.name}); remove the object and run `dvc repro --force shard`, which puts it"
+            " there again"
+        )
+
+    shards = [shard for shard in data.shards.shards if data.shard_files.is_stored(shard)]
+    sizes = in_threads(verify_shard, shards, workers=THREADS)
+    yield from progress(sizes, total=len(shards), label="verify shards", unit="objects")
+
+
+def _verify_columns(data: PreparedData) -> Iterator[int]:
+    """The sizes of the objects with columns, which are as they should be."""
+    fetched = data.fetched
+    if fetched is None:
+        return
+    for split in data.snapshot.splits:
+        for column in data.snapshot.columns:
+            if column.ragged:  # its offsets say how long its objects are
+                data.memmap(split, column.extent.name)
+            objects = list(list_objects(data.snapshot, data.shards, split, column, fetched.folder))
+            sizes = in_threads(
+                lambda one: len(fetch_checked(fetched.store, one)), objects, workers=THREADS
             )
-        count = size = 0
-        for split in data.snapshot.splits:
-            for column in data.snapshot.columns:
-                if column.ragged:  # its offsets say how long its objects are
-                    data.memmap(split, column.extent.name)
-                objects = list(
-                    list_objects(data.snapshot, data.shards, split, column, fetched.folder)
-                )
-                sizes = in_threads(
-                    lambda one: len(fetch_checked(fetched.store, one)), objects, workers=THREADS
-                )
-                label = f"verify {split}/{column.name}"
-                size += sum(progress(sizes, total=len(objects), label=label, unit="objects"))
-                count += len(objects)
-    return f"{count:,} objects, {size / 2**20:,.1f} MiB: all digests match"
+            label = f"verify {split}/{column.name}"
+            yield from progress(sizes, total=len(objects), label=label, unit="objects")
 
 
 def find_unreachable(
     objects: Sequence[StoredObject], reachable: set[str], *, now: datetime
 ) -> dict[str, list[StoredObject]]:
-    """The objects of the snapshots, by key, that are not reachable and that nobody has written to
-    of late; what else is in the bucket is none of them.
+    """The objects of the snapshots, by key, and those of shards, that are not reachable and that
+    nobody has written to of late; what else is in the bucket is none of them.
     """
-    by_key: dict[str, list[StoredObject]] = {}
-    for one in filter(lambda one: is_of_snapshot(one.name), objects):
-        by_key.setdefault(one.name.partition("/")[0], []).append(one)
+    found: dict[str, list[StoredObject]] = {}
+    for one in objects:
+        folder = one.name.partition("/")[0]
+        of_snapshot = is_of_snapshot(one.name) and folder not in reachable
+        if of_snapshot or (is_of_shard(one.name) and one.name not in reachable):
+            found.setdefault(folder, []).append(one)
     return {
-        key: found
-        for key, found in sorted(by_key.items())
-        if key not in reachable and now - max(one.modified_at for one in found) >= LEFT_ALONE
+        folder: group
+        for folder, group in sorted(found.items())
+        if now - max(one.modified_at for one in group) >= LEFT_ALONE
     }
 
 
-def find_reachable_keys(root: Path) -> set[str]:
-    """Keys of the snapshots that a commit or experiment of the project in `root` has, of its
-    worktree, and of its runs.
+def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
+    """Keys of the snapshots, and names of the objects of shards, that a commit or experiment of the
+    project in `root` has, of its worktree, and of its runs.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read; says which, and what to do.
     """
-    indexes = [*root.glob("data/snapshot*/index.json")]
-    indexes += root.glob(".throughline/workspaces/*/data/snapshot*/index.json")
-    unreadable, keys = [], {json.loads(path.read_bytes())["key"] for path in indexes}
+    outputs = ("snapshot", "shards") if with_shards else ("snapshot",)
+    unreadable, keys = [], set[str]()
+    for folder in (root, *root.glob(".throughline/workspaces/*")):
+        for path in itertools.chain(*(folder.glob(f"data/{one}*/{INDEX}") for one in outputs)):
+            keys |= _read_names(path)
     if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
         unreadable.append("the commits before this shallow clone")
     cache = find_cache(root)
@@ -109,15 +136,15 @@ def find_reachable_keys(root: Path) -> set[str]:
     locks |= {"dvc.lock": here.read_text()} if here.exists() else {}
     for commit, lock in locks.items():
         try:
-            keys |= set(_read_keys(lock, cache))
+            keys |= _read_lock(lock, cache, outputs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError):
             unreadable.append(commit[:10])
     if unreadable:
         more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
         raise WorkspaceProblem(
-            f"which snapshots {', '.join(unreadable[:SHOWN])}{more} need cannot be read, so none is"
-            " removed; get the history (`git fetch --unshallow`, `dvc exp pull`) and what it"
-            " needs of DVC's cache (`dvc fetch --all-commits snapshot`) first"
+            f"what {', '.join(unreadable[:SHOWN])}{more} need cannot be read, so nothing"
+            " is removed; get the history (`git fetch --unshallow`, `dvc exp pull`) and what it"
+            " needs of DVC's cache (`dvc fetch --all-commits shard snapshot`) first"
         )
     return keys
 
@@ -131,14 +158,23 @@ def _commits_of_lock(root: Path) -> list[str]:
     return [one for one in changed if _git(root, "ls-tree", "--name-only", one, "dvc.lock")]
 
 
-def _read_keys(lock: str, cache: Path) -> Iterator[str]:
-    """Keys of the snapshots that a dvc.lock names, from DVC's cache."""
+def _read_lock(lock: str, cache: Path, outputs: Sequence[str]) -> set[str]:
+    """The same of the outputs that a dvc.lock names, from DVC's cache."""
+    found = set[str]()
     for stage in (YAML(typ="safe").load(lock) or {}).get("stages", {}).values():
         for out in stage.get("outs", []):
-            if out["path"] == "data/snapshot":
+            if out["path"] in [f"data/{one}" for one in outputs]:
                 for name, file in list_cached(cache, out["md5"]):
-                    if name == INDEX:
-                        yield json.loads(file.read_bytes())["key"]
+                    found |= _read_names(file) if name == INDEX else set()
+    return found
+
+
+def _read_names(path: Path) -> set[str]:
+    """The key of the snapshot that an index is of, or the names of the objects of its shards."""
+    index = json.loads(path.read_bytes())
+    if "key" in index:
+        return {index["key"]}
+    return {object_name(shard["digest"]) for shard in index["shards"]}
 
 
 def _git(root: Path, *words: str) -> str:
@@ -151,13 +187,15 @@ def _git(root: Path, *words: str) -> str:
 def collect_garbage(
     store: ObjectStore, root: Path, *, now: datetime, removes: bool
 ) -> Iterator[str]:
-    """Remove, or only list, the snapshots in a store that nothing reaches; yields a line for each.
+    """Remove, or only list, the snapshots and the shards in a store that nothing reaches; yields a
+    line for each snapshot, and one for all shards.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read.
     """
-    reachable = find_reachable_keys(root)
-    unreachable = find_unreachable([*store.list()], reachable, now=now)
+    objects = [*store.list()]
+    with_shards = any(is_of_shard(one.name) for one in objects)
+    unreachable = find_unreachable(objects, find_reachable(root, with_shards=with_shards), now=now)
     for key, objects in unreachable.items():
         # The index first: what lacks some objects is not complete.
         names = sorted((one.name for one in objects), key=lambda name: "/index/" not in name)
@@ -174,11 +212,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Look after the snapshots in the object store: `verify` or `gc`."""
+    """Look after shards and snapshots in the object store: `verify` or `gc`."""
     with command_cli(main, _add_options) as (params, options):
         url = params.storage.url
         if not url:
-            raise InvalidParams(["params.yaml: storage.url is empty: no snapshot is in a store"])
+            raise InvalidParams(["params.yaml: storage.url is empty: nothing is in a store"])
         if options.work == "verify":
             echo_result(verify(params, Layout()))
             return
@@ -187,8 +225,10 @@ def main() -> None:
         )
         for line in lines:
             echo(line)
-        rest = "" if options.yes or not lines else "; --yes removes them"
-        echo_result(f"{len(lines)} snapshots that nothing reaches{rest}")
+        if not lines:
+            echo_result("everything is reached")
+        else:
+            echo_result("nothing reaches these" + ("" if options.yes else "; --yes removes them"))
 
 
 if __name__ == "__main__":

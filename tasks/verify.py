@@ -9,8 +9,8 @@ instead of the damaged ones.
 from __future__ import annotations
 
 from throughline.config.cli import stage_cli
-from throughline.data.columns.fetching import Storage
 from throughline.data.columns.index import verify
+from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.shared.errors import CorruptShard
 from throughline.shared.layout import Layout

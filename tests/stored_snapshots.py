@@ -11,9 +11,10 @@ from object_stores import BUCKET, RANGE_BYTES
 from small_pipelines import PREPROCESS, open_snapshot
 
 from throughline.data.columns import fetching, stored
-from throughline.data.columns.fetching import Storage
 from throughline.data.columns.stored import Destination
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
+from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.snapshot import write_snapshot
@@ -38,7 +39,7 @@ def write(folder: Path, out: Path, url: str = "", *, kind: str = "arrays", fract
     """The snapshot of prepared data, in a folder or with its columns in a store."""
     write_snapshot(
         read_shard_index(folder / "shards"),
-        folder / "shards",
+        ShardFiles(folder=folder / "shards"),
         Destination(folder=out, store=open_store(url) if url else None),
         preprocess=PREPROCESS[kind],
         settings=SnapshotSettings(fraction=fraction),

@@ -10,13 +10,12 @@ from conftest import flip_bit
 
 from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.labels import labeled
+from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.repair import (
-    REPAIRED,
     Damage,
     find_damaged_shards,
     repair_shards,
-    shard_path,
 )
 from throughline.data.shards.tfrecord import (
     Compression,
@@ -53,6 +52,11 @@ def index_of(*shards: Shard) -> ShardIndex:
     return ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=shards)
 
 
+def files_in(folder) -> ShardFiles:
+    """Of shards in a folder, with what is repaired in its `out`."""
+    return ShardFiles(folder=folder, snapshot_folder=folder / "out")
+
+
 @pytest.fixture
 def plain(tmp_path) -> Shard:
     """An uncompressed shard of four records, of which the second one's data is damaged."""
@@ -63,7 +67,7 @@ def plain(tmp_path) -> Shard:
 
 def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
     whole = write_shard(tmp_path, 1)
-    problems = find_damaged_shards(index_of(plain, whole), tmp_path)
+    problems = find_damaged_shards(index_of(plain, whole), files_in(tmp_path))
     assert problems == {
         plain.name: [
             f"{tmp_path / plain.name}: record 1 at byte {SECOND_AT}: the checksum of the data does"
@@ -73,13 +77,13 @@ def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
 
 
 def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
-    damage = Damage(problems=find_damaged_shards(index_of(plain), tmp_path))
+    damage = Damage(problems=find_damaged_shards(index_of(plain), files_in(tmp_path)))
     (repaired,) = repair_shards(
-        index_of(plain), tmp_path, damage, tmp_path / "out", max_lost_fraction=0.25
+        index_of(plain), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=0.25
     )
-    path = shard_path(tmp_path, tmp_path / "out", repaired)
+    path = files_in(tmp_path).path(repaired)
     assert path == tmp_path / "out" / REPAIRED / plain.name
-    assert shard_path(tmp_path, tmp_path / "out", plain) == tmp_path / plain.name
+    assert files_in(tmp_path).path(plain) == tmp_path / plain.name
     assert list(read_records(path, compression="none")) == [b"first", b"third", b"fourth"]
     assert (repaired.records, repaired.examples, repaired.repaired) == (3, 3, True)
 
@@ -91,31 +95,35 @@ def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path, 
         problems={shard.name: ["record 1 is no image"]}, unusable={digest_blake3(b"second"): "no"}
     )
     (repaired,) = repair_shards(
-        index_of(shard), tmp_path, damage, tmp_path / "out", max_lost_fraction=1
+        index_of(shard), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1
     )
-    path = shard_path(tmp_path, tmp_path / "out", repaired)
+    path = files_in(tmp_path).path(repaired)
     assert list(read_records(path, compression=compression)) == [RECORDS[0], *RECORDS[2:]]
 
 
 def test_more_than_may_be_lost_is_refused_with_both_shares(tmp_path, plain):
-    damage = Damage(problems=find_damaged_shards(index_of(plain), tmp_path))
+    damage = Damage(problems=find_damaged_shards(index_of(plain), files_in(tmp_path)))
     with pytest.raises(
         CorruptShard,
         match=r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro",
     ):
-        repair_shards(index_of(plain), tmp_path, damage, tmp_path / "out", max_lost_fraction=0.24)
+        repair_shards(
+            index_of(plain), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=0.24
+        )
 
 
 def test_a_series_must_not_have_gaps(tmp_path, plain):
     schema = Schema(features=(array_feature("series", (1,), "float32"),))
     index = replace(index_of(plain), schema=schema)
-    damage = Damage(problems=find_damaged_shards(index, tmp_path))
+    damage = Damage(problems=find_damaged_shards(index, files_in(tmp_path)))
     with pytest.raises(CorruptShard, match="a time series must not have gaps"):
-        repair_shards(index, tmp_path, damage, tmp_path / "out", max_lost_fraction=1)
+        repair_shards(index, files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1)
 
 
 def test_a_whole_file_that_its_index_does_not_describe_is_refused(tmp_path):
     shard = replace(write_shard(tmp_path), digest="of another file")
-    damage = Damage(problems=find_damaged_shards(index_of(shard), tmp_path))
+    damage = Damage(problems=find_damaged_shards(index_of(shard), files_in(tmp_path)))
     with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
-        repair_shards(index_of(shard), tmp_path, damage, tmp_path / "out", max_lost_fraction=1)
+        repair_shards(
+            index_of(shard), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1
+        )

@@ -13,6 +13,7 @@ from conftest import prepared, read_files
 
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.file_parts import FilePart, read_parts
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
@@ -117,17 +118,18 @@ def test_texts_that_changed_since_ingest_are_named(tmp_path):
 def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path):
     manifest = read_manifest(arrays / "manifest")
     index = shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=2, writers=1))
-    path = tmp_path / "shards" / index.shards[0].name
+    files = ShardFiles(folder=tmp_path / "shards")
+    path = files.path(index.shards[0])
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     with pytest.raises(CorruptShard, match="the index says"):
-        read_shard_index(tmp_path / "shards")
+        files.check(index)
     path.write_bytes(data + b"\0")
     with pytest.raises(CorruptShard, match="the index says"):
-        read_shard_index(tmp_path / "shards")
+        files.check(index)
     path.unlink()
     with pytest.raises(CorruptShard, match="is missing"):
-        read_shard_index(tmp_path / "shards")
+        files.check(index, sizes=False)
     path.write_bytes(data)
     listed = (tmp_path / "shards" / "index.json").read_text()
     (tmp_path / "shards" / "index.json").write_text(listed.replace('"records"', '"rows"'))

@@ -12,6 +12,7 @@ import pytest
 from throughline.data.columns.index import map_column
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest, write_manifest
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
@@ -59,7 +60,7 @@ def take(folder, manifest, settings):
     names = dict(zip(manifest.examples["key"], manifest.examples["id"], strict=True))
     return write_snapshot(
         read_shard_index(folder / "shards"),
-        folder / "shards",
+        ShardFiles(folder=folder / "shards"),
         Destination(folder=folder / "snapshot"),
         preprocess=PREPROCESS,
         settings=settings,

@@ -94,7 +94,7 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     }
     assert len({item.digest for item in digests.values()}) == 1, digests
     assert digests["naive"].examples == index.examples("train") - 2
-    found.path(repaired).write_bytes(b"")
+    found.shard_files.path(repaired).write_bytes(b"")
     assert f"delete {out / 'repaired'} and run `dvc repro snapshot`" in found.find_damage(repaired)
 
 

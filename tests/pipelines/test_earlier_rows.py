@@ -18,6 +18,7 @@ from texts import params_of, write_texts
 from throughline.data.columns.index import read_index
 from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import ShardIndex, read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.write import snapshot_writer
@@ -93,6 +94,10 @@ class Data:
         store = open_store(f"{self.url}/{name}") if self.url else None
         return Destination(folder=self.folder / name, store=store, earlier=earlier)
 
+    @property
+    def files(self) -> ShardFiles:
+        return ShardFiles(folder=self.shards)
+
     def snapshot(self, ops=None) -> set[str]:
         """The names of the shards that are preprocessed; all rows are as in a fresh snapshot, and
         this one is the earlier one from now on.
@@ -107,9 +112,7 @@ class Data:
         out = self.destination("snapshot", earlier=self.earlier)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(snapshot_writer, "write_shard", write_shard)
-            written = write_snapshot(
-                index, self.shards, out, preprocess=ops, settings=self.settings
-            )
+            written = write_snapshot(index, self.files, out, preprocess=ops, settings=self.settings)
         read = index.with_repaired(written.index.repaired).shards
         left = sum(one.examples for one in read if one.name not in computed)
         assert written.copied == left
@@ -130,7 +133,7 @@ class Data:
         made_of = repr((shards, key, ops, self.settings, self.url != ""))
         if made_of not in FRESH:
             fresh = self.destination("fresh")
-            made = write_snapshot(index, self.shards, fresh, preprocess=ops, settings=self.settings)
+            made = write_snapshot(index, self.files, fresh, preprocess=ops, settings=self.settings)
             objects = read_objects(fresh.store, made.index.key) if fresh.store else {}
             FRESH[made_of] = read_files(fresh.folder), objects
             if fresh.store:

@@ -243,7 +243,7 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy, tmp_path):
     data = put()
     proxy.fault = lambda method, path: "late"
     chunks = data.snapshot.splits["train"].chunks
-    assert len(chunks) > fetching.THREADS, "some are fetched after others"
+    assert len(chunks) > fetching.READERS, "some are fetched after others"
     process = OTHER.Process(
         target=fetch_slowly, args=(data.fetched, data.input_column, proxy.endpoint)
     )

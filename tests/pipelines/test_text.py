@@ -233,7 +233,7 @@ def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
 
 def training_shards(data):
     """What a tokenizer is fitted on."""
-    return [(data.path(one), one.compression) for one in data.shards.for_split("train")]
+    return [(data.shard_files.path(one), one.compression) for one in data.shards.for_split("train")]
 
 
 def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path):

@@ -5,6 +5,7 @@ reaches is removed.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,15 @@ import pytest
 from project import run
 from small_pipelines import PREPROCESS
 
-from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable_keys, find_unreachable, verify
+from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable, find_unreachable, verify
 from throughline.data.columns.stored import Destination
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.files import ShardFiles, object_name
 from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.writing import shard
+from throughline.data.storage import Storage
 from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.settings import StorageSettings
+from throughline.settings import ShardSettings, StorageSettings
 from throughline.shared.errors import ObjectStoreFailed, WorkspaceProblem
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import StoredObject, open_store
@@ -27,6 +32,10 @@ DIGEST = "ab" * 16
 LATER = datetime.now(UTC) + 2 * LEFT_ALONE
 STAGE = """\
 stages:
+  shard:
+    cmd: mkdir -p data/shards && cp shards.json data/shards/index.json
+    deps: [shards.json]
+    outs: [data/shards]
   snapshot:
     cmd: mkdir -p data/snapshot && cp key.json data/snapshot/index.json
     deps: [key.json]
@@ -47,6 +56,7 @@ def history(tmp_path_factory) -> Path:
     (folder / "dvc.yaml").write_text(STAGE)
     for key in (FIRST, SECOND, TRIED):
         (folder / "key.json").write_text(json.dumps({"key": key}))
+        (folder / "shards.json").write_text(json.dumps({"shards": [{"digest": key}]}))
         run(folder, "dvc", "repro", "-q")
         if key == TRIED:
             run(folder, "dvc", "exp", "save", "--name", "trial")
@@ -62,23 +72,37 @@ def history(tmp_path_factory) -> Path:
 def test_what_a_commit_or_an_experiment_has_is_kept_and_nothing_else(history, bucket_url):
     store = open_store(bucket_url)
     for key in (FIRST, SECOND, TRIED, NOBODY):
+        store.write(f"shards/{key}", b"3")
         store.write(f"{key}/train/image/000000000000-{DIGEST}", b"1")
         store.write(f"{key}/index/{DIGEST}.json", b"2")
     others = (
-        *("photos/cats/1.jpg", "dvc/files/md5/ab/cdef", "files/md5/ab/01", "readme.txt"),
+        *(
+            "shards/readme.txt",
+            f"shards/old/{NOBODY}",
+            "photos/cats/1.jpg",
+            "dvc/files/md5/ab/cdef",
+            "files/md5/ab/01",
+            "readme.txt",
+        ),
         *("annotations/index/0001.json", "backups/db/daily/202401010300-a1b2c3"),
     )
     for name in others:
         store.write(name, b"3")
-    assert find_reachable_keys(history) == {FIRST, SECOND, TRIED}
+    reached = {FIRST, SECOND, TRIED}
+    assert find_reachable(history) == {*reached, *(f"shards/{key}" for key in reached)}
     listed = list(collect_garbage(store, history, now=LATER, removes=False))
-    assert listed == [f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, can be removed"]
-    assert len(list(store.list())) == 8 + len(others)
+    assert listed == [
+        f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, can be removed",
+        f"{bucket_url}/shards: 1 objects, 0.0 MiB, can be removed",
+    ]
+    assert len(list(store.list())) == 12 + len(others)
     assert not list(collect_garbage(store, history, now=datetime.now(UTC), removes=True))
     removed = list(collect_garbage(store, history, now=LATER, removes=True))
-    assert removed == [f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, removed"]
-    keys = {one.name.partition("/")[0] for one in store.list()}
-    assert keys == {FIRST, SECOND, TRIED, *(name.split("/")[0] for name in others)}
+    assert [line.rpartition(", ")[2] for line in removed] == ["removed", "removed"]
+    names = {one.name for one in store.list()}
+    assert {name.partition("/")[0] for name in names - {*others}} == {*reached, "shards"}
+    assert {*others, *(f"shards/{key}" for key in reached)} < names
+    assert f"shards/{NOBODY}" not in names
 
 
 @pytest.mark.slow
@@ -91,7 +115,9 @@ def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url
         if path.read_text() == json.dumps({"key": FIRST})
     )
     away = cached.rename(history / "away")
-    with pytest.raises(WorkspaceProblem, match=r"cannot be read, so none is removed; get the hist"):
+    with pytest.raises(
+        WorkspaceProblem, match=r"cannot be read, so nothing is removed; get the hist"
+    ):
         list(collect_garbage(store, history, now=LATER, removes=True))
     away.rename(cached)
     assert len(list(store.list())) == 1
@@ -113,6 +139,24 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
     assert list(find_unreachable(objects, {SECOND}, now=now)) == [FIRST]
 
 
+def test_verify_reads_every_shard_and_names_one_that_is_damaged(arrays, tmp_path, bucket_url):
+    manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
+    storage = Storage(url=bucket_url, cache=tmp_path / "cache")
+    layout, store = Layout(tmp_path), open_store(bucket_url)
+    layout.shards.parent.mkdir()
+    index = shard(manifest, layout.shards, settings=ShardSettings(min_shards=2), storage=storage)
+    params = SimpleNamespace(
+        preprocess=PREPROCESS["arrays"], storage=StorageSettings(url=bucket_url)
+    )
+    files, out = ShardFiles(folder=layout.shards, storage=storage), layout.snapshot
+    write_snapshot(index, files, Destination(folder=out), preprocess=params.preprocess)
+    assert verify(params, layout).startswith(f"{len(index.shards)} objects, ")
+    damaged = object_name(index.shards[0].digest)
+    store.write(damaged, store.read(damaged)[:-1] + b"?")
+    with pytest.raises(ObjectStoreFailed, match=rf"{damaged} does not match its digest \(shard "):
+        verify(params, layout)
+
+
 def test_verify_reads_every_object_and_names_what_is_damaged(arrays, tmp_path, bucket_url):
     for name in ("manifest", "shards"):
         (tmp_path / "data").mkdir(exist_ok=True)
@@ -123,7 +167,7 @@ def test_verify_reads_every_object_and_names_what_is_damaged(arrays, tmp_path, b
     )
     write_snapshot(
         read_shard_index(layout.shards),
-        layout.shards,
+        ShardFiles(folder=layout.shards),
         Destination(folder=layout.snapshot, store=store),
         preprocess=params.preprocess,
     )

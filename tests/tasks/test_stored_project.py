@@ -50,6 +50,7 @@ def test_dvc_trains_from_a_bucket_what_it_trains_from_files(
     folder = make_project(tmp_path / "project", array_file, stored)
     run(folder, "dvc", "repro", "train@optimized")
     assert not [*(folder / "data" / "snapshot").rglob("*.bin")]
+    assert not [*(folder / "data" / "shards").glob("*.tfrecord")]
     assert [*(folder / ".throughline" / "cache").rglob("image.bin")]
     said = run(folder, sys.executable, "-m", "tasks.storage", "verify")
     assert "all digests match" in said
@@ -58,9 +59,10 @@ def test_dvc_trains_from_a_bucket_what_it_trains_from_files(
     assert not [path for path in files if secret in path.read_bytes()]
     read_damaged_region(folder)
     assert read_results(folder) == read_results(finished[0])
-    index, expected = (
-        (root / "data" / "snapshot" / "index.json").read_bytes() for root in (folder, finished[0])
-    )
-    assert index == expected
+    for name in ("snapshot", "shards"):
+        index, expected = (
+            (root / "data" / name / "index.json").read_bytes() for root in (folder, finished[0])
+        )
+        assert index == expected
     write_params(folder, in_files)
     assert "up to date" in run(folder, "dvc", "status", "snapshot"), "where it is reruns nothing"

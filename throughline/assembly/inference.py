@@ -61,7 +61,7 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
     """
     changed = []
     if (layout.shards / INDEX).exists():
-        index = read_shard_index(layout.shards, sizes=False)
+        index = read_shard_index(layout.shards)
         named = trained.spec.classes and trained.spec.classes != index.classes
         changed += ["the classes"] if named else []
         columns, of_model = index.schema.columns, trained.spec.schema.columns

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from throughline.config.params import Params
-from throughline.data.columns.fetching import Storage
+from throughline.data.storage import Storage
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import run_local_service, watch_service

@@ -89,6 +89,7 @@ def estimate_record_bytes(data: PreparedData, split: str) -> float:
 def _extrapolate(size: Callable[[bytes], int], data: PreparedData, split: str) -> float:
     """The sum of the sizes of all records of a split, by its first ones."""
     shards = data.shards.for_split(split)
-    records = read_records(data.path(shards[0]), compression=shards[0].compression)
+    path = data.shard_files.path(shards[0])
+    records = read_records(path, compression=shards[0].compression)
     sizes = [size(record) for record in islice(records, SAMPLED_RECORDS)]
     return sum(shard.records for shard in shards) * sum(sizes) / len(sizes)

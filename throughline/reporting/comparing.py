@@ -109,7 +109,7 @@ def compare(
     top, base = find_best(measured), find_baseline(measured)
     shown = results[top.pipeline]
     config = PipelineConfig.model_validate(shown.plan.config)
-    shards = read_shard_index(layout.shards, sizes=False)
+    shards = read_shard_index(layout.shards)
     return Comparison(
         headline=write_headline(measured),
         best=top.pipeline,

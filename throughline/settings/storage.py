@@ -9,21 +9,19 @@ from throughline.shared.data_url import to_store_url
 
 
 class StorageSettings(Settings):
-    """Where the columns of the snapshot are kept: in data/snapshot, or in an object store that many
-    machines read. What is computed is the same; credentials come from the environment.
+    """Where shards and the columns of the snapshot are kept: in data/, or in an object store that
+    many machines read. What is computed is the same; credentials come from the environment.
     """
 
     url: str = Field(
         default="",
-        description=(
-            "bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/snapshot"
-        ),
+        description=("bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/"),
     )
     cache: str = Field(
         default=".throughline/cache",
         min_length=1,
         description=(
-            "folder that columns are fetched into, for all runs of this project or, with an"
+            "folder that they are fetched into, for all runs of this project or, with an"
             " absolute path, for several processes and projects"
         ),
     )

@@ -56,7 +56,7 @@ def digest_question(
     Raises:
       MissingInput: the data is not prepared.
     """
-    index = read_shard_index(layout.shards, sizes=False)
+    index = read_shard_index(layout.shards)
     values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
     program = code_digest(
         "tasks.tune", "throughline.tuning.contest", roots=ROOTS, without=SUPPORTING

@@ -30,7 +30,7 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     """
     if budgets.disk == AVAILABLE or params.storage.url:  # a full disk is said by the stage itself
         return
-    shards = read_shard_index(Layout(root).shards, sizes=False)
+    shards = read_shard_index(Layout(root).shards)
     value, target = shards.schema.input, shards.schema.target
     image = Column(
         name=value.name, dtype=value.dtype, shape=stored_shape(params.preprocess, shards.schema)

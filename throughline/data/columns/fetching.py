@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,36 +24,15 @@ from throughline.data.columns.stored import (
     describe_rows,
     list_objects,
 )
-from throughline.data.object_folder import write_at
+from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import ShardIndex
-from throughline.settings import StorageSettings
-from throughline.shared.errors import CorruptColumn, DiskRefused, ObjectStoreFailed
-from throughline.shared.file_lock import hold
+from throughline.data.storage import Storage, check_space, has_size, hold_fetch
+from throughline.shared.errors import CorruptColumn, ObjectStoreFailed
 from throughline.shared.files import PARTIAL, digest_file, flush
-from throughline.shared.layout import Layout
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
-THREADS = 8
-SILENT_S = 5.0  # that another process is waited for without a word
-RANGE_BYTES = 8 << 20
-BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
 _REGION = re.compile(r"rows-(\d+)-(\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storage:
-    """Where columns are kept, and the folder that they are fetched into."""
-
-    url: str
-    cache: Path
-
-    @classmethod
-    def of(cls, settings: StorageSettings, layout: Layout) -> Storage | None:
-        """As params.yaml says, for all runs of the project; None where columns are in files."""
-        if not settings.url:
-            return None
-        return cls(url=settings.url, cache=layout.project / settings.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,23 +79,16 @@ class FetchedColumns:
           DiskRefused: the column does not fit on the disk; says both sizes.
         """
         path, size = self._path(split, column), self.index.splits[split].bytes(column)
-        if size == 0 or _is_whole(path, size):
+        if size == 0 or has_size(path, size):
             return
         if column.ragged:
             self._whole.fetch(split, column.extent)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        who = f"another process, which fetches {split}/{column.name} into {path.parent}"
-        with hold(
-            path.with_suffix(".lock"),
-            f"fetches {split}/{column.name}",
-            lambda _: echo_fact(f"waits for {who}"),
-            silent_s=SILENT_S,
-        ):
+        with hold_fetch(path, f"{split}/{column.name}"):
             whole = self._whole._path(split, column)
-            if _is_whole(path, size):
+            if has_size(path, size):
                 return
             path.unlink(missing_ok=True)
-            if path != whole and _is_whole(whole, size):
+            if path != whole and has_size(whole, size):
                 path.hardlink_to(whole)
             else:
                 self._fetch_into(path, split, column, size)
@@ -165,14 +136,14 @@ class FetchedColumns:
         try:
             begin = objects[0].begin if objects else 0
             end = objects[-1].begin + objects[-1].bytes if objects else 0
-            _check_space(descriptor, unfinished, end - begin)
+            check_space(descriptor, unfinished, end - begin)
             os.ftruncate(descriptor, size)
             if end > begin:  # of empty texts it is not
                 os.posix_fallocate(descriptor, begin, end - begin)
             fetched = in_threads(
                 lambda one: self._fetch_object(one, descriptor, resumes=resumes),
                 objects,
-                workers=THREADS,
+                workers=READERS,
             )
             for _ in progress(fetched, total=len(objects), label=f"fetch {split}", unit="objects"):
                 pass
@@ -198,11 +169,6 @@ class FetchedColumns:
         write_at(descriptor, fetch_checked(self.store, one), one.begin)
 
 
-def _is_whole(path: Path, size: int) -> bool:
-    """Whether a column has been fetched and not been cut off since."""
-    return path.exists() and path.stat().st_size == size
-
-
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
     """The bytes of an object, compared with its digests and fetched again where they differ.
 
@@ -225,19 +191,3 @@ def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
         f" more ({describe_rows(one.split, one.column, [wrong])}); remove the object and run"
         " `dvc repro --force snapshot`, which puts it there again"
     )
-
-
-def _check_space(descriptor: int, path: Path, size: int) -> None:
-    """Check that the disk has room for so many bytes of a file.
-
-    Raises:
-      DiskRefused: it has less; says both sizes.
-    """
-    needed = size - os.fstat(descriptor).st_blocks * BLOCK_BYTES
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise DiskRefused(
-            f"{path.parent} needs {needed / 2**20:,.1f} MiB more for"
-            f" {path.name.removesuffix(PARTIAL)}, and {free / 2**20:,.1f} MiB are free; free some"
-            " space, or set storage.cache to a folder on another disk"
-        )

@@ -14,7 +14,7 @@ index and the shards, which is why neither lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,22 +219,6 @@ class ColumnUpload:
             if found is None or found.bytes != one.bytes:
                 self._store.write(one.name, data)
         self.names.append(one.name)
-
-
-def check_put(store: ObjectStore, key: str, names: Iterable[str]) -> None:
-    """Check that the store lists all objects that were put, or found there, for a snapshot: others
-    may have removed some, and a worker may have put them into another store of the same name.
-
-    Raises:
-      ObjectStoreFailed: it lacks some.
-    """
-    listed = {one.name for one in store.list(key)}
-    if lacking := sorted({*names} - listed):
-        raise ObjectStoreFailed(
-            f"{store.address(key)} lacks {len(lacking):,} of the objects that were put there, such"
-            f" as {lacking[0]}; see that all workers have the same endpoint in their"
-            " environment and that nobody removes objects, and run the same command again"
-        )
 
 
 def put_index(store: ObjectStore, key: str, folder: Path) -> None:

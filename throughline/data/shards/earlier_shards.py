@@ -7,20 +7,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from throughline.data.shards.index import INDEX, ShardIndex
+from throughline.data.shards.files import is_put
+from throughline.data.shards.index import INDEX, Shard, ShardIndex
+from throughline.data.shards.record_offsets import offsets_path
 from throughline.data.shards.tfrecord import Compression
 from throughline.plan.schema import Schema
 from throughline.results.base import read_value
 from throughline.shared.errors import UserError
 from throughline.shared.files import copy_whole
+from throughline.shared.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierShard:
-    """Where a shard of an earlier set is, and the digest of its bytes."""
+    """A shard of an earlier set, whose index and offsets are in `folder`."""
 
-    path: Path
-    digest: str
+    folder: Path
+    shard: Shard
 
 
 def find_earlier_shards(
@@ -34,7 +37,7 @@ def find_earlier_shards(
     with suppress(UserError, OSError):
         index = read_value(ShardIndex, folder / INDEX, "shard")
         return {
-            shard.made_of: EarlierShard(path=folder / shard.name, digest=shard.digest)
+            shard.made_of: EarlierShard(folder=folder, shard=shard)
             for shard in (index.shards if index.schema == schema else ())
             if shard.compression == compression
         }
@@ -45,5 +48,19 @@ def take_shard(earlier: EarlierShard | None, path: Path) -> str:
     """Copy an earlier shard to where it belongs in a new set, if it is whole; returns its digest,
     or nothing.
     """
-    taken = earlier is not None and copy_whole(earlier.path, path, digest=earlier.digest)
-    return earlier.digest if earlier is not None and taken else ""
+    if earlier is None:
+        return ""
+    source, digest = earlier.folder / earlier.shard.name, earlier.shard.digest
+    return digest if copy_whole(source, path, digest=digest) else ""
+
+
+def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
+    """The earlier shard as one of a new set, if the store has it; its offsets are copied to where
+    those of a shard at `path` belong.
+    """
+    if earlier is None or not is_put(store, earlier.shard):
+        return None
+    source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest
+    if digest and not copy_whole(offsets_path(source), offsets_path(path), digest=digest):
+        return None
+    return earlier.shard

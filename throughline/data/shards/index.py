@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
-from throughline.data.shards.tfrecord import Compression, read_records
+from throughline.data.shards.tfrecord import Compression
 from throughline.plan.schema import Schema
 from throughline.results.base import read_value, to_json
-from throughline.shared.errors import CorruptShard, MissingInput, rebuild_hint
-from throughline.shared.files import digest_file, digest_json, write_json
+from throughline.shared.errors import CorruptShard, MissingInput
+from throughline.shared.files import digest_json, write_json
 
 INDEX = "index.json"
 
@@ -91,13 +91,12 @@ def write_shard_index(folder: Path, index: ShardIndex) -> None:
     write_json(folder / INDEX, to_json(index))
 
 
-def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
-    """Read the index and check that the folder holds exactly the shards it lists, and with `sizes`
-    that each is as long as it should be.
+def read_shard_index(folder: Path) -> ShardIndex:
+    """Read the index, and check that the folder holds no shard that it does not list.
 
     Raises:
       MissingInput: there is no complete set of shards.
-      CorruptShard: a shard is missing, foreign, or has the wrong size.
+      CorruptShard: a shard is foreign.
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
@@ -109,34 +108,4 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
             f"{folder / unexpected[0]} is not in the index; remove it, or run `dvc repro --force"
             " shard`"
         )
-    for shard in index.shards:
-        check_shard(folder / shard.name, shard, size=sizes)
     return index
-
-
-def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
-    """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index
-    says.
-    """
-    bytes_on_disk = path.stat().st_size if path.exists() else None
-    if bytes_on_disk is None or (size and bytes_on_disk != shard.bytes):
-        state = "is missing" if bytes_on_disk is None else f"has {bytes_on_disk} bytes"
-        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {fix_hint(path, shard)}")
-
-
-def fix_hint(path: Path, shard: Shard) -> str:
-    """What to do about a damaged shard."""
-    return rebuild_hint(path.parent, "snapshot" if shard.repaired else "shard")
-
-
-def find_damage(path: Path, shard: Shard) -> list[str]:
-    """What is wrong with the bytes of a shard: damaged records by offset and number, or a content
-    that is not the index's.
-    """
-    if digest_file(path) == shard.digest:
-        return []
-    problems: list[str] = []
-    records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=problems))
-    return problems or [
-        f"{path}: has {records} readable records, but its digest does not match index.json"
-    ]

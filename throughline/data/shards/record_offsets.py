@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.shards.index import Shard, fix_hint
+from throughline.data.shards.files import ShardFiles
+from throughline.data.shards.index import Shard
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame
 from throughline.shared.errors import CorruptShard, MissingInput
 from throughline.shared.files import atomic_file, digest_file
@@ -37,31 +38,32 @@ def write_offsets(shard: Path) -> str:
     return digest_file(path)
 
 
-def read_offsets(path: Path, shard: Shard) -> np.ndarray:
-    """The edges of the records of a shard at `path`, (records + 1,) int64 bytes. Those of a
-    repaired one, which has no index, are looked for.
+def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
+    """The edges of the records of a shard, (records + 1,) int64 bytes. Those of a repaired one,
+    which has no index, are looked for.
 
     Raises:
       MissingInput: there is no index.
       CorruptShard: the index is not this shard's.
     """
     if shard.repaired:
+        path = files.path(shard)
         edges, problem = find_edges(map_file(path))
         if problem:
-            raise CorruptShard(f"{path}: {problem}; {fix_hint(path, shard)}")
+            raise CorruptShard(f"{path}: {problem}; {files.fix_hint(shard)}")
         return edges
-    index = offsets_path(path)
+    index = offsets_path(files.folder / shard.name)
     if not index.exists():
         raise MissingInput(f"{index} is missing; run `dvc repro --force shard`")
     if digest_file(index) != shard.offsets_digest:
         raise CorruptShard(
-            f"{index} is not the index that was written with {path.name}: its digest is not that in"
-            " index.json; run `dvc repro --force shard`"
+            f"{index} is not the index that was written with {shard.name}: its digest is not that"
+            " in index.json; run `dvc repro --force shard`"
         )
     edges = np.load(index, allow_pickle=False)
     if len(edges) != shard.records + 1 or edges[-1] != shard.bytes:
         raise CorruptShard(
-            f"{index} is of {len(edges) - 1:,} records in {edges[-1]:,} bytes, {path.name} has"
+            f"{index} is of {len(edges) - 1:,} records in {edges[-1]:,} bytes, {shard.name} has"
             f" {shard.records:,} in {shard.bytes:,}; run `dvc repro --force shard`"
         )
     return edges
@@ -107,17 +109,18 @@ class RecordTable:
         return records
 
 
-def open_records(shards: Sequence[tuple[Path, Shard]]) -> RecordTable:
+def open_records(files: ShardFiles, shards: Sequence[Shard]) -> RecordTable:
     """Map shards, in order, and read their indexes; the shards themselves are not read.
 
     Raises:
       MissingInput, CorruptShard: a shard has no index, or another's.
     """
-    edges = [read_offsets(path, shard) for path, shard in shards]
+    edges = [read_offsets(files, shard) for shard in shards]
+    paths = tuple(files.paths(shards))
     counts = [len(each) - 1 for each in edges]
     return RecordTable(
-        paths=tuple(path for path, _ in shards),
-        files=tuple(map_file(path) for path, _ in shards),
+        paths=paths,
+        files=tuple(map_file(path) for path in paths),
         firsts=np.cumsum([0, *counts[:-1]]),
         edges=np.concatenate(edges),
     )

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from throughline.data.shards.index import Shard, ShardIndex, find_damage
+from throughline.data.shards.files import REPAIRED, ShardFiles
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.tfrecord import frame, read_records, write_frames
 from throughline.shared.errors import CorruptShard, rebuild_hint
 from throughline.shared.files import digest_blake3
-
-REPAIRED = "repaired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +27,14 @@ class Damage:
     unusable: Mapping[str, str] = field(default_factory=dict)
 
 
-def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path:
-    """Where a shard is to be read from."""
-    return (snapshot_folder / REPAIRED if shard.repaired else shards_folder) / shard.name
-
-
-def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
+def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list[str]]:
     """What is wrong with each shard that is damaged, by its name; reads every byte."""
-    damaged = {shard.name: find_damage(folder / shard.name, shard) for shard in shards.shards}
+    damaged = {shard.name: files.find_damage(shard) for shard in shards.shards}
     return {name: problems for name, problems in damaged.items() if problems}
 
 
 def repair_shards(
-    shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float
+    shards: ShardIndex, files: ShardFiles, damage: Damage, out: Path, *, max_lost_fraction: float
 ) -> tuple[Shard, ...]:
     """Write the usable records of damaged shards into `out`.
 
@@ -54,49 +48,50 @@ def repair_shards(
     for shard in shards.shards:
         if shard.name not in problems:
             continue
-        missing = shard.records - _count_usable(folder, shard, damage)
+        missing = shard.records - _count_usable(files, shard, damage)
         if missing and shards.schema.is_series:
             raise CorruptShard(
                 f"{problems[shard.name][0]}; a time series must not have gaps:"
-                f" {rebuild_hint(folder, 'shard')}"
+                f" {files.fix_hint(shard)}"
             )
         lost += missing
-        repaired.append(_write_repaired(shard, missing, (folder, out), damage))
+        repaired.append(_write_repaired(shard, missing, files, out, damage))
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > max_lost_fraction * total:
         raise CorruptShard(
-            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%};"
+            f"{files.folder}: {lost} of {total} examples cannot be read, {lost / total:.2%};"
             f" snapshot.max_corrupt_fraction allows {max_lost_fraction:.2%};"
-            f" {rebuild_hint(folder, 'shard')}"
+            f" {rebuild_hint(files.folder, 'shard')}"
         )
     return tuple(repaired)
 
 
 def _write_repaired(
-    shard: Shard, missing: int, folders: tuple[Path, Path], damage: Damage
+    shard: Shard, missing: int, files: ShardFiles, out: Path, damage: Damage
 ) -> Shard:
-    path = folders[1] / REPAIRED / shard.name
+    path = out / REPAIRED / shard.name
     frames = (
-        part for record in _usable_records(folders[0], shard, damage, []) for part in frame(record)
+        part for record in _usable_records(files, shard, damage, []) for part in frame(record)
     )
     digest = write_frames(path, frames, compression=shard.compression)
     counts = {"records": shard.records - missing, "examples": shard.examples - missing}
     return replace(shard, **counts, bytes=path.stat().st_size, digest=digest, repaired=True)
 
 
-def _count_usable(folder: Path, shard: Shard, damage: Damage) -> int:
+def _count_usable(files: ShardFiles, shard: Shard, damage: Damage) -> int:
     """Number of records that can be read and decoded."""
     damaged: list[str] = []
     problems = damage.problems.get(shard.name, ())
-    count = sum(1 for _ in _usable_records(folder, shard, damage, damaged))
+    count = sum(1 for _ in _usable_records(files, shard, damage, damaged))
     if problems and not damaged and count >= shard.records:
-        raise CorruptShard(f"{problems[0]}; {rebuild_hint(folder, 'shard')}")
+        raise CorruptShard(f"{problems[0]}; {files.fix_hint(shard)}")
     return count
 
 
 def _usable_records(
-    folder: Path, shard: Shard, damage: Damage, damaged: list[str]
+    files: ShardFiles, shard: Shard, damage: Damage, damaged: list[str]
 ) -> Iterator[bytes]:
-    for record in read_records(folder / shard.name, compression=shard.compression, damaged=damaged):
+    path = files.path(shard)
+    for record in read_records(path, compression=shard.compression, damaged=damaged):
         if not damage.unusable or digest_blake3(record) not in damage.unusable:
             yield record

@@ -8,8 +8,8 @@ examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -24,8 +24,14 @@ from throughline.data.manifest import (
     map_values,
     read_manifest,
 )
-from throughline.data.shards.earlier_shards import EarlierShard, find_earlier_shards, take_shard
+from throughline.data.shards.earlier_shards import (
+    EarlierShard,
+    find_earlier_shards,
+    take_shard,
+    take_stored_shard,
+)
 from throughline.data.shards.file_parts import FilePart, read_parts
+from throughline.data.shards.files import OBJECTS, is_put, object_name, put_shard
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import encode_example, encode_examples, encode_head_and_tail
@@ -38,11 +44,20 @@ from throughline.data.shards.tfrecord import (
     write_frames,
 )
 from throughline.data.splits import block_ranges, first_of_digests, shard_order, shard_ranges
+from throughline.data.storage import Storage, check_put
 from throughline.plan.schema import Schema
+from throughline.results.base import read_value
 from throughline.settings import ShardSettings
 from throughline.shared.engine import in_parallel
 from throughline.shared.errors import DamagedFile, DataNotFound
-from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
+from throughline.shared.files import (
+    digest_blake2b,
+    digest_file,
+    digest_json,
+    resumable_folder,
+    write_json,
+)
+from throughline.shared.object_store import open_store
 from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
 
@@ -131,29 +146,35 @@ def shard(
     settings: ShardSettings,
     earlier: Path | None = None,
     is_known: Callable[[pd.DataFrame], bool] = lambda rows: True,
+    storage: Storage | None = None,
 ) -> ShardIndex:
-    """Write the shards of all splits into `out`, replacing it only when all are complete. Those of
-    the same examples are taken from the set in the folder `earlier`, if any, which the same program
-    has written with the same settings; of examples that are files, if `is_known` says that the
-    files of these rows are still those that ingest has seen.
+    """Write the shards of all splits into `out`, replacing it only when all are complete; with
+    `storage` they are put there, and `out` holds their index and offsets. Those of the same
+    examples are taken from the set in the folder `earlier`, if any, which the same program has
+    written with the same settings; of examples that are files, if `is_known` says that the files of
+    these rows are still those that ingest has seen.
 
     Raises:
       DataNotFound: an image file has disappeared or changed since ingest.
       DamagedFile: the texts that ingest has written have changed.
-      ObjectStoreFailed: the bucket that it is in cannot be read.
+      ObjectStoreFailed: the bucket that it is in cannot be read, or the storage does not take a
+        shard.
     """
     same_work = digest_json(
         {
             "data": manifest.digest,
             "settings": settings.model_dump(exclude={"writers"}),
             "program": digest_program("shard"),
+            # What a note says is put is there, and nowhere else.
+            "storage": storage.url if storage else "",
         }
     )
     with resumable_folder(out, key=same_work) as folder:
         jobs = list(_plan_jobs(manifest, folder, settings, earlier, is_known))
         # Threads, not processes: reading, hashing and writing release the GIL, and records of one
         # size are made as arrays.
-        written = in_parallel(write_shard, jobs, workers=settings.writers)
+        work = partial(write_stored_shard, storage) if storage else write_shard
+        written = in_parallel(work, jobs, workers=settings.writers)
         shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
         index = ShardIndex(
             schema=manifest.schema,
@@ -161,8 +182,32 @@ def shard(
             data_digest=manifest.digest,
             shards=shards,
         )
+        if storage:
+            names = [object_name(shard.digest) for shard in shards]
+            check_put(open_store(storage.url), OBJECTS, names)
+            for note in folder.glob(".done-*"):
+                note.unlink()
         write_shard_index(folder, index)
     return index
+
+
+def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
+    """Write one shard and put it into the store, unless an interrupted or an earlier run has done
+    it, and the store has not lost it since; the note that says so is written last.
+    """
+    note, store = job.path.with_name(f".done-{job.path.name}.json"), open_store(storage.url)
+    if note.exists():
+        done = read_value(Shard, note, "shard")
+        if is_put(store, done):
+            return done
+    taken = take_stored_shard(job.earlier, job.path, store)
+    if taken:
+        made = replace(taken, name=job.path.name, split=job.split)
+    else:
+        made = write_shard(job)
+        put_shard(storage, job.path, made)
+    write_json(note, made)
+    return made
 
 
 def write_shard(job: ShardJob) -> Shard:

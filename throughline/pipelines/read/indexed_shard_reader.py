@@ -102,7 +102,7 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
             f"{data.shards_folder} holds no uncompressed shards; set shard.compression to none and"
             " run `dvc repro shard`"
         )
-    return open_records([(data.path(shard), shard) for shard in shards])
+    return open_records(data.shard_files, shards)
 
 
 def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:

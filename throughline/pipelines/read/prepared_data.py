@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from throughline.data.columns import ragged
-from throughline.data.columns.fetching import FetchedColumns, Storage
+from throughline.data.columns.fetching import FetchedColumns
 from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
@@ -22,16 +22,10 @@ from throughline.data.columns.index import (
     read_index,
 )
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.index import (
-    Shard,
-    ShardIndex,
-    check_shard,
-    find_damage,
-    fix_hint,
-    read_shard_index,
-)
-from throughline.data.shards.repair import shard_path
+from throughline.data.shards.files import ShardFiles
+from throughline.data.shards.index import Shard, ShardIndex, read_shard_index
 from throughline.data.splits import shard_order
+from throughline.data.storage import Storage
 from throughline.plan.ops import DataFacts, Op
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.steps import TokenWindow, Window
@@ -55,8 +49,9 @@ class FileList:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """The shards, the snapshot and, on demand, the original files of a split. `fetched`: the
-    snapshot's columns, where they are in an object store.
+    """The shards, the snapshot and, on demand, the original files of a split. `storage` is where
+    the shards are that are no files, and `fetched` are the snapshot's columns, where they are in an
+    object store.
     """
 
     shards_folder: Path
@@ -65,7 +60,15 @@ class PreparedData:
     snapshot: SnapshotIndex
     preprocess: tuple[Op, ...]
     files: Callable[[str], FileList]
+    storage: Storage | None = None
     fetched: FetchedColumns | None = None
+
+    @property
+    def shard_files(self) -> ShardFiles:
+        """Where the shards are."""
+        return ShardFiles(
+            folder=self.shards_folder, snapshot_folder=self.snapshot_folder, storage=self.storage
+        )
 
     @property
     def columns_folder(self) -> Path:
@@ -80,16 +83,12 @@ class PreparedData:
             return self
         return replace(self, fetched=replace(self.fetched, rows=rows))
 
-    def path(self, shard: Shard) -> Path:
-        """Where a shard is to be read from."""
-        return shard_path(self.shards_folder, self.snapshot_folder, shard)
-
     def find_damage(self, shard: Shard) -> list[str]:
         """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing,
         if all is well.
         """
-        problems = find_damage(self.path(shard), shard)
-        return [*problems, fix_hint(self.path(shard), shard)] if problems else []
+        problems = self.shard_files.find_damage(shard)
+        return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
     def column(self, name: str) -> Column:
         """One column of the snapshot."""
@@ -178,14 +177,14 @@ def open_prepared_data(
     preprocess: Sequence[Op],
     storage: Storage | None = None,
 ) -> PreparedData:
-    """Open what the earlier stages wrote and check that it belongs together. Columns that are not
-    in the snapshot's folder are fetched from `storage` when they are first read.
+    """Open what the earlier stages wrote and check that it belongs together. Shards and columns
+    that are not in their folders are fetched from `storage` when they are first read.
 
     Raises:
       MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
       StaleSnapshot: the snapshot is not of these shards and ops.
     """
-    index = read_shard_index(shards, sizes=False)
+    index = read_shard_index(shards)
     fetches = storage is not None and not holds_columns(snapshot)
     key = compute_snapshot_key(index, preprocess)
     written = read_index(snapshot, key=key, with_columns=not fetches)
@@ -199,14 +198,14 @@ def open_prepared_data(
         files=lambda split: list_files(
             manifest, split, among=data.memmap(split, "key") if written.repaired else None
         ),
+        storage=storage,
         fetched=FetchedColumns(
             storage=storage, snapshot_folder=snapshot, index=written, shards=whole
         )
         if storage is not None and fetches
         else None,
     )
-    for shard in data.shards.shards:
-        check_shard(data.path(shard), shard)
+    data.shard_files.check(data.shards)
     return data
 
 

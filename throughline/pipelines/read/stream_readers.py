@@ -38,7 +38,7 @@ def _read_shards(
     step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor = 0
 ) -> tf.data.Dataset:
     shards_of_split = data.shards.for_split(split)
-    paths = [str(data.path(shard).absolute()) for shard in shards_of_split]
+    paths = [str(path.absolute()) for path in data.shard_files.paths(shards_of_split)]
     kind = "GZIP" if any(shard.compression == "gzip" for shard in shards_of_split) else ""
     if step.interleave is None and not step.shuffle_files:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")

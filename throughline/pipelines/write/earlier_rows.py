@@ -18,7 +18,7 @@ import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import Moments, compute_moments
-from throughline.data.columns.fetching import FetchedColumns, Storage, fetch_checked
+from throughline.data.columns.fetching import FetchedColumns, fetch_checked
 from throughline.data.columns.index import (
     INDEX,
     Chunk,
@@ -35,12 +35,12 @@ from throughline.data.columns.stored import (
 )
 from throughline.data.shards.index import INDEX as SHARDS
 from throughline.data.shards.index import ShardIndex
+from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.rows import EarlierRows, PlacedShard, ShardRows, WriteContext
 from throughline.plan.ops import Op
 from throughline.results.base import read_value
 from throughline.shared.errors import ObjectStoreFailed, UserError
-from throughline.shared.files import digest_file
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_problem
@@ -150,8 +150,8 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
     earlier, shard = placed.earlier, placed.shard
     if earlier is None or context.stored_of(placed) < shard.examples:
         return None
-    if not _is_whole(context, placed):
-        return None
+    if not context.shard_files.is_whole(shard):
+        return None  # what reads it says what is wrong with it
     source = _EarlierChunks(context, shard.split, earlier)
     chunks: list[Chunk] = []
     parts: list[Moments] = []
@@ -174,12 +174,6 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
     if objects is None:
         return None
     return ShardRows(chunks=chunks, moments=parts, shapes=shapes, objects=objects, copied=True)
-
-
-def _is_whole(context: WriteContext, placed: PlacedShard) -> bool:
-    with suppress(OSError):  # what reads it says what is wrong with it
-        return digest_file(context.shard_path(placed.shard)) == placed.shard.digest
-    return False
 
 
 class _EarlierChunks:

@@ -9,8 +9,8 @@ from pathlib import Path
 from throughline.data.columns.channel_stats import Moments
 from throughline.data.columns.index import Chunk, Column, write_encoded_rows
 from throughline.data.columns.stored import ColumnObject, ColumnUpload
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import Shard
-from throughline.data.shards.repair import shard_path
 from throughline.plan.ops import Op
 from throughline.plan.schema import Schema
 from throughline.shared.files import atomic_file
@@ -53,7 +53,7 @@ class WriteContext:
     """
 
     folder: Path
-    shards_folder: Path
+    shard_files: ShardFiles
     columns: Sequence[Column]
     ops: Sequence[Op]
     schema: Schema
@@ -89,10 +89,6 @@ class WriteContext:
     def takes_statistics(self, split: str) -> bool:
         """Whether the values of a split count for the statistics."""
         return split == STATISTICS_OF and not self.schema.is_text
-
-    def shard_path(self, shard: Shard) -> Path:
-        """Where a shard is to be read from."""
-        return shard_path(self.shards_folder, self.folder, shard)
 
     def open_upload(self, split: str) -> ColumnUpload | None:
         """Where the columns of one shard go that are put into a store."""

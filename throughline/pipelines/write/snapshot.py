@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +22,11 @@ from throughline.data.columns.index import (
     count_stored,
     write_index,
 )
-from throughline.data.columns.stored import Destination, check_put, put_index
+from throughline.data.columns.stored import Destination, put_index
+from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.repair import (
-    REPAIRED,
-    Damage,
-    find_damaged_shards,
-    repair_shards,
-    shard_path,
-)
+from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
+from throughline.data.storage import check_put
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
 from throughline.pipelines.write.rows import STATISTICS_OF, EarlierRows, PlacedShard, WriteContext
@@ -70,15 +66,15 @@ def snapshot(
     settings: SnapshotSettings | None = None,
 ) -> SnapshotIndex:
     """`write_snapshot` into a folder."""
-    destination = Destination(folder=out)
+    files, destination = ShardFiles(folder=shards_folder), Destination(folder=out)
     return write_snapshot(
-        shards, shards_folder, destination, preprocess=preprocess, settings=settings
+        shards, files, destination, preprocess=preprocess, settings=settings
     ).index
 
 
 def write_snapshot(
     shards: ShardIndex,
-    shards_folder: Path,
+    files: ShardFiles,
     out: Destination,
     *,
     preprocess: Sequence[Op],
@@ -102,14 +98,14 @@ def write_snapshot(
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
-    damage = Damage(problems=find_damaged_shards(shards, shards_folder) if skips else {})
+    damage = Damage(problems=find_damaged_shards(shards, files) if skips else {})
     for problem in itertools.chain.from_iterable(damage.problems.values()):
         echo_problem(f"damaged: {problem}")
     try:
-        return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
+        return _write_snapshot(shards, files, out, preprocess, settings, damage)
     except NotDecoded as error:
         searched = [shard for shard in shards.shards if skips or shard.name == error.shard]
-        damage = find_undecodable(searched, shards_folder, error.ops, damage, names())
+        damage = find_undecodable(searched, files, error.ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
         if not skips:
@@ -126,12 +122,12 @@ def write_snapshot(
             raise CorruptShard(f"{first}{more}; {remedy}") from error
     for problem in damage.unusable.values():
         echo_problem(problem)
-    return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
+    return _write_snapshot(shards, files, out, preprocess, settings, damage)
 
 
 def _write_snapshot(
     shards: ShardIndex,
-    shards_folder: Path,
+    files: ShardFiles,
     destination: Destination,
     preprocess: Sequence[Op],
     settings: SnapshotSettings,
@@ -154,7 +150,7 @@ def _write_snapshot(
         ),
     ) as folder:
         repaired = repair_shards(
-            shards, shards_folder, damage, folder, max_lost_fraction=settings.max_corrupt_fraction
+            shards, files, damage, folder, max_lost_fraction=settings.max_corrupt_fraction
         )
         whole, shards = shards, shards.with_repaired(repaired)
         if repaired:
@@ -165,14 +161,15 @@ def _write_snapshot(
                 f"{left_out:,} examples dropped; all configurations read the repaired"
                 f" shards in {out / REPAIRED}"
             )
-        tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
+        files = replace(files, snapshot_folder=folder)
+        tokens = _prepare_tokenizer(shards, files, folder, preprocess)
         ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
         columns = _columns(ops, schema, tokens)
         counts = {split: shards.examples(split) for split in shards.splits}
-        files = tokens.files if tokens else {}
+        extra = tokens.files if tokens else {}
         context = WriteContext(
             folder=folder,
-            shards_folder=shards_folder,
+            shard_files=files,
             columns=columns,
             ops=(Parse.of(schema), *resolve_decode(ops, schema)),
             schema=schema,
@@ -183,7 +180,7 @@ def _write_snapshot(
             key=key,
             store=store,
         )
-        earlier = find_earlier_rows(destination, key, preprocess, columns, files)
+        earlier = find_earlier_rows(destination, key, preprocess, columns, extra)
         for split, count in counts.items() if store is None else ():
             allocate(folder, split, context.columns_of_all_rows, count)
             allocate(folder, split, context.value_columns, context.stored[split])
@@ -205,7 +202,7 @@ def _write_snapshot(
             },
             repaired=repaired,
             vocabulary=tokens.vocabulary if tokens else 0,
-            files=files,
+            files=extra,
         )
         if store:
             check_put(store, key, itertools.chain.from_iterable(rows.objects for rows in done))
@@ -240,7 +237,7 @@ def _columns(
 
 
 def _prepare_tokenizer(
-    shards: ShardIndex, shards_folder: Path, folder: Path, preprocess: Sequence[Op]
+    shards: ShardIndex, files: ShardFiles, folder: Path, preprocess: Sequence[Op]
 ) -> PreparedTokenizer | None:
     """The tokenizer of texts, fitted on the training split unless its file is given; None for other
     data.
@@ -252,12 +249,13 @@ def _prepare_tokenizer(
     from throughline.pipelines.write.tokenizer_fitting import prepare_tokenizer
 
     training = shards.for_split(STATISTICS_OF)
-    paths = [(shard_path(shards_folder, folder, shard), shard.compression) for shard in training]
+    kinds = [shard.compression for shard in training]
+    paths = list(zip(files.paths(training), kinds, strict=True))
     try:
         prepared = prepare_tokenizer(preprocess, folder, paths)
     except tf.errors.OpError as error:
         raise NotDecoded(
-            f"{shards_folder}: the training split cannot be read: {error.message}",
+            f"{files.folder}: the training split cannot be read: {error.message}",
             training[0].name,
             (Parse.of(shards.schema),),
         ) from error

@@ -80,7 +80,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     import_large("tensorflow")
     import tensorflow as tf
 
-    path = context.shard_path(shard)
+    path = context.shard_files.path(shard)
     chunks, parts, shapes, count = [], [], [], 0
     upload = context.open_upload(shard.split)
     try:

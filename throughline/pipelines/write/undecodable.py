@@ -5,9 +5,9 @@ of which examples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import Shard
 from throughline.data.shards.repair import Damage
 from throughline.data.shards.tfrecord import read_records
@@ -29,7 +29,7 @@ def process_record(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]
 
 def find_undecodable(
     shards: Sequence[Shard],
-    folder: Path,
+    files: ShardFiles,
     ops: Sequence[Op],
     damage: Damage,
     names: Mapping[int, str],
@@ -49,7 +49,7 @@ def find_undecodable(
     problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
     for shard in shards:
-        path = folder / shard.name
+        path = files.path(shard)
         for number, record in enumerate(
             read_records(path, compression=shard.compression, damaged=[])
         ):

@@ -1,0 +1,246 @@
+"""Shards in an object store: the bytes, records and indexes of shards in files, through every fault
+of the way there and back.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import read_files
+from small_pipelines import PREPROCESS, batches, pipeline, same
+
+from throughline.data.columns.stored import Destination
+from throughline.data.manifest import read_manifest
+from throughline.data.shards import files as shard_files
+from throughline.data.shards import writing
+from throughline.data.shards.files import ShardFiles, object_name
+from throughline.data.shards.index import ShardIndex, read_shard_index
+from throughline.data.shards.record_offsets import open_records
+from throughline.data.storage import Storage
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.pipelines.write.snapshot import write_snapshot
+from throughline.settings import ShardSettings
+from throughline.shared.errors import CorruptShard, DiskRefused, ObjectStoreFailed
+from throughline.shared.object_store import RETRIES, open_store
+
+OTHER = multiprocessing.get_context("spawn")
+SETTINGS = ShardSettings(min_shards=3, writers=2)
+RANGE_BYTES = 5_000  # so that a shard is fetched in several ranges
+
+
+@pytest.fixture
+def small_ranges(monkeypatch):
+    monkeypatch.setattr(shard_files, "RANGE_BYTES", RANGE_BYTES)
+
+
+def put_shards(arrays: Path, out: Path, storage: Storage, **more: object) -> ShardIndex:
+    """The shards of the arrays, in the store."""
+    manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
+    return writing.shard(manifest, out, settings=SETTINGS, storage=storage, **more)
+
+
+@pytest.fixture
+def storage(tmp_path, bucket_url) -> Storage:
+    return Storage(url=bucket_url, cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def put(arrays, tmp_path, storage, small_ranges) -> tuple[ShardIndex, ShardFiles]:
+    """Shards in the store, and nothing of them on this machine."""
+    index = put_shards(arrays, tmp_path / "shards", storage)
+    shutil.rmtree(storage.cache)
+    return index, ShardFiles(folder=tmp_path / "shards", storage=storage)
+
+
+def read_all(index: ShardIndex, files: ShardFiles) -> dict[str, bytes]:
+    paths = files.paths(index.shards)
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_index_offsets_and_bytes_are_those_of_files(arrays, put, tmp_path):
+    index, files = put
+    expected = read_files(arrays / "shards")
+    shards = {name: data for name, data in expected.items() if name.endswith(".tfrecord")}
+    others = {name: data for name, data in expected.items() if name not in shards}
+    assert read_files(files.folder) == others
+    assert read_all(index, files) == shards
+    table = open_records(files, index.for_split("train"))
+    whole = open_records(ShardFiles(folder=arrays / "shards"), index.for_split("train"))
+    assert len(table) == len(whole)
+
+
+def open_both(arrays: Path, put, tmp_path: Path) -> PreparedData:
+    """Prepared data of which shards and columns are in the store."""
+    index, files = put
+    out = Destination(folder=tmp_path / "snapshot", store=open_store(files.storage.url))
+    write_snapshot(index, files, out, preprocess=PREPROCESS["arrays"])
+    return open_prepared_data(
+        manifest=arrays / "manifest",
+        shards=files.folder,
+        snapshot=tmp_path / "snapshot",
+        preprocess=PREPROCESS["arrays"],
+        storage=files.storage,
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"shuffle": {"kind": "none"}},
+        {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
+        {"read": "arrays"},
+    ],
+    ids=["stream", "indexed", "arrays"],
+)
+def test_each_way_of_reading_shards_gives_the_batches_of_files(
+    arrays, stored, put, tmp_path, config
+):
+    data = {"arrays": open_both(arrays, put, tmp_path)}
+    assert same(batches(pipeline(data, **config)), batches(pipeline(stored, **config)))
+
+
+def test_what_is_read_is_fetched_once_and_nothing_else(arrays, put, tmp_path, proxy):
+    data = open_both(arrays, put, tmp_path)
+    shutil.rmtree(data.storage.cache)
+    proxy.requests.clear()
+    batches(pipeline({"arrays": data}, read="snapshot", shuffle={"kind": "global"}))
+    assert not [path for _, path, _ in proxy.requests if "/shards/" in path]
+    for _ in range(2):
+        batches(pipeline({"arrays": data}, shuffle={"kind": "none"}))
+    got = sum(size for _, path, size in proxy.requests if "/shards/" in path)
+    assert got == sum(shard.bytes for shard in data.shards.for_split("train"))
+
+
+def test_faults_that_pass_leave_the_right_bytes(arrays, put, proxy):
+    index, files = put
+    faults = iter(["corrupt", None, "cut", "503", None, "late"])
+    proxy.fault = lambda method, path: next(faults, None)
+    found = read_all(index, files)
+    assert found == {name: read_files(arrays / "shards")[name] for name in found}
+    assert next(faults, None) is None
+
+
+def test_damage_that_stays_is_named_with_object_and_shard(put, proxy, storage):
+    index, files = put
+    first = index.shards[0]
+    proxy.fault = lambda method, path: "corrupt"
+    with pytest.raises(
+        ObjectStoreFailed,
+        match=rf"{first.digest} does not match its digest, .* 3 times more \(shard {first.name}\)",
+    ):
+        files.path(first)
+    ranges = -(-first.bytes // RANGE_BYTES)
+    assert proxy.count("GET") == (1 + RETRIES) * ranges
+    assert not [path for path in storage.cache.rglob("*") if path.is_file()]
+    proxy.fault = lambda method, path: None
+    open_store(storage.url).delete([object_name(first.digest)])
+    with pytest.raises(ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}\)"):
+        files.path(first)
+
+
+def test_what_was_fetched_and_is_damaged_is_found_and_can_be_fetched_again(put):
+    index, files = put
+    shard = index.shards[0]
+    path = files.path(shard)
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + b"?" + data[101:])
+    assert files.find_damage(shard)
+    assert files.fix_hint(shard) == f"delete {path}, and it is fetched again"
+    path.write_bytes(data[:-1])
+    assert files.path(shard).read_bytes() == data, "what has been cut off is seen"
+
+
+def test_a_shard_larger_than_the_disk_is_refused_with_both_sizes(put):
+    index, files = put
+    vast = replace(index.shards[0], bytes=1 << 60)
+    with pytest.raises(DiskRefused, match=r"needs [\d,.]+ MiB more for train-.*, and [\d,.]+ MiB"):
+        files.path(vast)
+
+
+def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
+    index, files = put
+    proxy.fault = lambda method, path: "late"
+    with ThreadPoolExecutor(2) as threads:
+        paths = list(threads.map(files.paths, [index.shards, index.shards]))
+    assert paths[0] == paths[1]
+    assert proxy.bytes_of("GET") == sum(shard.bytes for shard in index.shards)
+
+
+def test_shards_in_files_are_read_there_whatever_the_url(arrays, tmp_path):
+    index = read_shard_index(arrays / "shards")
+    nowhere = Storage(url="s3://nowhere", cache=tmp_path / "cache")
+    files = ShardFiles(folder=arrays / "shards", storage=nowhere)
+    files.check(index)
+    assert {path.parent for path in files.paths(index.shards)} == {arrays / "shards"}
+
+
+def test_without_the_url_the_index_alone_is_refused(put):
+    index, files = put
+    with pytest.raises(CorruptShard, match=r"is missing, .*storage\.url"):
+        ShardFiles(folder=files.folder).check(index)
+
+
+def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(
+    arrays, put, tmp_path, storage, proxy, monkeypatch
+):
+    index, files = put
+    written = files.folder.rename(tmp_path / "earlier")
+    monkeypatch.setattr(writing, "write_frames", None)
+    assert put_shards(arrays, tmp_path / "shards", storage, earlier=written) == index
+    assert not proxy.count("PUT")
+    assert read_files(tmp_path / "shards") == read_files(written)
+
+
+@pytest.mark.parametrize("method", ["PUT", "HEAD"])
+def test_a_store_that_refuses_leaves_the_last_shards(arrays, tmp_path, storage, proxy, method):
+    put_shards(arrays, tmp_path / "shards", storage)
+    before = read_files(tmp_path / "shards")
+    store = open_store(storage.url)
+    store.delete([one.name for one in store.list()])
+    proxy.fault = lambda used, path: "403" if used == method else None
+    with pytest.raises(ObjectStoreFailed, match=r"shards/[0-9a-f]{32}: no permission \(HTTP 403\)"):
+        put_shards(arrays, tmp_path / "shards", storage)
+    assert read_files(tmp_path / "shards") == before
+
+
+def put_slowly(arrays: Path, out: Path, storage: Storage, endpoint: str) -> None:
+    """Put shards, in a process that may be killed."""
+    os.environ["AWS_ENDPOINT_URL"] = endpoint
+    put_shards(arrays, out, storage)
+
+
+@pytest.mark.slow
+def test_a_kill_while_putting_is_gone_on_from(arrays, tmp_path, storage, proxy):
+    proxy.fault = lambda method, path: "late" if method == "PUT" else None
+    process = OTHER.Process(
+        target=put_slowly, args=(arrays, tmp_path / "shards", storage, proxy.endpoint)
+    )
+    process.start()
+    while not list(tmp_path.glob("shards.*.partial/.done-*")):
+        assert process.is_alive()
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "shards").exists()
+    proxy.fault = lambda method, path: None
+    there = {one.name for one in open_store(storage.url).list()}
+    done = len(list(tmp_path.glob("shards.*.partial/.done-*")))
+    proxy.requests.clear()
+    index = put_shards(arrays, tmp_path / "shards", storage)
+    assert 0 < done < len(index.shards)
+    assert proxy.count("PUT") == len(index.shards) - len(there)
+    assert index == read_shard_index(arrays / "shards")
+    assert not list((tmp_path / "shards").glob(".done-*"))
+    shutil.rmtree(storage.cache)
+    files = ShardFiles(folder=tmp_path / "shards", storage=storage)
+    found = read_all(index, files)
+    assert found == {name: read_files(arrays / "shards")[name] for name in found}

@@ -1,0 +1,217 @@
+"""The files of a set of shards: in data/shards/, of repaired ones in the snapshot's folder, or
+objects in a store that are fetched when they are first read.
+
+    shards/DIGEST                           a TFRecord file, named by the digest of its bytes
+
+So an object never changes: two writers of one put the same, and one that is there need not be put
+again. `index.json` and the offsets of records stay in data/shards/, and name every byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
+from throughline.data.shards.index import Shard, ShardIndex
+from throughline.data.shards.tfrecord import read_records
+from throughline.data.storage import Storage, check_space, has_size, hold_fetch
+from throughline.shared.errors import CorruptShard, ObjectStoreFailed, rebuild_hint
+from throughline.shared.files import PARTIAL, digest_file, flush
+from throughline.shared.object_store import RETRIES, ObjectStore, open_store
+from throughline.shared.progress import echo_fact, in_threads, progress
+
+REPAIRED = "repaired"  # folder within the snapshot's
+OBJECTS = "shards"  # prefix of the objects, and folder within `storage.cache`
+_NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{32}}")
+
+
+def is_of_shard(name: str) -> bool:
+    """Whether an object's name is one that is given here."""
+    return bool(_NAME.fullmatch(name))
+
+
+def object_name(digest: str) -> str:
+    """What the object of a shard with this digest is called."""
+    return f"{OBJECTS}/{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFiles:
+    """Where the shards of a set are: in `folder`, and those that are not there in `storage`.
+    Repaired ones are in the folder of their snapshot.
+    """
+
+    folder: Path
+    snapshot_folder: Path | None = None
+    storage: Storage | None = None
+
+    def path(self, shard: Shard) -> Path:
+        """Where a shard is to be read from; fetched before, if it is in a store.
+
+        Raises:
+          ObjectStoreFailed: it is missing or damaged there; names the object and the shard.
+          DiskRefused: it does not fit on the disk; says both sizes.
+        """
+        return self.paths((shard,))[0]
+
+    def paths(self, shards: Sequence[Shard]) -> list[Path]:
+        """The same of several."""
+        stored = [shard for shard in shards if self.is_stored(shard)]
+        lacking = [one for one in stored if not has_size(self._fetched(one), one.bytes)]
+        if self.storage and lacking:
+            size_mib = sum(shard.bytes for shard in lacking) / 2**20
+            echo_fact(f"{len(lacking)} shards, {size_mib:,.1f} MiB, from {self.storage.url}")
+            store = open_store(self.storage.url)
+            for shard in progress(lacking, total=len(lacking), label="fetch", unit="shards"):
+                _fetch(store, shard, self._fetched(shard))
+        return [self._fetched(shard) if shard in stored else self._local(shard) for shard in shards]
+
+    def check(self, shards: ShardIndex, *, sizes: bool = True) -> None:
+        """Check that each shard that should be a file here is one and, with `sizes`, as long as its
+        index says.
+
+        Raises:
+          CorruptShard: one is not.
+        """
+        for shard in shards.shards:
+            path = self._local(shard)
+            found = path.stat().st_size if path.exists() else None
+            if found is None and self.is_stored(shard):
+                continue
+            if found is None or (sizes and found != shard.bytes):
+                state = "is missing" if found is None else f"has {found} bytes"
+                stored = ", or set storage.url, if that is where it is" if found is None else ""
+                raise CorruptShard(
+                    f"{path} {state}, the index says {shard.bytes}; {self.fix_hint(shard)}{stored}"
+                )
+
+    def is_stored(self, shard: Shard) -> bool:
+        """Whether a shard is read from the store."""
+        return bool(self.storage) and not shard.repaired and not self._local(shard).exists()
+
+    def is_whole(self, shard: Shard) -> bool:
+        """Whether a shard is there and has the bytes that its index says; one in a store has, since
+        its name says so.
+        """
+        if self.is_stored(shard):
+            return True
+        with suppress(OSError):
+            return digest_file(self._local(shard)) == shard.digest
+        return False
+
+    def find_damage(self, shard: Shard) -> list[str]:
+        """What is wrong with the bytes of a shard: damaged records by offset and number, or a
+        content that is not the index's.
+        """
+        path = self.path(shard)
+        if digest_file(path) == shard.digest:
+            return []
+        problems: list[str] = []
+        count = sum(1 for _ in read_records(path, compression=shard.compression, damaged=problems))
+        return problems or [
+            f"{path}: has {count} readable records, but its digest does not match index.json"
+        ]
+
+    def fix_hint(self, shard: Shard) -> str:
+        """What to do about a damaged shard."""
+        if self.is_stored(shard):
+            return f"delete {self._fetched(shard)}, and it is fetched again"
+        folder = self._local(shard).parent
+        return rebuild_hint(folder, "snapshot" if shard.repaired else "shard")
+
+    def _local(self, shard: Shard) -> Path:
+        if shard.repaired and self.snapshot_folder:
+            return self.snapshot_folder / REPAIRED / shard.name
+        return self.folder / shard.name
+
+    def _fetched(self, shard: Shard) -> Path:
+        return path_in_cache(self.storage, shard) if self.storage else self._local(shard)
+
+
+def path_in_cache(storage: Storage, shard: Shard) -> Path:
+    """Where a shard is once it has been fetched."""
+    return storage.cache / OBJECTS / shard.digest / shard.name
+
+
+def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
+    """Put a shard that was written at `path` into the store. The file becomes what readers of this
+    machine would fetch, if the cache is on the same disk.
+
+    Raises:
+      ObjectStoreFailed: the store does not take it; names it.
+    """
+    store, name = open_store(storage.url), object_name(shard.digest)
+    if not is_put(store, shard):
+        store.write_file(name, path)
+    cached = path_in_cache(storage, shard)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(path, cached)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        path.unlink()
+
+
+def is_put(store: ObjectStore, shard: Shard) -> bool:
+    """Whether the store has this shard."""
+    found = store.find(object_name(shard.digest))
+    return found is not None and found.bytes == shard.bytes
+
+
+def digest_stored(store: ObjectStore, shard: Shard) -> str:
+    """The digest of a shard's object as the store gives it."""
+    state = blake3()
+    for piece in store.stream(object_name(shard.digest)):
+        state.update(piece)
+    return state.hexdigest(length=16)
+
+
+def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
+    with hold_fetch(path, shard.name):
+        if has_size(path, shard.bytes):
+            return
+        unfinished = path.with_name(path.name + PARTIAL)
+        for _ in range(1 + RETRIES):
+            try:
+                _copy_into(store, shard, unfinished)
+            except ObjectStoreFailed as error:
+                raise ObjectStoreFailed(f"{error} (shard {shard.name})") from None
+            if digest_file(unfinished) == shard.digest:
+                flush(unfinished)
+                os.replace(unfinished, path)
+                flush(path.parent)
+                return
+        unfinished.unlink()
+        raise ObjectStoreFailed(
+            f"{store.address(object_name(shard.digest))} does not match its digest, also when"
+            f" fetched {RETRIES} times more (shard {shard.name}); remove the object and run `dvc"
+            " repro --force shard`, which puts it there again"
+        )
+
+
+def _copy_into(store: ObjectStore, shard: Shard, path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        check_space(descriptor, path, shard.bytes)
+        os.ftruncate(descriptor, shard.bytes)
+        if shard.bytes:
+            os.posix_fallocate(descriptor, 0, shard.bytes)
+
+        def copy(start: int) -> None:
+            length = min(RANGE_BYTES, shard.bytes - start)
+            data = store.read_range(object_name(shard.digest), start=start, length=length)
+            write_at(descriptor, data, start)
+
+        for _ in in_threads(copy, range(0, shard.bytes, RANGE_BYTES), workers=READERS):
+            pass
+    finally:
+        os.close(descriptor)

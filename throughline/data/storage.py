@@ -1,0 +1,89 @@
+"""Where prepared data are kept besides this machine, and what all that is fetched from there has in
+common: one process fetches a file, others wait, and the disk has room for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughline.settings import StorageSettings
+from throughline.shared.errors import DiskRefused, ObjectStoreFailed
+from throughline.shared.file_lock import hold
+from throughline.shared.files import PARTIAL
+from throughline.shared.layout import Layout
+from throughline.shared.object_store import ObjectStore
+from throughline.shared.progress import echo_fact
+
+SILENT_S = 5.0  # that another process is waited for without a word
+BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where shards and columns are kept, and the folder that they are fetched into."""
+
+    url: str
+    cache: Path
+
+    @classmethod
+    def of(cls, settings: StorageSettings, layout: Layout) -> Storage | None:
+        """As params.yaml says, for all runs of the project; None where all is in files."""
+        if not settings.url:
+            return None
+        return cls(url=settings.url, cache=layout.project / settings.cache)
+
+
+def has_size(path: Path, size: int) -> bool:
+    """Whether a file has been fetched and not been cut off since."""
+    return path.exists() and path.stat().st_size == size
+
+
+@contextmanager
+def hold_fetch(path: Path, what: str) -> Iterator[None]:
+    """Be the one process that fetches `what` into the file `path`, whose folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    who = f"another process, which fetches {what} into {path.parent}"
+    with hold(
+        path.with_suffix(".lock"),
+        f"fetches {what}",
+        lambda _: echo_fact(f"waits for {who}"),
+        silent_s=SILENT_S,
+    ):
+        yield
+
+
+def check_space(descriptor: int, path: Path, size: int) -> None:
+    """Check that the disk has room for so many bytes of an open file.
+
+    Raises:
+      DiskRefused: it has less; says both sizes.
+    """
+    needed = size - os.fstat(descriptor).st_blocks * BLOCK_BYTES
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise DiskRefused(
+            f"{path.parent} needs {needed / 2**20:,.1f} MiB more for"
+            f" {path.name.removesuffix(PARTIAL)}, and {free / 2**20:,.1f} MiB are free; free some"
+            " space, or set storage.cache to a folder on another disk"
+        )
+
+
+def check_put(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
+    """Check that the store lists all objects that were put below a prefix, or found there: others
+    may have removed some, and a worker may have put them into another store of the same name.
+
+    Raises:
+      ObjectStoreFailed: it lacks some.
+    """
+    listed = {one.name for one in store.list(prefix)}
+    if lacking := sorted({*names} - listed):
+        raise ObjectStoreFailed(
+            f"{store.address(prefix)} lacks {len(lacking):,} of the objects that were put there,"
+            f" such as {lacking[0]}; see that all workers have the same endpoint in their"
+            " environment and that nobody removes objects, and run the same command again"
+        )
