@@ -17,12 +17,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.own_code import find_own_code
+from tasks.own_code import find_needs, find_own_code
 from throughline.config.cli import command_cli
 from throughline.config.named_files import find_named_files
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
+from throughline.measurement.gpus import visible_gpus
+from throughline.plan.training_workers import find_training_worker
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
@@ -30,7 +32,13 @@ from throughline.shared.layout import Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
-from throughline.tuning.budgets import Budgets, find_limits, read_budgets, refuse_several_hosts
+from throughline.tuning.budgets import (
+    Budgets,
+    find_limits,
+    parse_time,
+    read_budgets,
+    refuse_several_hosts,
+)
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
@@ -45,50 +53,83 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
       Untunable, InvalidBudget: there is nothing that could be searched.
     """
     refuse_several_hosts(os.environ)
-    single = {"processes": 1, "batch_multiple": "auto"}
-    params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
+    params = without_tuned(params)
+    stored, time_s = params.snapshot.stored_fraction, parse_time(budgets.time)
+    folder = layout.project / FOLDER / find_key(params, layout, budgets)
+    answer = read_answer(folder, stored, time_s)
+    if answer is None:
+        with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
+            # What is asked of is there now; another search may have answered meanwhile.
+            folder = layout.project / FOLDER / find_key(params, layout, budgets)
+            answer = read_answer(folder, stored, time_s) or search(params, layout, budgets, folder)
+    if not answer.recorded:
+        run_id = record(params, layout, answer, folder)
+        answer = replace(answer, recorded=True, mlflow_run_id=run_id)
+        answer.write(folder)
+    return answer
+
+
+def find_key(params: Params, layout: Layout, budgets: Budgets) -> str:
+    """The key of a question, by what decides its answer now."""
     document = read_yaml(layout.root / PARAMS_FILE)
     named = [name for _, name in find_named_files(document) if (layout.root / name).is_file()]
-    own, asked = [*find_own_code(document, layout.root), *named], as_written(params, document)
-    key = digest_question(asked, layout, budgets, own_files=own)
-    folder = layout.project / FOLDER / key
-    stored = params.snapshot.stored_fraction
-    if answer := read_answer(folder, stored):
-        return answer
-    with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
-        if answer := read_answer(folder, stored):  # of a search that this one has waited for
-            return answer
-        folder.mkdir(parents=True, exist_ok=True)
-        keep_sockets_in(folder)
-        started_at = time.monotonic()
-        question = Question(
-            params=params,
-            root=layout.root,
-            budgets=budgets,
-            limits=find_limits(budgets, layout.root),
+    return digest_question(
+        as_written(params, document),
+        layout,
+        budgets,
+        own_files=[*find_own_code(document, layout.root), *named],
+        needs=find_needs(layout.root, "train"),
+    )
+
+
+def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> TuningResult:
+    """Search for the answer to a question, and keep it in its folder.
+
+    Raises:
+      Untunable: what decides the answer was changed meanwhile, so that there is none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    keep_sockets_in(folder)
+    started_at = time.monotonic()
+    train, single = params.train, {"processes": 1, "batch_multiple": "auto"}
+    gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0
+    worker = find_training_worker(
+        {}, processes=train.processes, batch_multiple=train.batch_multiple, gpus=gpus
+    )
+    question = Question(
+        params=replace(params, train=train.model_copy(update=single)),
+        root=layout.root,
+        budgets=budgets,
+        limits=find_limits(budgets, layout.root),
+        shared=worker.multiple > 1,
+    )
+    journal = Journal(folder)
+    try:
+        searching = Search(question, journal)
+        choice = searching.run()
+    finally:
+        clear_scratch(layout.root)  # of contestants, which are killed when they are out
+    result = summarize(searching, choice, searched_s=time.monotonic() - started_at)
+    if find_key(params, layout, budgets) != folder.name:
+        raise Untunable(
+            "data, code or libraries were changed during the search, and what was measured is"
+            " partly of either; run the same command again"
         )
-        journal = Journal(folder)
-        try:
-            search = Search(question, journal)
-            choice = search.run()
-        finally:
-            clear_scratch(layout.root)  # of contestants, which are killed when they are out
-        result = summarize(search, choice, searched_s=time.monotonic() - started_at)
-        if result.outcome == "undecided":
-            journal.forget_disturbed()  # so that the same question is raced again
-        result.write(folder)
-    result = replace(result, mlflow_run_id=record(params, layout, result, folder))
+    if result.outcome == "undecided":
+        journal.forget_disturbed()  # so that the same question is raced again
     result.write(folder)
     return result
 
 
-def read_answer(folder: Path, stored: float) -> TuningResult | None:
+def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | None:
     """The answer of an earlier search; None where there is none that was decided, or where it
-    lacked what may race now: contestants that it has lost, more of the snapshot than was `stored`.
+    lacked what may race now: time, contestants that it has lost, more of the snapshot than was
+    `stored`.
     """
     with suppress(UserError):  # none yet, or one of another form
         answer = TuningResult.read(folder)
-        if answer.outcome != "undecided" and not answer.lost and answer.stored >= stored:
+        short = answer.stored < stored or answer.time_s < time_s
+        if answer.outcome != "undecided" and not answer.lost and not short:
             return answer
     return None
 

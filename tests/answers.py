@@ -15,4 +15,6 @@ ANSWER = replace(
     config={"read": "shards", "prefetch": 7},
     stored=1.0,
     lost=[],
+    time_s=3600.0,
+    recorded=True,
 )

@@ -17,11 +17,12 @@ from shared_servers import shared_prefect
 
 from flows.run.parameters import Changes
 from flows.tuning import list_options, tuning
+from tasks.tune import find_key
 from throughline.config.params import load_params
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, read_budgets
-from throughline.tuning.key import FOLDER, as_written, digest_question
+from throughline.tuning.key import FOLDER
 
 pytestmark = pytest.mark.timeout(900)
 # A model that takes all the time ends a search after its first heat, of few processes.
@@ -81,8 +82,7 @@ def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     folder, _ = first
     path, before = folder / "params.yaml", list_artifacts()
     answer = replace(ANSWER, mlflow_run_id=None)
-    asked = as_written(load_params(path), SMALL)
-    key = digest_question(asked, Layout(folder), read_budgets(), own_files=[])
+    key = find_key(load_params(path), Layout(folder), read_budgets())
     answer.write(folder / FOLDER / key)
     output = run(folder, "python", "-m", "flows.tuning", "--apply")
     assert output.splitlines()[-1] == answer.sentence

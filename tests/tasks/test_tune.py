@@ -17,14 +17,14 @@ from answers import ANSWER
 from project import ROOT, SMALL, write_params
 from stack import wait_for
 
-from tasks.tune import apply, read_answer, tune
+from tasks.tune import apply, find_key, read_answer, tune
 from throughline.config.params import check, load_params
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
-from throughline.tuning.key import FOLDER, as_written, digest_question
+from throughline.tuning.key import FOLDER
 
 
 @pytest.fixture
@@ -72,14 +72,17 @@ def test_data_that_is_not_prepared_is_said(tmp_path):
 def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch, tmp_path):
     monkeypatch.chdir(project)
     params, budgets, layout = check(SMALL), read_budgets(), Layout()
-    key = digest_question(as_written(params, SMALL), layout, budgets, own_files=[])
+    key = find_key(params, layout, budgets)
     answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
-    assert read_answer(project / FOLDER / key, 0.3) == answer
-    for lacking in ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}):
+    assert read_answer(project / FOLDER / key, 0.3, 300.0) == answer
+    lacks = ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}, {"time_s": 60.0})
+    for lacking in lacks:
         replace(answer, **lacking).write(tmp_path / "other")
-        assert read_answer(tmp_path / "other", 1.0) is None, "the same question is raced again"
+        assert read_answer(tmp_path / "other", 1.0, 300.0) is None, (
+            "the same question is raced again"
+        )
     before = (project / "params.yaml").read_bytes()
     done = command(project, "--apply", "--out", "copy")
     assert done.stdout.splitlines()[-1] == answer.sentence

@@ -84,7 +84,7 @@ def test_what_a_training_would_refuse_to_keep_does_not_fit():
     leaner = replace(cached, kept_bytes=0.7 * limits.ram_bytes)
     excess = find_excess({"cached": cached, "leaner": leaner}, limits)
     assert excess.keys() == {"cached"}
-    assert "of memory to keep a split in" in excess["cached"]
+    assert "of memory to keep splits in" in excess["cached"]
 
 
 def test_allowances_are_one_each_or_joined():

@@ -166,7 +166,7 @@ def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does
     choice = chosen(one, own=())
     assert (choice.outcome, choice.name) == ("found", "stored"), "a tie, and less memory"
     assert compose_sentence(choice, one, FREE).endswith(
-        "none of your own configurations keeps the budgets"
+        "none of your own configurations can be trained within the budgets"
     )
     alone = chosen(race(steady(stored=5000.0), costs={}, epochs=10), own=())
     assert (alone.outcome, alone.name, alone.baseline) == ("found", "stored", "stored")

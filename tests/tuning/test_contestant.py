@@ -21,8 +21,9 @@ from throughline.config.params import check
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory
+from throughline.tuning.contest import Training, _mean_batch
 from throughline.tuning.contestant import Contestant, ContestantLost, do_once
-from throughline.tuning.jobs import Entry
+from throughline.tuning.jobs import Entry, Opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOLD = """
@@ -52,8 +53,7 @@ def entry_of(layout: Layout, name: str = "naive") -> Entry:
 
 def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
     with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
-        has_cache = one.wait_until_open()
-        assert not has_cache
+        assert one.wait_until_open() == Opened()
         turn = one.ask("turn")
         assert turn.examples_per_s > 0
         assert turn.core_ms > 0
@@ -64,6 +64,15 @@ def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_
         assert process.cpu_times() == before
         assert one.memory_bytes() > 50 * 2**20
     assert not process.is_running(), "one that is stopped ends, too"
+
+
+def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
+    params = replace(check(SMALL), batch_size=100)
+    entry = Entry(params=params, root=layout.root, name="naive", config=params.pipelines["naive"])
+    one = Training(entry)
+    examples, steps = one._pipeline.examples, one._pipeline.steps_per_epoch
+    assert examples % 100
+    assert _mean_batch(one._pipeline) == examples / steps < 100
 
 
 def test_the_workers_of_its_service_count_as_its_memory_and_a_kill_is_said(layout, tmp_path):

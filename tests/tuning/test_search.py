@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from copy import copy
@@ -17,7 +15,7 @@ import pytest
 from made_up import made_up
 from prepared import link_data
 from project import SMALL
-from races import rounds
+from races import other_programs, rounds
 from trainings import params_of
 
 from throughline.config.params import check
@@ -158,17 +156,15 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
-    cached, cores = search._searched_families["cache_memory"][0].name, os.sched_getaffinity(0)
-    spin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!;"  # nobody's child
-    others = subprocess.check_output(["sh", "-c", spin * len(cores)], text=True).split()
-    try:
-        with search.open_pool() as pool:
-            pool.open([cached])
-    finally:
-        for other in others:
-            os.kill(int(other), signal.SIGKILL)
+    cached = search._searched_families["cache_memory"][0].name
+    with other_programs(), search.open_pool() as pool:
+        pool.open([cached])
     (filled,) = search.journal.pages.rounds
     assert filled.disturbed, "others were at work while its cache was filled, twice"
+    assert search.journal.pages.entrances[cached].disturbed
+    with search.open_pool() as pool:
+        pool.open(["autotune", cached], until=0.0)
+        assert pool.names == ["autotune"], "no cache is filled when the time is up"
     for each in search.survey.space.candidates:
         entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
         search.journal.enter(each.name, entrance)
@@ -176,6 +172,21 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
     search._racing_until = 0.0
     with pytest.raises(InvalidBudget, match=r"The least that one needs is 1073741824\.0 GiB"):
         search.run()
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_where_one_of_ones_own_was_lost_nothing_is_decided(prepared, tmp_path):
+    params = check({**SMALL, **LONG_EPOCHS})
+    search = Search(question_about(prepared, params), Journal(tmp_path))
+    search._racing_until = 0.0
+    rates = {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0}
+    for one in rounds({name: [rate] * 5 for name, rate in rates.items()}):
+        search.journal.add(one)
+    search.journal.drop("optimized", "was killed by SIGKILL", passing=True)
+    choice = search.run()
+    assert choice.outcome == "undecided"
+    assert choice.reason == "`optimized`, one of your own, was killed by SIGKILL"
 
 
 @pytest.mark.integration
@@ -193,6 +204,13 @@ def test_the_same_question_has_the_same_key(prepared, monkeypatch):
 
     assert key() == key()
     assert key(budgets=read_budgets(epochs=4)) != key()
+    assert key(budgets=read_budgets(epochs=3, time="9min")) == key(), "more time, the same question"
+    hours = [read_budgets(ram="1GiB", prepare="1h"), read_budgets(ram="1024MiB", prepare="60min")]
+    assert key(budgets=hours[0]) == key(budgets=hours[1]), "however a budget is written"
+    epochs = read_budgets(epochs=params.train.epochs)
+    assert key(budgets=epochs) == key(budgets=read_budgets()), "auto is the training's"
+    files = {"files": {"table.npy": "digest"}, "libraries": {}}
+    assert digest_question(params, prepared, budgets, own_files=[], needs=files) != key()
     assert key(replace(params, batch_size=7)) != key()
     tuned = {**params.pipelines, "tuned": params.pipelines["snapshot"]}
     assert key(replace(params, pipelines=tuned)) == key(), "an answer does not change its question"
@@ -230,6 +248,12 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert again.rounds_of("own", ["a", "b"]) == again.rounds_of("final", ["a"]) == 0
     again.forget_disturbed()
     assert Journal(tmp_path).pages.rounds == [calm, calm]
+    filled = Entrance(cost=Cost(fill_s=9.0), ram_bytes=2.0, held_bytes=1.0, disturbed=True)
+    again.enter("c", filled)
+    again.forget_disturbed()
+    assert Journal(tmp_path).pages.entrances.keys() == {"a"}
+    alone = replace(calm, rates={"a": 1.0})
+    assert Journal(tmp_path).pages.rounds == [alone, alone], "it is raced again, with its first"
     (tmp_path / "journal.json").write_text("{")
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
 

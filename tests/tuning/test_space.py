@@ -38,6 +38,14 @@ def space(own=NAIVE, **conditions):
     return lay_out_space(own, SPEC, Conditions(**conditions))
 
 
+def test_what_reads_a_stream_is_refused_where_processes_share_batches():
+    laid = space(shared=True)
+    assert laid.candidates and all(each.plan.seekable for each in laid.candidates)
+    refused = {each.name: each.reason for each in laid.refusals}
+    assert "share its batches" in refused["naive"]
+    assert "share its batches" in refused["cache_memory"]
+
+
 def families(own=NAIVE, **conditions):
     return group_families(space(own, **conditions).candidates)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_up import made_up
 from prepared import change_a_pixel, link_data, take_snapshot
@@ -12,6 +13,7 @@ from project import SMALL
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.diagnosis.cost_model import ModelStepCost
+from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
@@ -81,11 +83,12 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, s
     assert families["cache_memory"].ram_bytes - plain == pytest.approx(stored + buffered)
     assert families["cache_disk"].disk_bytes == stored, "held-out splits are cached, too"
     assert families["cache_disk"].ram_bytes == pytest.approx(plain + buffered)
-    assert families["arrays"].ram_bytes > plain
-    assert families["arrays"].kept_bytes == sum(
-        shard.bytes for shard in data.shards.for_split("train")
-    )
-    assert families["cache_memory"].kept_bytes == data.snapshot.bytes("train")
+    records = sum(shard.bytes for shard in data.shards.shards)
+    assert families["arrays"].kept_bytes == records, "of all splits"
+    assert families["arrays"].ram_bytes > plain + 2 * records, "while they are parsed"
+    assert families["cache_memory"].kept_bytes == stored
+    assert families["cache_disk"].written_bytes == stored
+    assert families["snapshot"].written_bytes == 0.0
     assert families["cache_disk"].kept_bytes == families["stream"].kept_bytes == 0.0
 
 
@@ -223,3 +226,21 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
     share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
     assert surveyed.sampled_share == pytest.approx(share)
+
+
+@pytest.mark.integration
+def test_a_sample_has_each_class_that_is_drawn(root, params, monkeypatch):
+    data = open_inputs(params, Layout(root))
+    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", 1)
+    labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
+    labels[:] = 0
+    labels[whole[0].examples + 1] = 1  # in the second shard
+    monkeypatch.setattr(PreparedData, "memmap", lambda *_: labels)
+    first, second = data.shards.classes[:2]
+
+    def count(*drawn: str) -> int:
+        weights = {name: float(name in drawn) for name in data.shards.classes}
+        return len(sample_shards(data, weights).shards.for_split("train"))
+
+    assert len(sample_shards(data).shards.for_split("train")) == count(first) == 1
+    assert count(first, second) == 2

@@ -41,8 +41,9 @@ class TunedCandidate:
 class TuningResult(ResultFile):
     """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
     others it is compared. `ceiling_examples_per_s` is the model alone; of the snapshot's rows the
-    fraction `stored` was there; `lost` are those that were dropped for what may pass;
-    `mlflow_run_id` is None where MLflow could not be reached.
+    fraction `stored` was there; `time_s` is what the search was given; `lost` are those that were
+    dropped for what may pass; `mlflow_run_id` is None where MLflow could not be reached, and as
+    long as it is not `recorded`.
     """
 
     FILE: ClassVar[str] = "tune.json"
@@ -61,6 +62,8 @@ class TuningResult(ResultFile):
     rounds: int
     searched_s: float
     stored: float
+    time_s: float = 0.0
     candidates: Sequence[TunedCandidate]
     lost: Sequence[str] = ()
+    recorded: bool = False
     mlflow_run_id: str | None = None

@@ -132,16 +132,27 @@ def _describe(problem: Any) -> str:
     return f"--{problem['loc'][0]}: {message[0].lower()}{message[1:]}{shown}"
 
 
+def as_numbers(budgets: Budgets) -> dict[str, Any]:
+    """What may be spent besides the time of racing, however it is written: by names of budgets."""
+    return {
+        "ram": budgets.ram if budgets.ram == AVAILABLE else parse_size(budgets.ram),
+        "disk": budgets.disk if budgets.disk == AVAILABLE else parse_size(budgets.disk),
+        "prepare": budgets.prepare if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
+        "allow": sorted({*budgets.allow}),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Budgets as numbers, none of them more than the machine has left; `kept_bytes` is the memory
-    in which a training would keep a split.
+    in which a training would keep splits, `free_bytes` what is free on the disk.
     """
 
     ram_bytes: float
     kept_bytes: float
     disk_bytes: float
     prepare_s: float
+    free_bytes: float = math.inf
 
 
 def find_limits(budgets: Budgets, folder: Path) -> Limits:
@@ -154,11 +165,13 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 
     memory, snapshot = available_memory(), Layout(folder).snapshot.rglob("*")
     taken = sum(file.stat().st_size for file in snapshot if file.is_file())
+    free = psutil.disk_usage(str(folder.absolute())).free
     return Limits(
         ram_bytes=capped(budgets.ram, memory),
         kept_bytes=KEPT_SHARE * memory,
-        disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free + taken),
+        disk_bytes=capped(budgets.disk, free + taken),
         prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
+        free_bytes=free,
     )
 
 

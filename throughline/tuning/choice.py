@@ -7,6 +7,7 @@ noise are decided by memory, then disk, then by how short the configuration is.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ SURE = 2.0  # a lead from which on a race needs no confirmation
 LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
 LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
-NONE_OF_OWN = "none of your own configurations keeps the budgets"
+NONE_OF_OWN = "none of your own configurations can be trained within the budgets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +128,16 @@ def is_compute_bound(race: Race, name: str) -> bool:
 
 
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
-    """The first epoch after which a training has taken no more than the baseline's; None: none of
-    the training's epochs, or it is the baseline.
+    """The first epoch after which a training has taken no more than the baseline's, in the median
+    over the rounds of both; None: none of the training's epochs, or it is the baseline.
     """
-    if name == baseline:
+    if name == baseline or not race.ratios(name, baseline):
         return None
     return next(
         (
             epochs
             for epochs in range(1, race.epochs + 1)
-            if race.seconds(name, epochs=epochs) <= race.seconds(baseline, epochs=epochs)
+            if statistics.median(race.ratios(name, baseline, epochs=epochs)) <= 1
         ),
         None,
     )

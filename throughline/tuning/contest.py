@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
@@ -22,14 +23,15 @@ from throughline.assembly.training import open_batches
 from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.stream_readers import read
+from throughline.plan.steps import Read
 from throughline.shared.layout import Layout
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 from throughline.tuning.footprint import MANY_EPOCHS, advance, warm_up
-from throughline.tuning.jobs import Entry, Turn
+from throughline.tuning.jobs import Entry, Opened, Turn
 from throughline.tuning.survey import (
-    count_mixed,
     estimate_costs,
     prove_equal,
     sample_shards,
@@ -45,8 +47,7 @@ FIT_EPOCHS = 3  # of which the first does not count
 
 class Training:
     """Trains through a configuration, turn by turn. What is kept in memory or in a cache is a
-    sample: how long an epoch takes follows from its rate. `opened`: whether it has a cache, which
-    is to be filled before it races.
+    sample: how long an epoch takes follows from its rate.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -55,29 +56,28 @@ class Training:
         pipeline, self._step, self._sample = _open(entry, address=address)
         self._pipeline = pipeline
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
-        self._left = 0
-        self.opened = bool(pipeline.plan.caches)
-        if not self.opened:
+        self._left, has_cache = 0, bool(pipeline.plan.caches)
+        if has_cache:
+            advance(self._step, _repeat_zeros(self._batches.element_spec))  # builds the graph
+            self._step.settle()
+        else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
+        load_s = _time_loading(pipeline) / self._sample.share
+        self.opened = Opened(has_cache=has_cache, load_s=load_s)
 
     def fill(self) -> float:
         """Train through the first epoch, in which a cache is filled; returns what that takes of all
         examples [s].
         """
-        done = self._advance()  # in which the graph is traced
-        self._step.settle()
-        pipeline = self._pipeline
-        before = done * pipeline.examples_per_step + count_mixed(pipeline.plan, pipeline.examples)
-        started_at = time.perf_counter()
+        done, started_at = 0, time.perf_counter()
         while done < self._sample.steps:
             done += self._advance()
         self._step.settle()
-        timed = max(0.5, 1 - before / pipeline.examples)
-        return (time.perf_counter() - started_at) / timed / self._sample.share
+        return (time.perf_counter() - started_at) / self._sample.share
 
     def turn(self) -> Turn:
         """Train for a moment, from the state in which the last turn has left all buffers."""
-        return _take_turn(self._step, self._advance, self._pipeline.examples_per_step)
+        return _take_turn(self._step, self._advance, _mean_batch(self._pipeline))
 
     def _advance(self) -> int:
         """Run the next execution, as `fit` does; returns its steps."""
@@ -99,7 +99,7 @@ class Ceiling:
         batches: Iterator[Any] = (
             repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
         )
-        self._advance, self.opened = partial(advance, self._step, batches), False
+        self._advance, self.opened = partial(advance, self._step, batches), Opened()
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def turn(self) -> Turn:
@@ -136,7 +136,7 @@ class Fit:
                 callbacks=[clock],
             )
         counted = clock.seconds[1:]
-        self.opened = len(counted) * steps * pipeline.examples_per_step / sum(counted)
+        self.opened = len(counted) * steps * _mean_batch(pipeline) / sum(counted)
 
 
 class _EpochClock(keras.callbacks.Callback):
@@ -180,7 +180,7 @@ def _open(
     data = open_inputs(params, Layout(entry.root))
     models = build_models_for(params, data)
     keeps = entry.config.cache is not None or entry.config.read == "arrays"
-    given = sample_shards(data) if keeps else data
+    given = sample_shards(data, entry.config.sampling) if keeps else data
     pipeline = open_input_pipeline(
         params, entry.name, given, split="train", purpose="train", address=address
     )
@@ -192,6 +192,30 @@ def _open(
     if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
         steps = min(steps, math.ceil(share * replace(pipeline, data=data).steps_per_epoch))
     return pipeline, step, _Sample(share=share, steps=steps)
+
+
+def _mean_batch(pipeline: InputPipeline) -> float:
+    """Examples of a batch, on average over an epoch, whose last one may be small."""
+    return pipeline.examples / pipeline.steps_per_epoch
+
+
+def _time_loading(pipeline: InputPipeline) -> float:
+    """How long it takes to load what is read from memory [s]; nothing of what is not."""
+    step = pipeline.plan.steps[0]
+    if not isinstance(step, Read) or step.source != "arrays":
+        return 0.0
+    started_at = time.perf_counter()
+    read(step, pipeline.data, pipeline.split, seed=0)
+    return time.perf_counter() - started_at
+
+
+def _repeat_zeros(spec: Any) -> Iterator[Any]:
+    """Batches of one example of zeros, of the form of others."""
+    zeros = tf.nest.map_structure(
+        lambda one: tf.zeros([size or 1 for size in one.shape], one.dtype), spec
+    )
+    batches = tf.data.Dataset.from_generator(lambda: itertools.repeat(zeros), output_signature=spec)
+    return iter(batches)
 
 
 def _only(entry: Entry) -> Params:

@@ -10,6 +10,7 @@ from throughline.reporting.ranking import bootstrap_interval
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
+from throughline.tuning.budgets import parse_time
 from throughline.tuning.choice import Choice, compose_sentence
 from throughline.tuning.needs import Need
 from throughline.tuning.search import Search
@@ -41,6 +42,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         rounds=len(race.rounds),
         searched_s=searched_s,
         stored=search.question.params.snapshot.stored_fraction,
+        time_s=parse_time(search.question.budgets.time),
         candidates=rows,
         lost=list(search.journal.pages.lost),
     )

@@ -38,6 +38,16 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a contestant says when it is open: whether it has a cache, which is to be filled before
+    it races, and how long loading all of what it reads from memory takes [s].
+    """
+
+    has_cache: bool = False
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """A moment of training: examples per second, and the work on all cores of a step [ms]."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from throughline.results.base import parse
@@ -22,12 +22,14 @@ JOURNAL = "journal.json"
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
     """What is known of a contestant that has opened: what its training costs besides, the memory
-    that this takes, with its cache full, and what the contestant itself has held at most.
+    that this takes, with its cache full, and what the contestant itself has held at most;
+    `disturbed`: others were at work while the cost was measured.
     """
 
     cost: Cost
     ram_bytes: float
     held_bytes: float
+    disturbed: bool = False
 
 
 @dataclass(kw_only=True)
@@ -112,8 +114,19 @@ class Journal:
         self.drop(name, reason)
 
     def forget_disturbed(self) -> None:
-        """Let the rounds in which other programs were at work be raced again."""
-        self.pages.rounds = [one for one in self.pages.rounds if not one.disturbed]
+        """Let the rounds in which other programs were at work be raced again, and all that follows
+        from a cache that was filled meanwhile.
+        """
+        entrances = self.pages.entrances
+        again = {name for name, entrance in entrances.items() if entrance.disturbed}
+        self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
+        self.pages.rounds = [
+            replace(
+                one, rates={name: rate for name, rate in one.rates.items() if name not in again}
+            )
+            for one in self.pages.rounds
+            if not one.disturbed
+        ]
         self.save()
 
     def rounds_of(self, heat: str, names: Sequence[str]) -> int:

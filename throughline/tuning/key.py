@@ -25,7 +25,7 @@ from throughline.shared.layout import Layout
 from throughline.shared.libraries import installed_versions, stage_libraries
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import ROOTS, SUPPORTING
-from throughline.tuning.budgets import AUTO, Budgets
+from throughline.tuning.budgets import AUTO, Budgets, as_numbers
 
 FOLDER = Path(".throughline") / "tuning"
 
@@ -48,10 +48,16 @@ def as_written(params: Params, document: Mapping[str, Any]) -> Params:
 
 
 def digest_question(
-    params: Params, layout: Layout, budgets: Budgets, *, own_files: Sequence[str]
+    params: Params,
+    layout: Layout,
+    budgets: Budgets,
+    *,
+    own_files: Sequence[str],
+    needs: Mapping[str, Any] | None = None,
 ) -> str:
     """The key of a question, by which its answer is found again; `own_files` are those of one's own
-    model and ops, and of tokenizers and weights, by their paths from the layout's root.
+    model and ops, and of tokenizers and weights, by their paths from the layout's root, and `needs`
+    what these need besides. How long the search may take is no part of it.
 
     Raises:
       MissingInput: the data is not prepared.
@@ -66,5 +72,7 @@ def digest_question(
     own = {file: digest_file(layout.root / file) for file in own_files}
     of_ops = [name for op in params.preprocess for name in op.libraries]
     libraries = installed_versions(stage_libraries("train", of_ops))
-    about = [index.digest, values, budgets.model_dump(), machine, program, libraries, own]
+    epochs = params.train.epochs if budgets.epochs == AUTO else budgets.epochs
+    spent = {**as_numbers(budgets), "epochs": epochs}
+    about = [index.digest, values, spent, machine, program, libraries, own, dict(needs or {})]
     return digest_json(about)[:16]

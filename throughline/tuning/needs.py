@@ -14,13 +14,15 @@ from throughline.tuning.budgets import Limits
 @dataclass(frozen=True, kw_only=True)
 class Need:
     """What a configuration needs: memory and disk [bytes], and time before the first epoch [s]; of
-    the memory `kept_bytes` are to keep its largest split.
+    the memory `kept_bytes` are to keep its splits, and of the disk `written_bytes` are not written
+    yet.
     """
 
     ram_bytes: float
     disk_bytes: float
     prepare_s: float
     kept_bytes: float = 0.0
+    written_bytes: float = 0.0
 
 
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
@@ -49,8 +51,9 @@ def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
 def _describe(need: Need, limits: Limits) -> str:
     spent = (
         ("memory", need.ram_bytes, limits.ram_bytes, format_bytes),
-        ("memory to keep a split in", need.kept_bytes, limits.kept_bytes, format_bytes),
+        ("memory to keep splits in", need.kept_bytes, limits.kept_bytes, format_bytes),
         ("disk", need.disk_bytes, limits.disk_bytes, format_bytes),
+        ("disk besides the snapshot", need.written_bytes, limits.free_bytes, format_bytes),
         ("preparation", need.prepare_s, limits.prepare_s, format_seconds),
     )
     return "; ".join(

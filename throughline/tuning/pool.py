@@ -14,6 +14,7 @@ from typing import Any
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.shared.limits import available_memory, usable_cores
 from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
+from throughline.tuning.jobs import Opened
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
 from throughline.tuning.race import Cost, Round
@@ -81,8 +82,8 @@ class Pool:
 
     def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
         """Open those of the names that are not, as many at a time as there are cores, the first of
-        them and then more `until` a moment of the monotonic clock; all are stopped afterwards. One
-        that fails is dropped.
+        them and then more `until` a moment of the monotonic clock, after which no cache is filled
+        either; all are stopped afterwards. One that fails is dropped.
         """
         waiting = [
             name
@@ -96,10 +97,12 @@ class Pool:
             batch = waiting[start : start + cores]
             for name in batch:
                 self._start(name)
-            opened = {name: self._wait_for(name) for name in batch}
-            for name, has_cache in opened.items():  # caches are filled one after another
-                if has_cache is not None:
-                    self._admit(name, has_cache=has_cache)
+            ready = {name: self._wait_for(name) for name in batch}
+            for number, (name, opened) in enumerate(ready.items()):
+                if opened and opened.has_cache and start + number and time.monotonic() > until:
+                    self.end(name)
+                elif opened:  # caches are filled one after another
+                    self._admit(name, opened)
 
     def end(self, name: str) -> None:
         """End a contestant, if it is open."""
@@ -129,39 +132,42 @@ class Pool:
         contestant = stack.enter_context(Contestant(job, (argument,), log=log))
         self._open[name] = contestant, stack
 
-    def _wait_for(self, name: str) -> bool | None:
-        """Wait until a contestant is open, and let it stand still; whether it has a cache, None for
-        one that is lost.
+    def _wait_for(self, name: str) -> Opened | None:
+        """Wait until a contestant is open, and let it stand still; what it says then, None for one
+        that is lost.
         """
         contestant, _ = self._open[name]
         try:
-            has_cache: bool = contestant.wait_until_open()
+            opened: Opened = contestant.wait_until_open()
         except ContestantLost as lost:
             self._lose(name, lost)
             return None
         contestant.stop()
-        return has_cache
+        return opened
 
-    def _admit(self, name: str, *, has_cache: bool) -> None:
+    def _admit(self, name: str, opened: Opened) -> None:
         """Let a contestant fill its cache; note what its training costs besides its epochs."""
-        fill_s = self._fill(name) if has_cache else 0.0
-        if fill_s is None:
+        filled = self._fill(name) if opened.has_cache else (0.0, False)
+        if filled is None:
             return
+        fill_s, disturbed = filled
         held = self._open[name][0].memory_bytes()
+        before_s = self._needs[name].prepare_s + opened.load_s
         self._journal.enter(
             name,
             Entrance(
-                cost=Cost(prepare_s=self._needs[name].prepare_s, fill_s=fill_s),
+                cost=Cost(prepare_s=before_s, fill_s=fill_s),
                 ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
                 held_bytes=held,
+                disturbed=disturbed,
             ),
         )
         self._watch(name)
 
-    def _fill(self, name: str) -> float | None:
-        """What a first epoch takes, in which a cache is filled [s]: measured once more, by another
-        process, where others were at work, and if they still are that is a disturbed round. None
-        where the contestant is lost.
+    def _fill(self, name: str) -> tuple[float, bool] | None:
+        """What a first epoch takes, in which a cache is filled [s], and whether others disturbed
+        it: it is measured once more then, by another process, and if they still are at work that is
+        a disturbed round. None where the contestant is lost.
         """
         for again in (False, True):
             if again:
@@ -177,9 +183,9 @@ class Pool:
                     return None
             filled = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
             if not filled.disturbed:
-                return fill_s
+                return fill_s, False
         self._journal.add(filled)
-        return fill_s
+        return fill_s, True
 
     def _watch(self, name: str) -> None:
         """Note the most memory that a contestant's training takes; drop it where that is more than

@@ -103,15 +103,20 @@ class Race:
 
     def ratio(self, one: str, other: str) -> Ratio:
         """How many times as long the training of one takes as that of another."""
-        ratios = [
-            self.total_s(one, each.rates[one]) / self.total_s(other, each.rates[other])
-            for each in self.rounds
-            if one in each.rates and other in each.rates
-        ]
+        ratios = self.ratios(one, other)
         if not ratios:
             return Ratio(median=math.nan, low=0.0, high=math.inf, rounds=0)
         low, high = bootstrap_interval(ratios)
         return Ratio(median=statistics.median(ratios), low=low, high=high, rounds=len(ratios))
+
+    def ratios(self, one: str, other: str, *, epochs: int | None = None) -> list[float]:
+        """The same by each round that both took part in; without `epochs`, of all of them."""
+        return [
+            self.total_s(one, each.rates[one], epochs=epochs)
+            / self.total_s(other, each.rates[other], epochs=epochs)
+            for each in self.rounds
+            if one in each.rates and other in each.rates
+        ]
 
     def fastest(self, names: Collection[str]) -> str:
         """The one whose training takes least; pairs decide, where all have met the first of

@@ -27,7 +27,7 @@ from throughline.tuning.choice import (
     is_compute_bound,
     pick_survivors,
 )
-from throughline.tuning.confirmation import confirm, prove
+from throughline.tuning.confirmation import Confirmation, confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.journal import Journal
@@ -56,12 +56,15 @@ FEWEST_STEPS = 20  # of an epoch
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is searched: parameters of one process, the project, the budgets, and as numbers."""
+    """What is searched: parameters of one process, the project, the budgets, and as numbers.
+    `shared`: the training's batches are shared by processes, or cut to a multiple.
+    """
 
     params: Params
     root: Path
     budgets: Budgets
     limits: Limits
+    shared: bool = False
 
     @property
     def epochs(self) -> int:
@@ -99,10 +102,19 @@ class Search:
             if choice.outcome != "found":
                 reasons = filter(None, [choice.reason, *unconfirmed])
                 return replace(choice, reason="; ".join(reasons))
-            why = confirm(choice, self.race, self.journal, self._entry) if self._own else None
-            if why:
+            confirmation = (
+                confirm(choice, self.race, self.journal, self._entry)
+                if self._own
+                else Confirmation()
+            )
+            why = confirmation.reason
+            if confirmation.outcome == "disturbed":
+                return replace(choice, outcome="undecided", reason=why)
+            if confirmation.outcome == "refuted":
                 unconfirmed.append(f"`{choice.name}` led, but {why}")
                 self.journal.drop(choice.name, why)
+            elif confirmation.outcome == "lost":
+                unconfirmed.append(why)
             elif prove(self._entry(choice.name), self.journal):
                 return choice
         opened = self._candidates.keys() & self.journal.pages.entrances.keys()
@@ -159,6 +171,7 @@ class Search:
                 question.root,
                 question.budgets.allow,
                 question.limits,
+                question.shared,
                 log=self.journal.folder / "survey.log",
             )
         except ContestantLost as lost:
@@ -217,6 +230,10 @@ class Search:
         returns who goes on, at most so many of the searched ones.
         """
         left = [name for name in names if name not in standing]
+        if done := [name for name in left if self.journal.rounds_of(heat, [name]) >= ROUNDS]:
+            # They have raced before an interruption, and are not opened again unless they go on.
+            standing = self._keep(pool, [*standing, *done], most=most)
+            left = [name for name in left if name not in done]
         while left:
             group = next(pool.groups(left, together_with=standing))
             left = left[len(group) :]
@@ -289,7 +306,12 @@ class Search:
                 return
             if number == done:
                 echo(f"heat {heat}: {', '.join(names)}")
-                pool.open(names, until=self._racing_until)
+                # After what others are compared with those that have not raced yet, in case that
+                # there is no time for all.
+                compared = {CEILING, *(self._own[:1] if heat == OWN_HEAT else self._own)}
+                raced = {*self.race.names} - compared
+                order = sorted(names, key=lambda name: (name not in compared, name in raced))
+                pool.open(order, until=self._racing_until)
             self.journal.add(pool.race(names, heat, number=number))
 
     def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
@@ -330,11 +352,12 @@ class Search:
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """The choice among these, which have raced. What it is compared with is of one's own, as
-        far as it went on to the last round.
+        far as it went on to the last round; none is made where one of these was lost, which may
+        have been the fastest.
         """
         last = self.race.rounds[-1].rates
         own = [name for name in self._own if name in last] or self._own
-        return choose(
+        choice = choose(
             self.race,
             rivals,
             own,
@@ -342,6 +365,11 @@ class Search:
             configs={name: each.config for name, each in self._candidates.items()},
             unraced=self._list_unraced(),
         )
+        lost = [name for name in self.journal.pages.lost if self._candidates[name].family == OWN]
+        if not lost:
+            return choice
+        why = f"`{lost[0]}`, one of your own, {self.journal.pages.dropped[lost[0]]}"
+        return replace(choice, outcome="undecided", reason=why)
 
     def _list_unraced(self) -> list[str]:
         """What the time did not suffice for: of what is given each, and families of which no form

@@ -70,7 +70,8 @@ class Space:
 class Conditions:
     """What decides which families there are: pixels may be `approximate`, elements `unordered`;
     the snapshot is `beyond_memory`; there is an `accelerator` whose memory can hold a split. Of the
-    snapshot's rows a fraction is `stored`, and a fraction, `fitting`, may be read.
+    snapshot's rows a fraction is `stored`, and a fraction, `fitting`, may be read. Batches are
+    `shared` by processes that train together, or cut to a multiple.
     """
 
     approximate: bool = False
@@ -79,6 +80,7 @@ class Conditions:
     accelerator: bool = False
     stored: float = 1.0
     fitting: float = 1.0
+    shared: bool = False
 
 
 def lay_out_space(
@@ -102,7 +104,7 @@ def lay_out_space(
         if different := _find_difference(config, base, conditions):
             refusals.append(Refusal(name=name, reason=different))
             continue
-        planned = _plan(name, family, config, spec, conditions.stored)
+        planned = _plan(name, family, config, spec, conditions)
         if isinstance(planned, Refusal):
             refusals.append(planned)
         else:
@@ -116,7 +118,7 @@ def lay_out_space(
                 family,
                 PipelineConfig(**{**values, **form, **same}),
                 spec,
-                conditions.stored,
+                conditions,
             )
             for suffix, form in _forms(values, conditions)
         ]
@@ -152,8 +154,9 @@ def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
 
 
 def _plan(
-    name: str, family: str, config: PipelineConfig, spec: InputSpec, stored: float
+    name: str, family: str, config: PipelineConfig, spec: InputSpec, conditions: Conditions
 ) -> Candidate | Refusal:
+    stored = conditions.stored
     if config.read == "snapshot" and config.snapshot.fraction > stored:
         return Refusal(
             name=name,
@@ -161,9 +164,16 @@ def _plan(
             " params.yaml stores all",
         )
     try:
-        return Candidate(name=name, family=family, config=config, plan=make_plan(config, spec))
+        plan = make_plan(config, spec)
     except ImpossiblePlan as error:
         return Refusal(name=name, reason=str(error))
+    if conditions.shared and not plan.seekable:
+        return Refusal(
+            name=name,
+            reason="train.processes or train.batch_multiple share its batches, which those of a"
+            " stream cannot be",
+        )
+    return Candidate(name=name, family=family, config=config, plan=plan)
 
 
 def _find_difference(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from throughline.assembly.inputs import (
     make_input_spec,
     open_exact_pipeline,
@@ -24,11 +26,12 @@ from throughline.diagnosis.cost_model import Costs, ModelStepCost, estimate_load
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
-from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.pipelines.sizes import estimate_kept_bytes, estimate_snapshot_bytes
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.results.snapshot import SnapshotCost
+from throughline.settings import Sampling
 from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
@@ -42,9 +45,12 @@ from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_
 SAMPLE_BYTES = 64 * 2**20  # of shards, that a contestant keeps
 
 
-def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> Survey:
+def survey(
+    params: Params, root: Path, allow: Sequence[str], limits: Limits, shared: bool = False
+) -> Survey:
     """Lay out the candidates for the prepared data of a project, and estimate what each needs: the
-    memory of a training, and what a cache would hold.
+    memory of a training, and what a cache would hold. `shared`: batches are shared by processes
+    that train together, or cut to a multiple.
     """
     configure_process(params.train)
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
@@ -60,10 +66,12 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         beyond_memory=snapshot.train > limits.ram_bytes,
         accelerator=count_training_gpus() > 0,
         stored=stored,
+        shared=shared,
         fitting=min(
             stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - least_bytes)
         ),
     )
+    sampling = next(iter(params.pipelines.values())).sampling  # as all candidates have it
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
     needs = {
         each.name: Need(
@@ -71,7 +79,8 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
             disk_bytes=kept.of(each, "disk")
             + (snapshot.at(each.config.snapshot.fraction) if each.config.read == "snapshot" else 0),
             prepare_s=SnapshotCost.read(root / "data").seconds if each.plan.reads_snapshot else 0.0,
-            kept_bytes=kept.of_largest_split(each),
+            kept_bytes=kept.at_once(each),
+            written_bytes=kept.of(each, "disk"),
         )
         for each in space.candidates
     }
@@ -79,7 +88,7 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
         space=space,
         needs=needs,
         besides_steps_bytes=besides_steps_bytes,
-        sampled_share=sample_shards(data).shards.examples("train")
+        sampled_share=sample_shards(data, sampling).shards.examples("train")
         / sum(map(data.shards.examples, data.shards.splits)),
         examples=pipelines.train.examples,
         steps_per_epoch=pipelines.train.steps_per_epoch,
@@ -94,13 +103,17 @@ class _KeptBytes:
         self._known: dict[tuple[object, ...], dict[str, float]] = {}
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
-        """Bytes that a candidate keeps, in memory or on disk."""
+        """Bytes that a candidate keeps, in memory or on disk; records that are loaded into memory
+        are there twice for a moment, before and after they are parsed.
+        """
         kept = sum(self._by_split(candidate, where).values())
-        return kept + self._buffered(candidate) if where == "memory" else kept
+        if where == "disk":
+            return kept
+        return kept * (2 if candidate.config.read == "arrays" else 1) + self._buffered(candidate)
 
-    def of_largest_split(self, candidate: Candidate) -> float:
-        """Bytes of memory in which a candidate keeps the largest of the splits that it keeps."""
-        return max(self._by_split(candidate, "memory").values())
+    def at_once(self, candidate: Candidate) -> float:
+        """Bytes of memory in which a training keeps all splits, as it checks them itself."""
+        return sum(self._by_split(candidate, "memory").values())
 
     def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
         key = (where, candidate.config.read, candidate.config.cache)
@@ -129,15 +142,22 @@ def count_mixed(plan: Plan, examples: int) -> int:
     )
 
 
-def sample_shards(data: PreparedData) -> PreparedData:
+def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
     """The same data with the first of the training split's shards alone, as many as a contestant is
-    to keep: examples are in random order, so any of them stand for all.
+    to keep: examples are in random order, so any of them stand for all. Where classes are sampled,
+    each that is drawn has an example.
     """
-    kept, size = [], 0
+    kept, size, lacking, end = [], 0, set[int](), 0
+    if sampling != "uniform":
+        labels, weights = read_labels_and_weights(sampling, data, "train")
+        lacking = {*np.flatnonzero(weights).tolist()}
     for shard in data.shards.for_split("train"):
-        if not kept or size + shard.bytes <= SAMPLE_BYTES:
+        if not kept or lacking or size + shard.bytes <= SAMPLE_BYTES:
             kept.append(shard.name)
             size += shard.bytes
+            if lacking:
+                lacking -= {*labels[end : end + shard.examples].tolist()}
+        end += shard.examples
     shards = tuple(
         shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
     )
@@ -189,7 +209,8 @@ def estimate_costs(
         read = (each.config.read, each.config.snapshot.fraction < 1)
         if read not in costs:
             one = replace(params, pipelines={each.name: each.config})
-            given = sample_shards(data) if each.config.read == "arrays" else data
+            in_memory = each.config.read == "arrays"
+            given = sample_shards(data, each.config.sampling) if in_memory else data
             try:
                 pipeline = open_input_pipeline(
                     one, each.name, given, split="train", purpose="train"
