@@ -10,13 +10,14 @@ import pytest
 import tensorflow as tf
 
 from throughline.diagnosis.cost_model import estimate_load
-from throughline.diagnosis.op_costs import measure_costs
+from throughline.diagnosis.op_costs import measure_costs, share_of_worker
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.plan.ops import Decode, Op, Rescale
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
-from throughline.settings import PipelineConfig
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import PipelineConfig, ShuffleSettings
 
 BATCH, DECODE = 4, (Decode(),)
 SLEEP_S = 0.002
@@ -47,7 +48,7 @@ def data(layout):
     )
 
 
-def open_pipeline(data, config, *, preprocess=DECODE, augment=()):
+def open_pipeline(data, config, *, preprocess=DECODE, augment=(), worker=TrainingWorker()):  # noqa: B008
     """A configuration of this data, in batches of four."""
     spec = InputSpec(
         schema=data.shards.schema,
@@ -56,7 +57,8 @@ def open_pipeline(data, config, *, preprocess=DECODE, augment=()):
         postprocess=(Rescale(),),
         batch_size=BATCH,
     )
-    return InputPipeline(plan=make_plan(config, spec), data=data, split="train", seed=0)
+    plan = make_plan(config, spec)
+    return InputPipeline(plan=plan, data=data, split="train", seed=0, worker=worker)
 
 
 @pytest.mark.slow
@@ -102,3 +104,28 @@ def test_a_plan_of_indexed_shards_has_a_price(data):
     assert load.work_ms >= BATCH * costs.read_us["indexed_shards"] / 1e3 > 0
     unpriced = dataclasses.replace(costs, read_us={"snapshot": 1.0})
     assert estimate_load(plan, unpriced, cores=2) is None
+
+
+LANES = {"kind": "lanes", "lanes": 4}  # which no slice of a batch of four can be shared by
+
+
+@pytest.mark.parametrize("read", ["snapshot", "indexed_shards"])
+def test_the_slice_of_a_process_with_lanes_of_its_own_has_a_plan(data, read):
+    config = PipelineConfig(read=read, shuffle=LANES, prefetch=2)
+    worker = TrainingWorker(index=1, count=2)
+    alone, changed = share_of_worker(open_pipeline(data, config, worker=worker), config)
+    assert (alone.plan.spec.batch_size, alone.worker) == (BATCH // 2, TrainingWorker())
+    assert changed == config.model_copy(update={"shuffle": ShuffleSettings(kind="global")})
+    one = open_pipeline(data, config)
+    assert share_of_worker(one, config) == (one, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["snapshot", "indexed_shards"])
+def test_the_parts_of_a_plan_with_lanes_have_prices_in_every_process(data, read):
+    config = PipelineConfig(read=read, shuffle=LANES, prefetch=2)
+    for index in (0, 1):
+        pipeline = open_pipeline(data, config, worker=TrainingWorker(index=index, count=2))
+        costs = measure_costs(pipeline, config)
+        assert set(costs.read_us) == {"snapshot", read}
+        assert estimate_load(share_of_worker(pipeline, config)[0].plan, costs, cores=2)

@@ -13,7 +13,7 @@ from throughline.config.cli import StageContext
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
 from throughline.diagnosis.diagnose import diagnose
 from throughline.diagnosis.facts import Facts
-from throughline.diagnosis.op_costs import measure_costs
+from throughline.diagnosis.op_costs import measure_costs, share_of_worker
 from throughline.diagnosis.summary import Profile, summarize_rounds
 from throughline.diagnosis.timeline import find_timeline
 from throughline.diagnosis.trace_breakdown import break_down
@@ -27,8 +27,6 @@ from throughline.measurement.train_steps import TrainingLoop, time_training, wai
 from throughline.measurement.verdict import CrossCheck, Stall, cross_check_from
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.sizes import estimate_snapshot_bytes
-from throughline.plan.plan import make_plan
-from throughline.plan.training_workers import TrainingWorker
 from throughline.reporting.plots import plot_steps, plot_timelines
 from throughline.results.build import BuildResult, InputThroughput, name_machine
 from throughline.results.profiling import Breakdown
@@ -169,10 +167,8 @@ def collect_facts(
     cores = worker.share(usable_cores())
     state, breakdown = measurements.state, measurements.breakdown
     steps_per_epoch = pipeline.steps_per_epoch
-    if worker.count > 1:  # costs are those of batches that are as large as a slice
-        spec = replace(pipeline.plan.spec, batch_size=pipeline.batch_size // worker.count)
-        pipeline = replace(pipeline, plan=make_plan(config, spec), worker=TrainingWorker())
-    costs = measure_costs(pipeline, config)
+    costs, batch_bytes = measure_costs(pipeline, config), pipeline.batch_bytes / worker.count
+    pipeline, config = share_of_worker(pipeline, config)
     shards = data.shards.for_split(pipeline.split)
     gap = input_throughput.epoch_gap_s
     wait_ms = breakdown.wait_ms_mean
@@ -194,7 +190,7 @@ def collect_facts(
         ),
         stall=Stall.of(state),
         cross_check=measurements.cross_check,
-        batch_mib=pipeline.batch_bytes / 2**20,
+        batch_mib=batch_bytes / 2**20,
         stored_mib=estimate_snapshot_bytes(data, pipeline.split) / 2**20,
         available_memory_mib=worker.share(available_memory()) / 2**20,
         shard_count=len(shards),

@@ -23,6 +23,7 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read import stream_readers
 from throughline.plan.ops import Op
 from throughline.plan.plan import Plan, make_plan
+from throughline.plan.spec import InputSpec
 from throughline.plan.steps import Map, Read
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShuffleSettings, SnapshotPart
@@ -35,27 +36,21 @@ WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.05
 
 @without_autograph
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
-    """Measure what this configuration's parts cost, and those of the snapshot, which any
-    configuration could read instead; a row of it has no cost where next to none is stored.
+    """Measure what this configuration's parts cost on a worker's slice of a batch, and those of the
+    snapshot, which any configuration could read instead; a row of it has no cost where next to none
+    is stored. Of a snapshot in an object store a worker with lanes of its own reads these alone.
     """
+    gathering, part = _gather_rows(pipeline, config)
+    pipeline, config = share_of_worker(pipeline, config)
     spec = pipeline.plan.spec
-    count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
     later_ops = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
-    minimal_spec = replace(spec, augment=spec.per_example_augment, postprocess=())
-    part = pipeline.data.stored_fraction(pipeline.split)
-    # Of a part, the first rows: those that are stored.
-    stored = PipelineConfig(
-        read="snapshot",
-        snapshot=SnapshotPart(fraction=part),
-        shuffle=ShuffleSettings(kind="global" if part == 1 else "none"),
-    )
-    gathering = _with_plan(pipeline, make_plan(stored, minimal_spec))
     read_us: dict[str, float] = {}
     if part == 1 or gathering.reader.stored >= WARM_UP_RUNS * spec.batch_size:
         # The same few batches again and again: a later epoch finds its rows in memory, which a
         # first look at them would not.
         read_us["snapshot"] = _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size
     batch = next(iter(gathering.dataset()))
+    count = min(SAMPLE, len(batch["key"]))
     # In memory, so that delivering them costs next to nothing.
     rows = tf.data.Dataset.from_tensor_slices(batch).take(count).cache()
     idle = _per_element(rows, count)
@@ -77,12 +72,52 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         )
         stream_ops = [
             op
-            for step in make_plan(config, minimal_spec).steps
+            for step in make_plan(config, _without_later_ops(spec)).steps
             if isinstance(step, Map)
             for op in step.ops
         ]
         ops |= _op_costs(pipeline, first, stream_ops, call_us, count)
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
+
+
+def share_of_worker(
+    pipeline: InputPipeline, config: PipelineConfig
+) -> tuple[InputPipeline, PipelineConfig]:
+    """A pipeline and a configuration whose whole batches are as large as this worker's slices are
+    now. Lanes, which slices cannot be divided by, become one permutation: what a row costs does not
+    depend on which one it is.
+    """
+    worker = pipeline.worker
+    if worker.count == 1:
+        return pipeline, config
+    if config.shuffle.lanes:
+        config = config.model_copy(update={"shuffle": ShuffleSettings(kind="global")})
+    spec = replace(pipeline.plan.spec, batch_size=pipeline.batch_size // worker.count)
+    return replace(pipeline, plan=make_plan(config, spec), worker=TrainingWorker()), config
+
+
+def _gather_rows(pipeline: InputPipeline, config: PipelineConfig) -> tuple[InputPipeline, float]:
+    """What reads as many rows of the snapshot at a time as this worker has of a batch, as dicts,
+    and the share of the rows that are stored. Of a part it reads the first rows, which are stored,
+    else any, or those of the lanes that are its own.
+    """
+    own, _ = share_of_worker(pipeline, config)
+    data, worker, spec = pipeline.data, TrainingWorker(), own.plan.spec
+    part, shuffle = data.stored_fraction(pipeline.split), ShuffleSettings(kind="global")
+    if part < 1:
+        shuffle = ShuffleSettings(kind="none")
+        count = data.count_examples(pipeline.split, spec.window)
+        data = data.for_rows((0, min(count, WARM_UP_RUNS * spec.batch_size)))
+    elif config.shuffle.lanes:
+        worker, spec, shuffle = pipeline.worker, pipeline.plan.spec, config.shuffle
+    stored = PipelineConfig(read="snapshot", snapshot=SnapshotPart(fraction=part), shuffle=shuffle)
+    plan = make_plan(stored, _without_later_ops(spec))
+    return replace(_with_plan(pipeline, plan), data=data, worker=worker), part
+
+
+def _without_later_ops(spec: InputSpec) -> InputSpec:
+    """The same without the ops that take whole batches."""
+    return replace(spec, augment=spec.per_example_augment, postprocess=())
 
 
 def _stored_examples(pipeline: InputPipeline, config: PipelineConfig) -> tf.data.Dataset:

@@ -151,10 +151,13 @@ def _differs_in_length(pipeline: InputPipeline) -> bool:
 
 def batch_plainly(pipeline: InputPipeline) -> InputPipeline:
     """The texts of a pipeline in batches that no configuration has chosen by their lengths: the
-    same for all, which pad and pack them in different ways.
+    same for all, which pad and pack them in different ways. A process with lanes of its own reads
+    these alone.
     """
-    stored = PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global"))
-    plan = make_plan(stored, pipeline.plan.spec)
+    gather, shuffle = pipeline.plan.gather, ShuffleSettings(kind="global")
+    if gather and gather.shuffle.lanes:
+        shuffle = gather.shuffle
+    plan = make_plan(PipelineConfig(read="snapshot", shuffle=shuffle), pipeline.plan.spec)
     return replace(pipeline, plan=plan, scratch=Scratch())
 
 

@@ -61,6 +61,11 @@ class EpochOrder:
         first, stop = self.worker.cut(0, lanes)
         return first * self.count // lanes, stop * self.count // lanes
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether these are all rows: of the only worker they are."""
+        return self.region == (0, self.count)
+
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, batch on this worker) that `steps` (n,) are made of.
 

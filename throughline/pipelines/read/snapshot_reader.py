@@ -101,9 +101,9 @@ class SnapshotReader:
     def _own_data(self) -> PreparedData:
         """The data, of whose columns this worker reads its own lanes only, if there are any."""
         order = self.order
-        if isinstance(order, EpochOrder) and order.shuffle.lanes and self.gather.window is None:
-            return self.data.for_rows(order.region)
-        return self.data
+        if not isinstance(order, EpochOrder) or self.gather.window or order.reads_all:
+            return self.data
+        return self.data.for_rows(order.region)
 
     @property
     def _all_stored(self) -> bool:
