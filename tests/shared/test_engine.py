@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import secrets
 import socket
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +18,10 @@ from distributed import Client
 
 from throughline.pipelines.write.snapshot_writer import NotDecoded
 from throughline.plan.ops import Decode
-from throughline.shared import dask_engine, dask_task
+from throughline.shared import dask_engine
 from throughline.shared.dask_task import Stage, describe_program, run_task
 from throughline.shared.engine import in_parallel, use_engine
-from throughline.shared.errors import EngineFailed, InvalidParams
+from throughline.shared.errors import EngineFailed, InvalidParams, ObjectStoreFailed
 from throughline.shared.failures import report_user_errors
 
 HERE = "127.0.0.1"
@@ -144,21 +146,51 @@ def test_a_worker_with_another_program_refuses(tmp_path, monkeypatch):
     assert value == 4
 
 
-def test_a_worker_whose_program_has_changed_since_it_started_refuses(tmp_path, monkeypatch):
+def refuse_to_read(number: int) -> None:
+    raise ObjectStoreFailed(f"s3://box/{number}: no permission (HTTP 403)")
+
+
+def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dask_task, "LOADED_AT", 0.0)
-    dask_task.check_worker.cache_clear()
-    modules = ("throughline.shared.errors",)
-    known = stage(tmp_path, modules=modules, program=describe_program(modules))
-    with pytest.raises(EngineFailed, match=r"has started before throughline.* was changed"):
-        run_task(known, SQUARE, TWO)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "")
+    known = stage(tmp_path, program=describe_program(()))
+    with pytest.raises(ObjectStoreFailed) as refused:
+        run_task(known, pickle.dumps(refuse_to_read), TWO)
+    said = f"s3://box/2: no permission (HTTP 403) (said by a Dask worker at {os.uname().nodename})"
+    assert str(refused.value) == said
+
+
+def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path, monkeypatch):
+    """Whatever the clocks of the two machines say."""
+    module = tmp_path / "own_square.py"
+    module.write_text("def own(number):\n    return number\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def call() -> int:
+        modules = ("own_square",)
+        known = stage(tmp_path, text=secrets.token_hex(4), modules=modules)
+        known = replace(known, program=describe_program(modules))
+        known.token.write_text(known.text)
+        return run_task(known, function, TWO)
+
+    function = pickle.dumps(importlib.import_module("own_square").own)
+    assert call() == 2
+    ahead = time.time() + 3600
+    os.utime(module, (ahead, ahead))
+    assert call() == 2, "the same text"
+    module.write_text("def own(number):\n    return -number\n")
+    os.utime(module, (0, 0))
+    with pytest.raises(EngineFailed, match=r"has started before own_square was changed"):
+        call()
+    del sys.modules["own_square"]
 
 
 def test_a_worker_that_has_anothers_module_of_a_name_refuses(tmp_path, monkeypatch):
     for folder, value in (("one", 1), ("other", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "their_ops.py").write_text(f"VALUE = {value}\n")
-    monkeypatch.setattr(dask_task, "LOADED_AT", time.time() + 60)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), *sys.path])
     importlib.import_module("their_ops")
     monkeypatch.chdir(tmp_path / "other")

@@ -1,19 +1,31 @@
 """Inspecting the files of a source on all cores, but for those that an earlier ingest has inspected
 and that have not changed since.
+
+Workers of a cluster may lack the folder that the stage sees. So what one of them cannot read is
+looked at again by the stage itself, before it counts as an example that cannot be used.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from throughline.data.encodings.base import FileInfo, InputFile, Inspect, RejectedValue, Root
+from throughline.data.encodings.base import (
+    FileInfo,
+    InputFile,
+    Inspect,
+    RejectedValue,
+    Root,
+    UnreadableFile,
+)
 from throughline.data.inspection_cache import InspectionCache, read_stamp
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources import ExampleFile, Rejected
 from throughline.shared.engine import in_parallel
+from throughline.shared.errors import EngineFailed
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_fact, echo_problem, progress
 
@@ -22,6 +34,20 @@ FILES_LOOKED_UP = 4096
 STALE_SHOWN = 3
 
 Finding = FileInfo | Rejected
+Findings = list[tuple[str, Finding]]  # the stamp of each file, and what is found in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(Rejected):
+    """A file that a process of the machine `node` was not given the bytes of."""
+
+    node: str
+    process: int
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it was this one, which would find the same again."""
+        return (self.node, self.process) == (os.uname().nodename, os.getpid())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +92,18 @@ class FileInspection:
             for start in range(0, len(files), FILES_AT_ONCE)
         ]
         compared, stale = 0, list[str]()
-        found = in_parallel(
-            partial(
-                inspect_batch,
-                inspect=self.inspect,
-                root=self.root,
-                converted=self.converted,
-                now=self.cache.now,
-            ),
-            batches,
-            workers=usable_cores(),
+        inspect = partial(
+            inspect_batch,
+            inspect=self.inspect,
+            root=self.root,
+            converted=self.converted,
+            now=self.cache.now,
         )
+        found = in_parallel(inspect, batches, workers=usable_cores())
         for batch, findings in zip(batches, found, strict=True):
+            for file, (_, finding) in zip(batch.files, findings, strict=True):
+                if isinstance(finding, Unreadable) and not finding.is_of_this_process:
+                    self._refuse_if_readable(file, finding, inspect)
             usable = [
                 (file, stamp, finding)
                 for file, (stamp, finding) in zip(batch.files, findings, strict=True)
@@ -90,6 +116,22 @@ class FileInspection:
             yield from (finding for _, finding in findings)
         if verify:
             _report_stale(stale, self.root.stamped_by, compared=compared, count=len(files))
+
+    def _refuse_if_readable(
+        self, file: ExampleFile, finding: Unreadable, inspect: Callable[[FileBatch], Findings]
+    ) -> None:
+        """Look again at what a worker could not read.
+
+        Raises:
+          EngineFailed: this process can read it; names the worker's machine.
+        """
+        ((_, own),) = inspect(FileBatch([file]))
+        if not isinstance(own, Unreadable):
+            raise EngineFailed(
+                f"engine: for a worker at {finding.node} {file.path} {finding.reason}, and this"
+                f" machine reads it; workers need the files of data.path, {self.root.real}, at the"
+                " same path"
+            )
 
 
 @dataclass(frozen=True)
@@ -109,7 +151,7 @@ def inspect_batch(
     root: Root | ObjectFolder,
     converted: Path,
     now: Callable[[], int],
-) -> list[tuple[str, Finding]]:
+) -> Findings:
     """The stamp of each file, and what is found in it. Stamps are read before the files: one that
     changes meanwhile has another afterwards.
     """
@@ -122,6 +164,9 @@ def inspect_batch(
 def _inspect(file: ExampleFile, stored: InputFile, inspect: Inspect, converted: Path) -> Finding:
     try:
         return inspect(stored, converted)
+    except UnreadableFile as reason:
+        node, process = os.uname().nodename, os.getpid()
+        return Unreadable(id=file.id, reason=str(reason), node=node, process=process)
     except RejectedValue as reason:
         return Rejected(id=file.id, reason=str(reason))
 

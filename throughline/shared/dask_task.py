@@ -8,20 +8,22 @@ import io
 import os
 import pickle
 import sys
+import sysconfig
 import threading
-import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from throughline.shared.code_identity import HERE, code_digest, project_files
-from throughline.shared.errors import EngineFailed
+from throughline.shared.errors import DataNotFound, EngineFailed, ObjectStoreFailed
+from throughline.shared.files import digest_blake2b
 from throughline.shared.libraries import LIBRARIES, TOKENIZERS, installed_versions
 
 _ONE_AT_A_TIME = threading.Lock()
-LOADED_AT = time.time()  # modules that have changed since may be the old ones in this process
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # A worker has one thread, and as many workers run as there are cores.
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -45,11 +47,19 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
 
     Raises:
       EngineFailed: the worker sees other files, or has another program.
+      DataNotFound, ObjectStoreFailed: as the function raises them, with the worker's machine, whose
+        files, network and credentials may not be the stage's.
     """
     with _ONE_AT_A_TIME:  # where a worker has several threads, which share their working directory
         check_worker(stage)
         os.chdir(stage.root)
-        return _load(function)(pickle.loads(item))
+        try:
+            return _load(function)(pickle.loads(item))
+        except (DataNotFound, ObjectStoreFailed) as error:
+            node = os.uname().nodename
+            raise type(error)(f"{error} (said by a Dask worker at {node})") from None
+        finally:
+            _LOADED.note()
 
 
 @cache
@@ -58,6 +68,7 @@ def check_worker(stage: Stage) -> None:
     anything of either is used.
     """
     os.environ.update(THREADS)
+    _LOADED.note()
     node = os.uname().nodename
     try:
         text = stage.token.read_text()
@@ -72,7 +83,7 @@ def check_worker(stage: Stage) -> None:
     if stage.root not in sys.path:
         sys.path.insert(0, stage.root)
     for name, path in project_files(*stage.modules, roots=_roots()).items():
-        if _is_another(name, path):
+        if _LOADED.differ(name, path):
             raise EngineFailed(
                 f"engine: a worker at {node} has started before {name} was changed, or has another"
                 " module of that name; restart the workers"
@@ -84,16 +95,55 @@ def check_worker(stage: Stage) -> None:
         )
 
 
-def _is_another(name: str, path: Path) -> bool:
-    """Whether this process may have another module of this name than a file has now."""
-    loaded = getattr(sys.modules.get(name), "__file__", None)
-    statuses = [each.stat() for each in {path, Path(loaded or path)}]
-    changed_at = max(max(status.st_mtime, status.st_ctime) for status in statuses)
-    other = loaded is not None and Path(loaded).read_bytes() != path.read_bytes()
-    return other or changed_at > LOADED_AT
+class _LoadedModules:
+    """The modules that this process has loaded, by the digests of their files at that time: what it
+    runs, whatever is in the files later. No clock is asked, for those of several machines differ.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[str, str], str] = {}  # by name and file
+        self._count = 0
+
+    def note(self) -> None:
+        """Keep those of the modules that have been loaded since the last time, but for what is
+        installed: its version says what it is.
+        """
+        if len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
+        for name in [*sys.modules]:
+            key = name, _file_of(name)
+            if key[1].endswith(".py") and key not in self._digests:
+                installed = key[1].startswith(_INSTALLED)
+                self._digests[key] = "" if installed else _digest_source(key[1])
+
+    def differ(self, name: str, path: Path) -> bool:
+        """Whether another module of this name was loaded than the file has now."""
+        if name not in sys.modules:
+            return False
+        file = _file_of(name)
+        return (self._digests.get((name, file)) or _digest_source(file)) != _digest_source(path)
 
 
-@cache
+_LOADED = _LoadedModules()
+
+
+def _file_of(name: str) -> str:
+    """The file of a module that is loaded; one that loads itself when it is looked at is left
+    alone.
+    """
+    with suppress(AttributeError):
+        return object.__getattribute__(sys.modules[name], "__dict__").get("__file__") or ""
+    return ""
+
+
+def _digest_source(file: str | Path) -> str:
+    try:
+        return digest_blake2b(Path(file).read_bytes())
+    except OSError:  # it is gone by now, or was never a file
+        return "none"
+
+
 def describe_program(modules: tuple[str, ...]) -> str:
     """The digest of modules, with all that they import of the project, and the versions of the
     libraries that the stages use.

@@ -25,6 +25,10 @@ class RejectedValue(Exception):
     """The reason why something cannot be used as an example, in words for the list of rejects."""
 
 
+class UnreadableFile(RejectedValue):
+    """The same of a file that this process was not given the bytes of: another may read it."""
+
+
 class InputFile(Protocol):
     """A file, or what stands for one, that is to be examined."""
 
@@ -125,7 +129,7 @@ class StoredFile:
         except RuntimeError as error:  # of Python 3.11 and 3.12
             raise RejectedValue("cannot be read: a loop of links") from error
         except OSError as error:
-            raise RejectedValue(f"cannot be read: {error.strerror}") from error
+            raise UnreadableFile(f"cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise RejectedValue(f"is no path: {error}") from error
 
