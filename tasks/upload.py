@@ -29,7 +29,7 @@ def upload(source: Path, url: str) -> str:
 
     Raises:
       DataNotFound: there is no such file or folder, or no file in it.
-      UnexpectedFiles: a part of the folder is none that ingest would read; names it.
+      UnexpectedFiles: the file, or a part of the folder, is none that ingest would read; names it.
       InvalidParams: the URL is none of a bucket.
       ObjectStoreFailed: the store was not reached or refuses; names the object.
     """
@@ -49,6 +49,8 @@ def upload(source: Path, url: str) -> str:
         files = {path.relative_to(source).as_posix(): path for path in found}
     if not files:
         raise DataNotFound(f"{source} has no files in it")
+    for path in files.values():
+        _check_readable(path)
     sizes = in_threads(partial(_put, store), files.items(), workers=READERS)
     size = sum(progress(sizes, total=len(files), label="upload", unit="files"))
     return f"{len(files):,} objects, {size / 2**20:,.1f} MiB, in {url}"
@@ -71,7 +73,20 @@ def _list_files(source: Path) -> Iterator[Path]:
             for path in (folder / one for one in names if not one.startswith(".")):
                 if not path.is_file():
                     raise UnexpectedFiles(f"{path} is no file that can be read; remove it")
+                if path.is_symlink() and not path.resolve().is_relative_to(root):
+                    raise UnexpectedFiles(
+                        f"{path} is a link out of {source}; remove it, or put a copy in its place"
+                    )
                 yield path
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UnexpectedFiles(
+            f"{path} cannot be read: {error.strerror}; remove it, or let this user read it"
+        ) from error
 
 
 def _refuse(error: OSError) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
+from skips import need
 
 from tasks.upload import upload
 from throughline.shared.errors import DataNotFound, InvalidParams, UnexpectedFiles
 from throughline.shared.object_store import open_store
 
+NOBODY = 65534
 FILES = {"cats/1.jpg": b"one", "cats/2.jpg": b"two", "dogs/1.jpg": b"three"}
 
 
@@ -45,11 +49,13 @@ def test_a_link_counts_as_the_folder_that_it_leads_to(folder, bucket_url):
     assert read_all(bucket_url) == FILES
 
 
-@pytest.mark.parametrize("case", ["outside", "twice", "broken", "pipe"])
+@pytest.mark.parametrize("case", ["outside", "file outside", "twice", "broken", "pipe"])
 def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bucket_url, case):
     bad = folder / "birds"
     if case == "outside":
         bad.symlink_to("/usr")
+    elif case == "file outside":
+        bad.symlink_to("/etc/passwd")
     elif case == "twice":
         bad.symlink_to("cats")
     elif case == "broken":
@@ -58,6 +64,34 @@ def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bu
         os.mkfifo(bad)
     with pytest.raises(UnexpectedFiles, match="photos/birds"):
         upload(folder, bucket_url)
+    assert not read_all(bucket_url)
+
+
+def test_a_link_counts_as_the_file_that_it_leads_to(folder, bucket_url):
+    (folder / "dogs" / "1.jpg").rename(folder / ".one")
+    (folder / "dogs" / "1.jpg").symlink_to("../.one")
+    upload(folder, bucket_url)
+    assert read_all(bucket_url) == FILES
+
+
+def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_url):
+    need("root")
+    assert not read_all(bucket_url), "with all that this imports"
+    with tempfile.TemporaryDirectory() as name:
+        folder, hidden = Path(name), Path(name, "dogs.jpg")
+        folder.chmod(0o755)
+        for path in (folder / "cats.jpg", hidden):
+            path.write_bytes(b"x")
+        hidden.chmod(0)
+        os.seteuid(NOBODY)
+        try:
+            for source in (folder, hidden):
+                with pytest.raises(
+                    UnexpectedFiles, match=r"dogs\.jpg cannot be read: Permission d"
+                ):
+                    upload(source, f"{bucket_url}/x")
+        finally:
+            os.seteuid(0)
     assert not read_all(bucket_url)
 
 
