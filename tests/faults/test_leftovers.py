@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,19 @@ import pytest
 from throughline.config.cli import clear_after_kills
 from throughline.models.model_files import save_model
 from throughline.shared import files
+from throughline.shared.errors import AlreadyRunning
+from throughline.shared.file_lock import hold
 from throughline.shared.files import atomic_file, clear_leftovers, resumable_folder, write_json
 from throughline.shared.layout import Layout
+from throughline.shared.output_lock import hold_outputs
 from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 KILLED = 9
+DESCRIPTORS = Path("/proc/self/fd")
+ANOTHER_HOST, GONE = "0badcafe", 99_999_999  # no process has this number
 
 
 def killed_at(operation: int, work) -> bool:
@@ -176,9 +183,63 @@ def test_scratch_folders_of_ended_processes_are_cleared_by_the_next(tmp_path, en
     assert folder.exists()
     own = Scratch(tmp_path)
     new = own.folder
-    assert list((tmp_path / SCRATCH).iterdir()) == [new]
+    assert [one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir()] == [new]
     del own
     assert not list((tmp_path / SCRATCH).iterdir())
+
+
+def age(path: Path) -> None:
+    """Let a file or folder be two days old."""
+    then = time.time() - 2 * 86_400
+    os.utime(path, (then, then))
+
+
+def test_scratch_folders_of_another_host_are_cleared_when_a_day_old(tmp_path):
+    other = tmp_path / SCRATCH / f"{ANOTHER_HOST}-{GONE}-0123abcd"
+    other.mkdir(parents=True)
+    clear_scratch(tmp_path)
+    assert other.exists(), "whose process nobody can ask here"
+    age(other)
+    with hold(other.with_name(f"{other.name}.lock"), "its process", print):
+        clear_scratch(tmp_path)
+        assert other.exists(), "on a file system that shares locks"
+    clear_scratch(tmp_path)
+    assert not list((tmp_path / SCRATCH).iterdir())
+
+
+@pytest.mark.parametrize("host", [f"{ANOTHER_HOST}-", ""], ids=["another host", "not known"])
+def test_temporary_files_of_another_host_go_when_a_day_old(tmp_path, host):
+    left = tmp_path / f".input.json.{host}{GONE}-{'0' * 16}.tmp"
+    left.write_text("half")
+    clear_leftovers(tmp_path)
+    assert left.exists(), "its process may be alive"
+    age(left)
+    clear_leftovers(tmp_path)
+    assert not left.exists()
+
+
+def is_of(descriptor: Path, file: Path) -> bool:
+    """Whether a descriptor is of this file; the one that lists them is gone by then."""
+    with suppress(OSError):
+        return descriptor.readlink() == file
+    return False
+
+
+def test_a_folder_is_locked_by_a_file_that_is_open_for_writing(tmp_path):
+    """As NFS needs it to tell other machines."""
+    out = tmp_path / "runs" / "naive"
+    with hold_outputs(out, "training naive"):
+        (lock,) = out.iterdir()
+        (number,) = (each.name for each in DESCRIPTORS.iterdir() if is_of(each, lock))
+        opened = (DESCRIPTORS.parent / "fdinfo" / number).read_text()
+        assert "FLOCK" in opened
+        assert int(opened.split("flags:")[1].split()[0], 8) & os.O_ACCMODE == os.O_RDWR
+        with (
+            pytest.raises(AlreadyRunning, match="another process is training naive"),
+            hold_outputs(out, "training naive"),
+        ):
+            raise AssertionError
+    assert not list(out.iterdir())
 
 
 def test_a_pipeline_that_caches_nothing_makes_no_scratch_folder(tmp_path):

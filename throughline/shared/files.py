@@ -28,6 +28,7 @@ import numpy as np
 from blake3 import blake3
 
 from throughline.shared.errors import expect_current_schema
+from throughline.shared.host_mark import host_mark, is_forgotten
 
 PARTIAL = ".partial"
 DIGITS = 12  # of the digest of its work in the name of a partial folder
@@ -35,7 +36,8 @@ OLD = ".old"
 COPIED_BYTES = 1 << 20  # at once
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
-_TEMPORARY = re.compile(r"\..*\.(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
+# Of the host, in names of earlier versions none, and the process.
+_TEMPORARY = re.compile(r"\..*\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
 
 
 def digest_blake2b(*parts: bytes) -> str:
@@ -95,10 +97,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     failure removed.
 
     The temporary name is drawn, so that threads and processes may write the same file at the same
-    time; it holds the process, so that `clear_leftovers` knows whose it was.
+    time; it holds host and process, so that `clear_leftovers` knows whose it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    drawn = f"{host_mark()}-{os.getpid()}-{secrets.token_hex(8)}"
+    temporary = path.with_name(f".{path.name}.{drawn}.tmp")
     try:
         yield temporary
         flush(temporary)
@@ -112,11 +115,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove temporary files of `atomic_file` that processes which are gone have left in a folder,
-    not below it.
+    not below it; of those of another host, what is a day old.
     """
     for path in folder.glob(".*.tmp*"):
-        if (match := _TEMPORARY.fullmatch(path.name)) and not _is_alive(int(match[1])):
-            path.unlink(missing_ok=True)
+        if match := _TEMPORARY.fullmatch(path.name):
+            own = match[1] == host_mark()
+            if not _is_alive(int(match[2])) if own else is_forgotten(path):
+                path.unlink(missing_ok=True)
 
 
 def copy_whole(source: Path, path: Path, *, digest: str) -> bool:

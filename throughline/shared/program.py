@@ -40,6 +40,7 @@ SUPPORTING = (
             "failures",
             "file_lock",
             "gc_pause",
+            "host_mark",
             "layout",
             "libraries",
             "object_store",

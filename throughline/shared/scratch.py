@@ -2,22 +2,28 @@
 when it ends, or by the next process.
 
 They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary
-directory, where nothing would clear them. A process that is killed leaves its own; the kernel's
-lock on a folder shows whether its process is alive.
+directory, where nothing would clear them. A process that is killed leaves its own; the lock next to
+a folder shows whether its process is alive. Where several machines share the project, each clears
+its own, and what another one has left for a day.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from throughline.shared.file_lock import hold_if_free
+from throughline.shared.host_mark import host_mark, is_forgotten
+
 SCRATCH = Path(".throughline") / "scratch"
+LOCK = ".lock"
+OWNER = "a process with a scratch folder"
 
 
 class Scratch:
@@ -35,8 +41,9 @@ class Scratch:
         if self._folder is None:
             root = (self._root or Path.cwd()).absolute()
             clear_scratch(root)
-            self._folder, descriptor = _create(root / SCRATCH)
-            weakref.finalize(self, _remove, self._folder, descriptor)
+            held = ExitStack()
+            self._folder = held.enter_context(_new_folder(root / SCRATCH))
+            weakref.finalize(self, held.close)
         return self._folder
 
     def new_folder(self) -> Path:
@@ -59,35 +66,27 @@ def temporary_files_in_scratch(root: Path) -> Iterator[None]:
 
 def clear_scratch(root: Path) -> None:
     """Remove what processes that are gone have left in a project's scratch folder."""
-    for folder in (root / SCRATCH).glob("*"):
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue  # another process is clearing it
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass  # its process lives
-        finally:
-            os.close(descriptor)
+    parent = root / SCRATCH
+    for name in {one.name.removesuffix(LOCK) for one in parent.glob("*")}:
+        # The lock of another machine's is not tried: not all file systems share locks.
+        if not name.startswith(host_mark()) and not is_forgotten(parent / name):
+            continue
+        with hold_if_free(parent / f"{name}{LOCK}", OWNER) as held:
+            if held is not None:
+                shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _create(parent: Path) -> tuple[Path, int]:
-    """Make a folder and lock it; returns it with the file descriptor that holds the lock."""
-    parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def _new_folder(parent: Path) -> Iterator[Path]:
+    """A new folder, locked, for the length of the block."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue  # taken for a leftover before it was locked
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder, descriptor
-        os.close(descriptor)
-
-
-def _remove(folder: Path, descriptor: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(descriptor)
+        folder = parent / f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
+        with hold_if_free(folder.with_name(f"{folder.name}{LOCK}"), OWNER) as held:
+            if held is None:  # it was taken for a leftover before it was locked
+                continue
+            folder.mkdir(mode=0o700)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
