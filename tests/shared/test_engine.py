@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, Security
 
 from throughline.pipelines.write.snapshot_writer import NotDecoded
 from throughline.plan.ops import Decode
@@ -94,6 +94,16 @@ def test_few_items_are_outstanding_however_many_there_are(two_workers):
 
     assert len(list(in_parallel(square, items(), workers=1))) == 200
     assert max(held) + 1 == 2 * dask_engine.PER_THREAD == 4, "with the one that is taken"
+
+
+@pytest.mark.integration
+def test_nobody_else_can_use_the_workers_of_a_stage(two_workers):
+    address = Client.current().scheduler.address
+    assert address.startswith("tls://")
+    with pytest.raises(OSError, match="certificate does not match"):
+        Client(address, timeout=5, security=Security.temporary(), set_as_default=False)
+    with pytest.raises(OSError):
+        Client(address.replace("tls:", "tcp:"), timeout=5, set_as_default=False)
 
 
 def test_errors_travel_between_processes():

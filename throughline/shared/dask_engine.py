@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, wait
+from distributed import Client, Future, KilledWorker, LocalCluster, Security, wait
 from distributed.comm import CommClosedError
 
 from throughline.shared.dask_task import Stage, describe_program, find_modules, run_task
@@ -44,7 +44,8 @@ LOCAL: dict[str, Any] = {
 @contextmanager
 def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
     """The cluster whose scheduler has this address, or one of so many processes on this machine,
-    which nobody else can reach, and which ends with the block.
+    which nobody else can use, since its parts show each other certificates that are drawn now, and
+    which ends with the block.
 
     Raises:
       EngineFailed: it does not answer, or has no worker.
@@ -60,7 +61,11 @@ def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
                 yield DaskEngine(client, address, scratch)
             return
         options = {**LOCAL, "n_workers": workers, "local_directory": str(scratch.new_folder())}
-        with LocalCluster(**options) as cluster, _connect(_address(cluster)) as client:
+        security: Any = Security.temporary()
+        with (
+            LocalCluster(**options, security=security) as cluster,
+            _connect(_address(cluster), security) as client,
+        ):
             yield DaskEngine(client, "engine.workers", scratch)
 
 
@@ -69,9 +74,9 @@ def _address(cluster: Any) -> str:
 
 
 @contextmanager
-def _connect(address: str) -> Iterator[Client]:
+def _connect(address: str, security: Security | None = None) -> Iterator[Client]:
     try:
-        client = Client(address, timeout=ANSWER_S)
+        client = Client(address, timeout=ANSWER_S, security=security)
     except (OSError, ValueError) as error:
         raise EngineFailed(
             f"engine.address: no Dask scheduler answers at {address} within {ANSWER_S:.0f} s; start"
