@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ from throughline.shared.errors import (
     StaleSnapshot,
 )
 from throughline.shared.failures import report_user_errors
-from throughline.shared.object_store import RETRIES, open_store
+from throughline.shared.object_store import BACKOFF, RETRIES, open_store
 
 OTHER = multiprocessing.get_context("spawn")
 PAGE = 4096  # bytes; what a file on a tmpfs takes at least
@@ -343,6 +344,23 @@ def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, pr
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "left").rename(left)
     assert there <= go_on()
+
+
+def test_a_store_that_is_away_at_the_last_request_costs_that_alone(
+    arrays, tmp_path, bucket_url, proxy, small_pieces, monkeypatch
+):
+    for wait in ("init_backoff", "max_backoff"):
+        monkeypatch.setitem(BACKOFF, wait, timedelta(milliseconds=1))
+    proxy.fault = lambda method, path: "503" if method == "PUT" and "/index/" in path else None
+    with pytest.raises(ObjectStoreFailed, match="/index/"):
+        write(arrays, tmp_path / "put", bucket_url)
+    assert not (tmp_path / "put").exists()
+    proxy.fault = lambda method, path: None
+    proxy.requests.clear()
+    write(arrays, tmp_path / "put", bucket_url)
+    (put,) = [path for method, path, _ in proxy.requests if method == "PUT"]
+    assert "/index/" in put
+    assert list(read_files(tmp_path / "put")) == ["index.json"]
 
 
 def _write_slowly(folder: Path, out: Path, url: str, endpoint: str) -> None:

@@ -7,13 +7,21 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from throughline.shared.errors import ObjectStoreFailed
-from throughline.shared.object_store import BACKOFF, RETRIES, open_store
+from throughline.shared.object_store import (
+    BACKOFF,
+    PART_BYTES,
+    PUTS_AT_ONCE,
+    RETRIES,
+    open_store,
+)
 
 DATA = bytes(range(256)) * 100
 
@@ -184,6 +192,34 @@ def test_a_file_is_put_as_its_bytes_are(bucket_url, tmp_path):
     assert opened.read("a") == DATA
     with pytest.raises(FileNotFoundError):
         opened.write_file("b", tmp_path / "none")
+
+
+def test_a_large_object_is_put_in_parts_as_one(bucket_url, proxy):
+    data = DATA * (PART_BYTES // len(DATA) + 1)
+    opened = open_store(bucket_url)
+    opened.write("a", data)
+    parts = [path for method, path, _ in proxy.requests if method == "PUT"]
+    assert len(parts) == 2 and all("partNumber=" in path for path in parts)
+    assert opened.read("a") == data
+    assert [one.name for one in opened.list()] == ["a"]
+
+
+def test_few_objects_are_on_their_way_at_a_time_whatever_the_number_of_threads(bucket_url, proxy):
+    """For all of them share the uplink, and each has the same time."""
+    opened, lock, counts = open_store(bucket_url), threading.Lock(), [0, 0]
+
+    def count(method, path):
+        with lock:
+            counts[0] += 1
+            counts[1] = max(counts)
+        time.sleep(0.02)
+        with lock:
+            counts[0] -= 1
+
+    proxy.fault = count
+    with ThreadPoolExecutor(4 * PUTS_AT_ONCE) as threads:
+        list(threads.map(lambda number: opened.write(f"{number}", DATA), range(30)))
+    assert counts == [0, PUTS_AT_ONCE]
 
 
 @pytest.mark.parametrize("fault", ["late", "cut"])

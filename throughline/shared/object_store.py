@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,9 +31,11 @@ BACKOFF = {
     "max_backoff": timedelta(seconds=5),
     "base": 3,
 }
-SINGLE_PUT_BYTES = 128 << 20  # up to which an object is one request; above, parts that are joined
-PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # of a large file; stores take 10,000
-PARTS_AT_ONCE = 2  # all of them share the time limit
+# Up to which an object is one request; larger ones are parts that the store joins. What is on its
+# way shares the uplink, and the time limit: 64 MiB, whatever the number of threads.
+PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores take 10,000
+PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
+_PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
 # What is asked for credentials on machines of providers, where the environment has none.
 CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
@@ -150,13 +153,19 @@ class ObjectStore:
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Put an object; another of its name is replaced. It is there whole or not at all."""
-        with self._in_words(name):
-            self.client.put(name, data, use_multipart=len(data) > SINGLE_PUT_BYTES)
+        with self._in_words(name), _PUTTING:
+            self.client.put(
+                name,
+                data,
+                use_multipart=len(data) > PART_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
 
     def write_file(self, name: str, path: Path) -> None:
         """Put a file, whatever its size, as `write` does bytes."""
         part = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
-        with path.open("rb") as file, self._in_words(name):
+        with path.open("rb") as file, self._in_words(name), _PUTTING:
             self.client.put(name, file, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
 
     def copy(self, name: str, to: str) -> None:

@@ -185,9 +185,9 @@ def shard(
         if storage:
             names = [object_name(shard.digest) for shard in shards]
             check_put(open_store(storage.url), OBJECTS, names)
-            for note in folder.glob(".done-*"):
-                note.unlink()
         write_shard_index(folder, index)
+        for note in folder.glob(".done-*"):
+            note.unlink()
     return index
 
 

@@ -206,11 +206,12 @@ def _write_snapshot(
         )
         if store:
             check_put(store, key, itertools.chain.from_iterable(rows.objects for rows in done))
-        for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
-            left.unlink()
         write_index(folder, index)
         if store:
             put_index(store, key, folder)
+        # Last, so that the same command goes on where a store was away until here.
+        for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
+            left.unlink()
     copied = sum(one.shard.examples for one, rows in zip(placed, done, strict=True) if rows.copied)
     return WrittenSnapshot(index=index, copied=copied)
 
