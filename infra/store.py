@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LOOPBACK = "127.0.0.1"
 # Each listens at a port of its own, from the S3 port on, and 10,000 above it.
 PARTS = ("s3", "master", "volume", "filer")
+KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CERTIFICATES = ".certificates"
 _VALID = datetime.timedelta(days=36_500)
 
@@ -39,6 +40,12 @@ def command(
     bind: Annotated[str, typer.Option(help="address that S3 listens at")] = LOOPBACK,
 ) -> None:
     """Become `weed server`; its S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
+    lacking = [name for name in KEY if not os.environ.get(name, "").strip()]
+    if lacking:
+        raise typer.BadParameter(
+            f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} empty or not set, and"
+            " without a key SeaweedFS serves everybody; set both"
+        )
     os.umask(0o077)
     weed = Path(sys.executable).with_name("weed")
     folder = data.resolve()

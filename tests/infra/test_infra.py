@@ -4,8 +4,10 @@ nothing beyond loopback.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,20 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     }
     sent_and_not_copied = {"Dockerfile", ".dockerignore"}  # the builder needs them
     assert context - sent_and_not_copied == needed
+
+
+@pytest.mark.parametrize("empty", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_store_without_a_key_does_not_start(tmp_path, empty):
+    """For it would serve everybody."""
+    key = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret", empty: " "}
+    refused = subprocess.run(
+        [sys.executable, "-m", "infra.store", "--data", str(tmp_path / "objects")],
+        cwd=INFRA.parent,
+        env={**os.environ, **key, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert f"{empty} is empty or not set" in refused.stderr
+    assert not (tmp_path / "objects").exists()

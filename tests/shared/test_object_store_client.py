@@ -8,10 +8,12 @@ import itertools
 import pickle
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import boto3
 import pytest
 
 from throughline.shared.errors import ObjectStoreFailed
@@ -20,6 +22,7 @@ from throughline.shared.object_store import (
     PART_BYTES,
     PUTS_AT_ONCE,
     RETRIES,
+    ObjectStore,
     open_store,
 )
 
@@ -232,19 +235,29 @@ def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fau
     assert next(faults, None) is None
 
 
-class OtherRegion(BaseHTTPRequestHandler):
-    """What a store answers that has the bucket in another region."""
+class Refusing(BaseHTTPRequestHandler):
+    """A store that refuses everything with `status` and, where it has one, a `code`."""
 
-    def do_GET(self):
-        self.send_response(301)
+    status, code = 301, ""
+
+    def _refuse(self):
+        answer = f"<Error><Code>{self.code}</Code></Error>".encode() if self.code else b""
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    do_GET = do_HEAD = _refuse  # noqa: N815 - http.server's names
 
     def log_message(self, *_):
         pass
 
 
-def test_a_bucket_in_another_region_is_said_to_be_there(monkeypatch):
-    with HTTPServer(("127.0.0.1", 0), OtherRegion) as server:
+@pytest.fixture
+def refuse(monkeypatch) -> Iterator[Callable[..., ObjectStore]]:
+    """A function that opens a store which refuses everything in one way."""
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
         for name, value in (
             ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
             ("AWS_ALLOW_HTTP", "true"),
@@ -253,6 +266,52 @@ def test_a_bucket_in_another_region_is_said_to_be_there(monkeypatch):
         ):
             monkeypatch.setenv(name, value)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(ObjectStoreFailed, match="another region; set AWS_REGION to its own"):
-            open_store("s3://box").read("a")
+
+        def open_refusing(status: int, code: str) -> ObjectStore:
+            monkeypatch.setattr(Refusing, "status", status)
+            monkeypatch.setattr(Refusing, "code", code)
+            return open_store("s3://box")
+
+        yield open_refusing
         server.shutdown()
+
+
+def test_a_bucket_in_another_region_is_said_to_be_there(refuse):
+    with pytest.raises(ObjectStoreFailed, match="another region; set AWS_REGION to its own"):
+        refuse(301, "").read("a")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words", "of_head"),
+    [
+        *(
+            (400, code, rf"credentials have ended, .* \({code}\); set new", "ended.*HTTP 400")
+            for code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+        ),
+        (403, "RequestTimeTooSkewed", "clocks .* differ too much", "check this machine's clock"),
+    ],
+)
+def test_credentials_that_have_ended_and_a_wrong_clock_are_said(
+    refuse, status, code, words, of_head
+):
+    opened = refuse(status, code)
+    with pytest.raises(ObjectStoreFailed, match=words):
+        opened.read("a")
+    with pytest.raises(ObjectStoreFailed, match=of_head):
+        opened.find("a")
+
+
+def test_a_name_that_is_none_of_a_file_is_named(bucket_url, object_store):
+    """S3 has empty folders in names, too, which this store does not keep."""
+    bucket, _, prefix = bucket_url.removeprefix("s3://").partition("/")
+    client = boto3.client("s3", endpoint_url=object_store["AWS_ENDPOINT_URL"], region_name="any")
+    client.put_object(Bucket=bucket, Key=f"{prefix}/a\n.jpg", Body=b"1")
+    opened = open_store(bucket_url)
+    with pytest.raises(
+        ObjectStoreFailed, match=r"a\\n\.jpg' has an empty part, .*rename"
+    ) as refused:
+        list(opened.list())
+    assert "\n" not in str(refused.value)
+    for name in ("photos//a.jpg", "photos/../a.jpg"):
+        with pytest.raises(ObjectStoreFailed, match=f"the name '{name}' has an empty part"):
+            opened.write(name, b"1")

@@ -39,6 +39,11 @@ _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
 # What is asked for credentials on machines of providers, where the environment has none.
 CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
+# What the client says of the name of an object, which it then does not list at all.
+_ODD_NAME = re.compile(r'(?:parsing )?Path "(.+?)"(?: contained empty|: Encountered illegal)', re.S)
+# Temporary credentials that have ended, and a clock that a signature depends on.
+_EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
+_WRONG_CLOCK = ("RequestTimeTooSkewed", "RequestExpired")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,15 +282,18 @@ def _explain(error: Exception, provider: Provider) -> str:
     code = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"status code: (\d{3})", text)
     what = code[1] if code else f"HTTP {status[1]}" if status else ""
+    if odd := _ODD_NAME.search(text):
+        return (
+            f"the name {odd[1]!r} has an empty part, one of dots alone, or a control character in"
+            " it, so it cannot be reached; rename or remove the object, or name a folder that"
+            " does not hold it"
+        )
     if what in ("NoSuchBucket", "ContainerNotFound"):
         return f"there is no such {provider.bucket}; create it, or correct the URL"
     if isinstance(error, FileNotFoundError):
         return f"there is no such object, or no such {provider.bucket}"
-    if status and status[1] in ("401", "403"):
-        return (
-            f"no permission ({what}); check the credentials in the environment, such as"
-            f" {provider.credentials}, and what they may do in this {provider.bucket}"
-        )
+    if refused := _explain_refusal(what, status[1] if status else "", provider):
+        return refused
     if any(service in text for service in CREDENTIAL_SERVICES):
         return (
             "no credentials were found; set them in the environment, such as"
@@ -310,3 +318,24 @@ def _explain(error: Exception, provider: Provider) -> str:
         f"the store was not reached or stopped answering ({reason}){again}; check the network and"
         f" the endpoint, such as {provider.endpoint}"
     )
+
+
+def _explain_refusal(what: str, status: str, provider: Provider) -> str:
+    """What is wrong with credentials, or with the clock that signatures depend on; empty where the
+    store's answer is about something else. Answers to HEAD have no code.
+    """
+    if what in _EXPIRED or (what == "HTTP 400" and provider.variables == "AWS"):
+        return (
+            f"temporary credentials have ended, or are not whole ({what}); set new ones in the"
+            f" environment, {provider.credentials} and what belongs to them, such as"
+            " AWS_SESSION_TOKEN, and run the same command again"
+        )
+    if what in _WRONG_CLOCK:
+        return f"the clocks of this machine and of the store differ too much ({what}); set this one"
+    if status in ("401", "403"):
+        clock = "; check this machine's clock, too" if what == "HTTP 403" else ""
+        return (
+            f"no permission ({what}); check the credentials in the environment, such as"
+            f" {provider.credentials}, and what they may do in this {provider.bucket}{clock}"
+        )
+    return ""
