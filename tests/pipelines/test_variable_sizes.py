@@ -13,9 +13,12 @@ from small_pipelines import pipeline as pipeline_of
 from throughline.data.columns.index import column_path, map_column, read_index, verify
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write import snapshot_writer
+from throughline.pipelines.write.rows import ShardRows, join_shapes
 from throughline.plan.augmentations import Brightness, Flip, Mixup, RandomCrop, RandomResizedCrop
 from throughline.plan.ops import CenterCrop
+from throughline.results.base import read_value
 from throughline.shared.errors import CorruptColumn, ImpossiblePlan
+from throughline.shared.files import write_json
 
 pytestmark = pytest.mark.integration
 
@@ -50,6 +53,19 @@ def test_the_snapshot_holds_every_image_in_its_own_size(data):
     assert len({tuple(shape) for shape in starts_and_shapes[:, 1:].tolist()}) > 10
     assert map_column(folder, "train", image, count).size == index.splits["train"].bytes(image)
     verify(folder, read_index(folder))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_shapes_take_a_few_bytes_a_row_and_are_read_from_a_note_as_they_were(tmp_path, rank):
+    parts = [np.arange(rank * rows, dtype=np.int64).reshape(rows, rank) for rows in (400, 600)]
+    rows = ShardRows(chunks=(), moments=(), shapes=join_shapes(parts, rank))
+    assert rows.shapes.nbytes == 1000 * rank * 8
+    write_json(tmp_path / "note.json", rows)
+    again = read_value(ShardRows, tmp_path / "note.json", "snapshot").shapes
+    assert again.dtype == np.int64 and np.array_equal(again, rows.shapes)
+    write_json(tmp_path / "none.json", ShardRows(chunks=(), moments=()))
+    none = read_value(ShardRows, tmp_path / "none.json", "snapshot").shapes
+    assert join_shapes([none.reshape(-1, rank)], rank).shape == (0, rank)
 
 
 @pytest.mark.slow

@@ -283,4 +283,6 @@ def _to_jsonable(value: Any) -> Any:
         return str(value)
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -37,7 +37,13 @@ from throughline.data.shards.index import INDEX as SHARDS
 from throughline.data.shards.index import ShardIndex
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
-from throughline.pipelines.write.rows import EarlierRows, PlacedShard, ShardRows, WriteContext
+from throughline.pipelines.write.rows import (
+    EarlierRows,
+    PlacedShard,
+    ShardRows,
+    WriteContext,
+    join_shapes,
+)
 from throughline.plan.ops import Op
 from throughline.results.base import read_value
 from throughline.shared.errors import ObjectStoreFailed, UserError
@@ -155,7 +161,7 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
     source = _EarlierChunks(context, shard.split, earlier)
     chunks: list[Chunk] = []
     parts: list[Moments] = []
-    shapes: list[Sequence[int]] = []
+    shapes: list[np.ndarray] = []
     for chunk in earlier.chunks:
         data = source.read(chunk)
         if data is None:
@@ -167,13 +173,14 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
         if context.store is None:
             for column in (context.value, *context.columns_of_all_rows):
                 context.write_bytes(shard.split, column, chunks[-1].start, data[column.name])
-        shapes += [] if extents is None else extents[:, 1:].tolist()
+        shapes += [] if extents is None else [extents[:, 1:]]
         if context.takes_statistics(shard.split):
             parts.append(compute_moments(_decode(context.value, data[context.value.name], extents)))
     objects = _copy_objects(context, context.store, placed, earlier) if context.store else ()
     if objects is None:
         return None
-    return ShardRows(chunks=chunks, moments=parts, shapes=shapes, objects=objects, copied=True)
+    found = join_shapes(shapes, len(context.value.shape))
+    return ShardRows(chunks=chunks, moments=parts, shapes=found, objects=objects, copied=True)
 
 
 class _EarlierChunks:

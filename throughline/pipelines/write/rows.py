@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import PlainValidator
 
 from throughline.data.columns.channel_stats import Moments
 from throughline.data.columns.index import Chunk, Column, write_encoded_rows
@@ -17,6 +21,8 @@ from throughline.shared.files import atomic_file
 from throughline.shared.object_store import ObjectStore
 
 STATISTICS_OF = "train"
+# (rows, rank) int64, in JSON as lists: of all rows of a split they are in memory.
+Shapes = Annotated[np.ndarray, PlainValidator(lambda lists: np.asarray(lists, np.int64))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +120,17 @@ class WriteContext:
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
     """The rows of one shard: its chunks, the moments of the training split's values, of a ragged
-    column their shapes (rows, rank), the names of its objects in a store, and
-    whether they were copied from an earlier snapshot.
+    column their shapes, the names of its objects in a store, and whether they were copied from an
+    earlier snapshot.
     """
 
     chunks: Sequence[Chunk]
     moments: Sequence[Moments]
-    shapes: Sequence[Sequence[int]] = ()
+    shapes: Shapes = field(default_factory=lambda: join_shapes(()))
     objects: Sequence[str] = ()
     copied: bool = False
+
+
+def join_shapes(parts: Sequence[np.ndarray], rank: int = 1) -> np.ndarray:
+    """The shapes of consecutive rows, in parts, as one array (rows, rank) int64."""
+    return np.concatenate([np.empty((0, rank), np.int64), *parts])

@@ -25,7 +25,7 @@ from throughline.data.columns.index import (
 from throughline.data.columns.stored import ColumnUpload
 from throughline.data.shards.index import Shard
 from throughline.pipelines.write.earlier_rows import copy_rows
-from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext
+from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext, join_shapes
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
 from throughline.results.base import read_value
@@ -99,7 +99,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
                 )
                 if is_stored and isinstance(inputs, list):
                     chunk = _write_part(context, upload, shard, chunk, inputs)
-                    shapes += [value.shape for value in inputs]
+                    shapes.append(np.asarray([value.shape for value in inputs], np.int64))
                 chunks.append(chunk)
                 count += chunk.count
     except tf.errors.OpError as error:
@@ -116,7 +116,8 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     if upload:
         upload.finish()
     objects = upload.names if upload else ()
-    return ShardRows(chunks=chunks, moments=parts, shapes=shapes, objects=objects)
+    found = join_shapes(shapes, len(context.value.shape))
+    return ShardRows(chunks=chunks, moments=parts, shapes=found, objects=objects)
 
 
 def _as_stored(inputs: Any, context: WriteContext) -> Any:
@@ -179,9 +180,8 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
     column = context.value
     if not column.ragged:
         return SplitColumns(count=count, chunks=tuple(chunks))
-    shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(
-        -1, len(column.shape)
-    )
+    rank = len(column.shape)
+    shapes = join_shapes([rows.shapes.reshape(-1, rank) for rows in written], rank)
     offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
     stored = [chunk for chunk in chunks if column.name in chunk.digests]
     if context.store is None:
