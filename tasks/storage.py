@@ -2,8 +2,9 @@
 
 verify reads every object of this project's shards and snapshot and compares it with its digests;
 nothing is kept. gc lists snapshots and shards that no commit, branch, tag, stash or experiment of
-this clone reaches and that nobody has written to for a day; with --yes it removes them. Where a
-part of the history cannot be read, nothing is removed.
+this clone reaches and that nobody has written to for a day; with --yes it removes them. Those of
+another project with the same storage.url are among them. Where a part of the history cannot be
+read, nothing is removed.
 """
 
 from __future__ import annotations
@@ -202,8 +203,12 @@ def collect_garbage(
         for start in range(0, len(names) if removes else 0, DELETED_TOGETHER):
             store.delete(names[start : start + DELETED_TOGETHER])
         size = sum(one.bytes for one in objects) / 2**20
+        newest = max(one.modified_at for one in objects).astimezone(UTC)
         state = "removed" if removes else "can be removed"
-        yield f"{store.url}/{key}: {len(objects):,} objects, {size:,.1f} MiB, {state}"
+        yield (
+            f"{store.url}/{key}: {len(objects):,} objects, {size:,.1f} MiB, the last of"
+            f" {newest:%Y-%m-%d}, {state}"
+        )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +233,8 @@ def main() -> None:
         if not lines:
             echo_result("everything is reached")
         else:
-            echo_result("nothing reaches these" + ("" if options.yes else "; --yes removes them"))
+            more = "; --yes removes them, also where another project or clone needs them"
+            echo_result("nothing in this clone reaches these" + ("" if options.yes else more))
 
 
 if __name__ == "__main__":

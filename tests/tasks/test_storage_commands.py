@@ -91,10 +91,14 @@ def test_what_a_commit_or_an_experiment_has_is_kept_and_nothing_else(history, bu
     reached = {FIRST, SECOND, TRIED}
     assert find_reachable(history) == {*reached, *(f"shards/{key}" for key in reached)}
     listed = list(collect_garbage(store, history, now=LATER, removes=False))
-    assert listed == [
-        f"{bucket_url}/{NOBODY}: 2 objects, 0.0 MiB, can be removed",
-        f"{bucket_url}/shards: 1 objects, 0.0 MiB, can be removed",
-    ]
+    written = {
+        name: f"{store.find(name).modified_at.astimezone(UTC):%Y-%m-%d}"
+        for name in (f"{NOBODY}/index/{DIGEST}.json", f"shards/{NOBODY}")
+    }
+    for line, (name, day), count in zip(listed, written.items(), (2, 1), strict=True):
+        where = f"{bucket_url}/{name.partition('/')[0]}"
+        said = f"{count} objects, 0.0 MiB, the last of {day}, can be removed"
+        assert line == f"{where}: {said}"
     assert len(list(store.list())) == 12 + len(others)
     assert not list(collect_garbage(store, history, now=datetime.now(UTC), removes=True))
     removed = list(collect_garbage(store, history, now=LATER, removes=True))
