@@ -96,6 +96,22 @@ def test_rows_that_are_there_already_are_not_fetched_again(put, proxy):
     assert not proxy.requests
 
 
+def test_rows_that_are_there_already_are_used_where_no_hard_link_can_be_made(
+    put, proxy, small_disk
+):
+    data = put()
+    images = np.array(data.memmap("train", "image"))
+    proxy.requests.clear()
+    region = data.for_rows((3, 9))
+    region.columns_folder.symlink_to(small_disk)  # which a file elsewhere can have no name in
+    assert np.array_equal(region.memmap("train", "image"), images)
+    assert not proxy.requests
+    assert column_path(small_disk, "train", "image").is_symlink()
+    column_path(data.columns_folder, "train", "image").unlink()
+    again = put().for_rows((3, 9)).memmap("train", "image")
+    assert np.array_equal(again[3:9], images[3:9]), "fetched, since the link leads nowhere"
+
+
 def test_a_column_that_was_cut_off_since_is_fetched_again(put):
     data = put()
     images = np.array(data.memmap("train", "image"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -88,9 +89,8 @@ class FetchedColumns:
             if has_size(path, size):
                 return
             path.unlink(missing_ok=True)
-            if path != whole and has_size(whole, size):
-                path.hardlink_to(whole)
-            else:
+            there = path != whole and has_size(whole, size)
+            if not (there and _link(path, whole)):
                 self._fetch_into(path, split, column, size)
 
     def verify_regions(self) -> None:
@@ -167,6 +167,15 @@ class FetchedColumns:
             if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
                 return
         write_at(descriptor, fetch_checked(self.store, one), one.begin)
+
+
+def _link(path: Path, whole: Path) -> bool:
+    """Give a file a second name; returns whether its file system has links of either kind."""
+    for link in (path.hardlink_to, path.symlink_to):
+        with suppress(OSError):
+            link(whole.resolve())
+            return True
+    return False
 
 
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
