@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from project import run_python
 
 from throughline.config.cli import clear_after_kills
 from throughline.models.model_files import save_model
@@ -19,6 +20,7 @@ from throughline.shared import files
 from throughline.shared.errors import AlreadyRunning
 from throughline.shared.file_lock import hold
 from throughline.shared.files import atomic_file, clear_leftovers, resumable_folder, write_json
+from throughline.shared.host_mark import host_mark
 from throughline.shared.layout import Layout
 from throughline.shared.output_lock import hold_outputs
 from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch
@@ -186,6 +188,14 @@ def test_scratch_folders_of_ended_processes_are_cleared_by_the_next(tmp_path, en
     assert [one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir()] == [new]
     del own
     assert not list((tmp_path / SCRATCH).iterdir())
+
+
+def test_processes_of_a_host_name_it_alike(tmp_path):
+    said = run_python("from throughline.shared.host_mark import host_mark\nprint(host_mark())")
+    assert said.stdout.strip() == host_mark()
+    with atomic_file(tmp_path / "x") as temporary:
+        assert temporary.name.startswith(f".x.{host_mark()}-{os.getpid()}-")
+        temporary.write_text("x")
 
 
 def age(path: Path) -> None:
