@@ -94,8 +94,11 @@ def main() -> None:
             )
         seconds, index = time.perf_counter() - started_at, written.index
         examples = sum(split.count for split in index.splits.values())
+        computed = examples - written.copied - written.resumed
         if known and written.copied:  # a fresh one would take as long as then
             seconds = examples / known.examples_per_s
+        elif computed:  # what an interrupted run has done took its time, too
+            seconds *= examples / computed
         size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for shard in shards.shards)
         image, mean = index.columns[0], size / examples

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from conftest import read_files
-from small_pipelines import open_snapshot, prepare_snapshot
+from small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
 
+from throughline.data.columns.stored import Destination
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write import snapshot_writer
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.pipelines.write.snapshot import snapshot, write_snapshot
 from throughline.plan.ops import Decode, Op, Resize
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
 
@@ -70,6 +72,27 @@ def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     assert len(seen) - began == shards - (finished if before == after else 0)
     prepare_snapshot(photos, tmp_path / "fresh", kind, fraction=after)
     assert read_files(tmp_path / "snapshot") == read_files(tmp_path / "fresh")
+
+
+def test_what_an_interrupted_run_has_done_is_counted(photos, tmp_path, monkeypatch):
+    shards, files = read_shard_index(photos / "shards"), ShardFiles(folder=photos / "shards")
+    out, real, seen = Destination(folder=tmp_path / "snapshot"), snapshot_writer.write_shard, []
+
+    def stop_at_the_third(context, shard, start):
+        seen.append(shard.name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(context, shard, start)
+
+    monkeypatch.setattr(snapshot_writer, "write_shard", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        write_snapshot(shards, files, out, preprocess=PREPROCESS["photos"])
+    notes = list(tmp_path.glob("snapshot.*.partial/.done-*"))
+    names = {note.name.removeprefix(".done-").removesuffix(".json") for note in notes}
+    written = write_snapshot(shards, files, out, preprocess=PREPROCESS["photos"])
+    done = sum(shard.examples for shard in shards.shards if shard.name in names)
+    assert (written.resumed, written.copied) == (done, 0)
+    assert done > 0
 
 
 def test_a_snapshot_is_the_same_however_many_rows_are_made_together(

@@ -121,7 +121,7 @@ class WriteContext:
 class ShardRows:
     """The rows of one shard: its chunks, the moments of the training split's values, of a ragged
     column their shapes, the names of its objects in a store, and whether they were copied from an
-    earlier snapshot.
+    earlier snapshot, or were there from an interrupted run.
     """
 
     chunks: Sequence[Chunk]
@@ -129,6 +129,7 @@ class ShardRows:
     shapes: Shapes = field(default_factory=lambda: join_shapes(()))
     objects: Sequence[str] = ()
     copied: bool = False
+    resumed: bool = False
 
 
 def join_shapes(parts: Sequence[np.ndarray], rank: int = 1) -> np.ndarray:

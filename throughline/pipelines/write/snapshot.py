@@ -51,10 +51,13 @@ UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSnapshot:
-    """The index of a snapshot, and how many of its examples were copied from an earlier one."""
+    """The index of a snapshot, and how many of its examples were copied from an earlier one, and
+    were there from an interrupted run.
+    """
 
     index: SnapshotIndex
     copied: int
+    resumed: int
 
 
 def snapshot(
@@ -212,8 +215,12 @@ def _write_snapshot(
         # Last, so that the same command goes on where a store was away until here.
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
-    copied = sum(one.shard.examples for one, rows in zip(placed, done, strict=True) if rows.copied)
-    return WrittenSnapshot(index=index, copied=copied)
+    rows_of = [(one.shard.examples, rows) for one, rows in zip(placed, done, strict=True)]
+    return WrittenSnapshot(
+        index=index,
+        copied=sum(count for count, rows in rows_of if rows.copied and not rows.resumed),
+        resumed=sum(count for count, rows in rows_of if rows.resumed),
+    )
 
 
 def _columns(

@@ -62,7 +62,7 @@ def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     if note.exists():
         done = read_value(ShardRows, note, "snapshot")
         if context.store is None or all(map(context.store.find, done.objects)):
-            return done
+            return replace(done, resumed=True)
     written = copy_rows(context, placed) or write_shard(context, shard, placed.start)
     if context.store is None:
         flush(context.folder, shard.split, context.fixed_size_columns)
