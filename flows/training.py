@@ -30,7 +30,7 @@ from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout, from_here
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
+from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True)

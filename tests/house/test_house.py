@@ -66,7 +66,7 @@ LAYERS = (
 )
 OURS = ("throughline", "tasks", "flows")
 FLOWS_MAY_IMPORT = (
-    "whowaits.verdict",
+    "whowaits.timing.verdict",
     "flows",
     "tasks.own_code",
     "throughline.tuning.budgets",

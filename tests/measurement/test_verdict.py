@@ -15,7 +15,7 @@ from throughline.measurement.verdict import (
     judge,
 )
 from throughline.results.train import TrainThroughput
-from whowaits.verdict import decide
+from whowaits.timing.verdict import decide
 
 
 def stall(pct, low=None, high=None, **more):

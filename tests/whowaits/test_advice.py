@@ -1,10 +1,10 @@
-"""What is named first of what was tried: `whowaits.advice`, `whowaits.trials`."""
+"""What is named first of what was tried: `whowaits.changes.advice`, `whowaits.changes.trials`."""
 
 from __future__ import annotations
 
 import pytest
 
-from whowaits.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Tried, find_first, rank
+from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Tried, find_first, rank
 
 
 def tried(text, gain, low, meaning=SAME, keeps="", fits_memory=True):

@@ -1,12 +1,12 @@
-"""Whose time is measured when, with a clock and an input of our own: `whowaits.blocks`."""
+"""Whose time is measured when, with a clock and an input of our own: `whowaits.timing.blocks`."""
 
 from __future__ import annotations
 
 import pytest
 
-from whowaits.blocks import Block, Round, Step, Timing, median_interval
 from whowaits.report import make_report
-from whowaits.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
+from whowaits.timing.blocks import Block, Round, Step, Timing, median_interval
+from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
 class Machine:

@@ -1,5 +1,5 @@
 """What a dataset leaves open, and that a dataset with a change in it delivers the same examples:
-`whowaits.changes`, `whowaits.graphs`.
+`whowaits.changes.proposals`, `whowaits.changes.graphs`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whowaits import changes, trials
-from whowaits.advice import DRAWN_ONCE, ORDER, SAME, THREADS
-from whowaits.changes import CACHED_STEPS, propose_changes
-from whowaits.digests import FEWEST_PROVEN
+from whowaits.changes import proposals as changes
+from whowaits.changes import trials
+from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS
+from whowaits.changes.digests import FEWEST_PROVEN
+from whowaits.changes.proposals import CACHED_STEPS, propose_changes
 
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"

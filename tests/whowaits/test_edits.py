@@ -1,4 +1,4 @@
-"""Changes written into a script: `whowaits.edits`."""
+"""Changes written into a script: `whowaits.changes.edits`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from whowaits.advice import Edit
-from whowaits.edits import CannotBeWritten, diff, edit_source
+from whowaits.changes.advice import Edit
+from whowaits.changes.edits import CannotBeWritten, diff, edit_source
 
 SCRIPT = b"""import tensorflow as t
 data = (

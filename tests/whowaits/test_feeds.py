@@ -9,9 +9,9 @@ import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from whowaits.batches import BatchesTaken
-from whowaits.feeds import MAX_AHEAD, JaxFeed
-from whowaits.waits import Waits
+from whowaits.timing.batches import BatchesTaken
+from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
+from whowaits.timing.waits import Waits
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a `fit` of Keras is given, and when it ends: `whowaits.fits`."""
+"""What a `fit` of Keras is given, and when it ends: `whowaits.hooks.fits`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers import epoch_iterator
 
-from whowaits.fits import FitWatch
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.sources import count_steps
 from whowaits.session import Ended, Options, Session
-from whowaits.sources import count_steps
-from whowaits.waits import Waits
+from whowaits.timing.waits import Waits
 
 
 class Batches(keras.utils.PyDataset):

@@ -1,4 +1,4 @@
-"""Loops of a script's own making under the clock: `whowaits.loops`."""
+"""Loops of a script's own making under the clock: `whowaits.hooks.loops`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import median
 
 import pytest
 
-from whowaits.batches import count_examples, keep_batches
-from whowaits.loops import LoopWatch, Source
+from whowaits.hooks.loops import LoopWatch, Source
 from whowaits.session import Ended, Options, Session
+from whowaits.timing.batches import count_examples, keep_batches
 
 
 @pytest.fixture(autouse=True)
 def _measured_in_little_time(monkeypatch) -> None:
     for name in ("PASSIVE_S", "DISCARDED_S", "TRAINING_S"):
-        monkeypatch.setattr(f"whowaits.blocks.{name}", 0.05)
-    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.15)
+        monkeypatch.setattr(f"whowaits.timing.blocks.{name}", 0.05)
+    monkeypatch.setattr("whowaits.timing.blocks.ALONE_S", 0.15)
 
 
 class Script:
@@ -182,7 +182,7 @@ def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave():
 
 
 def test_a_script_that_counts_its_batches_is_not_said_to_have_failed(monkeypatch):
-    monkeypatch.setattr("whowaits.blocks.ALONE_S", 0.5)  # longer than an epoch
+    monkeypatch.setattr("whowaits.timing.blocks.ALONE_S", 0.5)  # longer than an epoch
     script, losses = Script(seconds=5.0), [0.0] * 60
     assert not script.session.repeats
     with pytest.raises(IndexError):

@@ -1,4 +1,4 @@
-"""Where a script makes what its dataset consists of, and what libraries make: `whowaits.places`."""
+"""Where a script makes what its dataset consists of, and what libraries make."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from whowaits.advice import find_first
 from whowaits.callers import name_from_here
-from whowaits.changes import propose_changes
-from whowaits.edits import CannotBeWritten, edit_source
-from whowaits.fits import FitWatch
-from whowaits.loops import LoopWatch
-from whowaits.places import is_changed, locate
+from whowaits.changes.advice import find_first
+from whowaits.changes.edits import CannotBeWritten, edit_source
+from whowaits.changes.places import is_changed, locate
+from whowaits.changes.proposals import propose_changes
+from whowaits.changes.trials import Pace, Trials, find_edits
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.loops import LoopWatch
+from whowaits.hooks.sources import explain_loader, explain_untried, has_cache, tried_dataset
+from whowaits.hooks.tensorflow import _Hooks
 from whowaits.session import Options, Session
-from whowaits.sources import explain_loader, explain_untried, has_cache, tried_dataset
-from whowaits.tensorflow_hooks import _Hooks
-from whowaits.trials import Pace, Trials, find_edits
-from whowaits.waits import Waits
+from whowaits.timing.waits import Waits
 
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
 
@@ -76,7 +76,7 @@ def test_a_cache_of_what_cannot_be_compared_is_not_tried_and_all_else_is():
 def test_arrays_for_whose_copies_there_is_no_memory_are_not_changed(monkeypatch):
     dataset = tf.data.Dataset.from_tensor_slices(tf.zeros((1000, 100))).batch(10)
     assert propose_changes(dataset, batch=10)
-    monkeypatch.setattr("whowaits.changes.memory_left_bytes", lambda: 1e6)
+    monkeypatch.setattr("whowaits.changes.proposals.memory_left_bytes", lambda: 1e6)
     with pytest.raises(MemoryError, match="the dataset holds 0 MiB of arrays"):
         propose_changes(dataset, batch=10)
 

@@ -1,5 +1,5 @@
-"""A changed copy next to the script, both run: `whowaits.proof`, `whowaits.serve`,
-`whowaits.patch`.
+"""A changed copy next to the script, both run: `whowaits.changes.proof`, `whowaits.changes.serve`,
+`whowaits.changes.patch`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import whowaits
-from whowaits.advice import ORDER, SAME, Edit, Tried
+from whowaits.changes.advice import ORDER, SAME, Edit, Tried
+from whowaits.changes.edits import edit_source
+from whowaits.changes.proof import NoPatch, _refuse, prove
 from whowaits.cli import main
-from whowaits.edits import edit_source
-from whowaits.proof import NoPatch, _refuse, prove
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,7 +48,7 @@ PARALLEL = "num_parallel_calls=8"  # of sleeps: faster on any machine
 @pytest.fixture(autouse=True)
 def _few_pairs(monkeypatch) -> None:
     for name in ("PAIRS", "LEAST_PAIRS"):
-        monkeypatch.setattr(f"whowaits.proof.{name}", 3)
+        monkeypatch.setattr(f"whowaits.changes.proof.{name}", 3)
 
 
 def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER, kind="map"):

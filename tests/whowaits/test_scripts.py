@@ -1,8 +1,7 @@
 """Trainings of every kind that Keras on TensorFlow has, each a script under the command, unchanged:
-`whowaits.fits`, `whowaits.timed_function`, `whowaits.feeds`, `whowaits.waits`,
-`whowaits.tensorflow_hooks`, `whowaits.within`.
+`whowaits.hooks`, `whowaits.timing`, `whowaits.within`.
 
-`whowaits.torch_hooks`, JAX and tf_keras are in benchmarks/whowaits.py, since this environment has
+`whowaits.hooks.torch`, JAX and tf_keras are in benchmarks/whowaits.py, since this environment has
 none of them.
 """
 
@@ -283,8 +282,8 @@ model.fit(few, verbose=0, callbacks=[whowaits.Callback()])
 @pytest.mark.slow
 def test_a_step_that_does_not_end_is_not_waited_for(tmp_path):
     code = """
-import whowaits.timed_function
-whowaits.timed_function.STEP_S = 1.0
+import whowaits.hooks.timed_function
+whowaits.hooks.timed_function.STEP_S = 1.0
 
 def batches():
     for _ in range(40):

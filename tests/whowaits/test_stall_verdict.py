@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from whowaits.blocks import Block, Round, Step, Timing
 from whowaits.fail_if import Condition, InvalidCondition
 from whowaits.report import make_report, undecided
-from whowaits.verdict import (
+from whowaits.timing.blocks import Block, Round, Step, Timing
+from whowaits.timing.verdict import (
     COMPUTE_BOUND,
     INPUT_BOUND,
     SLIGHTLY_BOUND,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from whowaits import machine
 from whowaits.callers import name_from_here
 from whowaits.cli import find_interpreter
 from whowaits.session import Options, Session
+from whowaits.timing import machine
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "whowaits" / "src"

@@ -1,4 +1,4 @@
-"""Loops over datasets of tf.data, through its own iterators: `whowaits.tensorflow_hooks`."""
+"""Loops over datasets of tf.data, through its own iterators: `whowaits.hooks.tensorflow`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import input_lib
 
-from whowaits.fits import FitWatch
-from whowaits.loops import LoopWatch
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.loops import LoopWatch
+from whowaits.hooks.tensorflow import _Hooks
 from whowaits.session import Options, Session
-from whowaits.tensorflow_hooks import _Hooks
-from whowaits.waits import Waits
+from whowaits.timing.waits import Waits
 
 
 @pytest.fixture

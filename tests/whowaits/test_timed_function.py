@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from whowaits import timed_function
+from whowaits.hooks import timed_function
+from whowaits.hooks.timed_function import TimedFunction
 from whowaits.session import Options, Session, Training
-from whowaits.timed_function import TimedFunction
-from whowaits.waits import Waits
+from whowaits.timing.waits import Waits
 
 EPOCHS, GAP_S = 4, 0.02
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from whowaits.accelerators import default_accelerator, synchronize
-from whowaits.fits import FitWatch
-from whowaits.loops import LoopWatch
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.loops import LoopWatch
+from whowaits.hooks.torch import _Hooks, copy_batch
 from whowaits.session import Options, Session
-from whowaits.torch_hooks import _Hooks, copy_batch
-from whowaits.waits import Waits
+from whowaits.timing.accelerators import default_accelerator, synchronize
+from whowaits.timing.waits import Waits
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
 
 def test_a_batch_of_a_fit_is_waited_for_once_and_by_the_thread_that_trains(monkeypatch):
     now, hooks = [0.0], make_hooks()
-    monkeypatch.setattr("whowaits.waits.perf_counter", lambda: now[0])
+    monkeypatch.setattr("whowaits.timing.waits.perf_counter", lambda: now[0])
 
     class Nested(Iterator):
         """As of the loader that Keras on PyTorch makes of a dataset of tf.data."""

@@ -28,7 +28,7 @@ from throughline.plan.plan import Plan, make_plan
 from throughline.results.profiling import GOOD_UTILIZATION_PCT, Diagnosis, Finding
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
+from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 # Rules that explain a wait whose end nothing here can predict.
 UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")

@@ -21,7 +21,7 @@ from throughline.results.profiling import (
     RoundTimes,
 )
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
-from whowaits.verdict import UNDECIDED
+from whowaits.timing.verdict import UNDECIDED
 
 SIDES: Mapping[str, str] = {
     "both": "from full buffers and from empty ones alike",

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from whowaits.blocks import median_interval
+from whowaits.timing.blocks import median_interval
 
 # From which blocks the steady state is read; undecided where the two kinds disagree.
 Side = Literal["both", "drained", "full", "undecided"]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from throughline.measurement.rounds import UNDECIDED_SIDE, Round, Side, SteadyState, TimedBlock
-from whowaits.blocks import median_interval
+from whowaits.timing.blocks import median_interval
 
 WARM_UP_STEPS = 3  # before a block, or a trace, that are not timed
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block

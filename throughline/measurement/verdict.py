@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from throughline.measurement.rounds import SteadyState
 from throughline.results.train import TrainThroughput
-from whowaits.verdict import (
+from whowaits.timing.verdict import (
     COMPUTE_BOUND_BELOW_PCT,
     INPUT_BOUND_FROM_PCT,
     MARGIN_PCT,

@@ -20,7 +20,7 @@ from throughline.reporting.ranking import (
 )
 from throughline.results.comparison import MeasuredRow, list_machines
 from throughline.results.train import SIGNIFICANT_STDERRS
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
+from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 # Two configurations whose ratio may be 1 are as fast as each other, unless its interval is so wide,
 # high end to low end, that it says nothing.

@@ -14,9 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .changes.patch import print_patch
 from .compare import NotAReport, compare
 from .fail_if import Condition, InvalidCondition
-from .patch import print_patch
 from .version import __version__
 
 EXIT_USAGE = 2

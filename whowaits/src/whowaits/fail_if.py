@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .report import Report
-from .verdict import MARGIN_PCT, UNDECIDED
+from .timing.verdict import MARGIN_PCT, UNDECIDED
 
 COMPARISONS = {
     "<": operator.lt,

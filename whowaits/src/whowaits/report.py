@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .advice import ORDER, SAME, Tried, find_first
-from .blocks import Block, Timing
-from .verdict import UNDECIDED, Conditions, Verdict
+from .changes.advice import ORDER, SAME, Tried, find_first
+from .timing.blocks import Block, Timing
+from .timing.verdict import UNDECIDED, Conditions, Verdict
 
 MEANINGS = {
     SAME: "the same examples in the same order",

@@ -16,14 +16,15 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from . import tensorflow_hooks, torch_hooks
 from .callers import HERE, OURS, take_for_own
 from .fail_if import Condition
-from .fits import COUNTING, FitWatch
+from .hooks import tensorflow as tensorflow_hooks
+from .hooks import torch as torch_hooks
+from .hooks.fits import COUNTING, FitWatch
+from .hooks.loops import LoopWatch
 from .imports import ImportWatch
-from .loops import LoopWatch
 from .session import EXIT_UNMEASURED, Options, Session, leave
-from .waits import Waits
+from .timing.waits import Waits
 
 INTERRUPTED = 130
 

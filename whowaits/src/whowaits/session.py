@@ -18,12 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import machine
-from .blocks import Timing
 from .callers import find_caller
 from .fail_if import Condition
 from .report import Report, make_report, undecided
-from .verdict import COMPUTE_BOUND, INPUT_BOUND, LEAST_STEPS, SLIGHTLY_BOUND, Conditions, judge
+from .timing import machine
+from .timing.blocks import Timing
+from .timing.verdict import (
+    COMPUTE_BOUND,
+    INPUT_BOUND,
+    LEAST_STEPS,
+    SLIGHTLY_BOUND,
+    Conditions,
+    judge,
+)
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from . import fits
+from .hooks import fits
 from .report import Report
 from .running import observe, observed
 from .session import Options, Session

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
+from whowaits.timing.blocks import (  # by now the script may have one of its own
+    median_interval,
+    statistics,
+)
+from whowaits.timing.feeds import wait_for
+from whowaits.timing.machine import memory_left_bytes
+
 from .advice import DRAWN_ONCE, THREADS, WORTH, Edit, Tried
-from .batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
-from .blocks import median_interval, statistics  # by now the script may have one of its own
-from .changes import InputChange, propose_changes
-from .feeds import wait_for
-from .machine import memory_left_bytes
 from .places import locate
+from .proposals import InputChange, propose_changes
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance

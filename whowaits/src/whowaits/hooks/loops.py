@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from .batches import MAX_DRAIN, MAX_DRAIN_S, count_examples, drained_s, keep_batches
-from .blocks import Step
-from .session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, count_examples, drained_s, keep_batches
+from whowaits.timing.blocks import Step
 
 FEWEST_TRAINED = 2  # steps with gradients, that make a loop a training
 FEWEST_SHARED = 3  # steps with a batch of another dataset, that may be what its steps are

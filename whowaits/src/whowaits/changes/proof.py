@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whowaits.timing.blocks import median_interval
+
 from .advice import ORDER, THREADS, WORTH, Tried
-from .blocks import median_interval
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
 ANSWER_S = 120.0  # that a copy may take for one thing; until its second step, too

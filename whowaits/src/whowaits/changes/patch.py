@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whowaits.report import Report
+
 from .advice import Edit, Tried, rank
 from .edits import CannotBeWritten, diff, edit_source
 from .proof import NoPatch, prove
-from .report import Report
 
 EXIT_NO_PATCH, EXIT_INTERRUPTED = 5, 130
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from whowaits.timing.machine import memory_left_bytes
+
 from .advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from .digests import digest, digest_some
 from .graphs import (
@@ -51,7 +53,6 @@ from .graphs import (
     title_of,
     without_version,
 )
-from .machine import memory_left_bytes
 from .places import ONE_KIND, READERS, find_made, locate
 
 CACHED_STEPS = 16

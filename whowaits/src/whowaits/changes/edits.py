@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from whowaits.callers import name_from_here
+
 from .advice import Edit
-from .callers import name_from_here
 
 # Arguments that a call may have by position, without the one that a change gives it.
 MOST_POSITIONAL = {

@@ -17,13 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .accelerators import default_accelerator
-from .callers import find_caller
-from .session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.callers import find_caller
+from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.timing.accelerators import default_accelerator
+from whowaits.timing.verdict import LEAST_STEPS
+from whowaits.timing.waits import Waits
+
 from .sources import count_steps, explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction
-from .verdict import LEAST_STEPS
-from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
 WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"))

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .accelerators import synchronize, uses_cuda
-from .callers import find_call, find_caller, is_of_keras
+from whowaits.callers import find_call, find_caller, is_of_keras
+from whowaits.imports import ImportWatch
+from whowaits.timing.accelerators import synchronize, uses_cuda
+
 from .fits import FitWatch
-from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .sources import has_cache
 

@@ -9,11 +9,12 @@ import weakref
 from time import perf_counter
 from typing import Any
 
-from .accelerators import synchronize
-from .batches import leaves
-from .callers import find_caller, is_of_keras
+from whowaits.callers import find_caller, is_of_keras
+from whowaits.imports import ImportWatch
+from whowaits.timing.accelerators import synchronize
+from whowaits.timing.batches import leaves
+
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
-from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .sources import explain_loader
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from .machine import wait_until_idle
+from whowaits.timing.machine import wait_until_idle
+
 from .places import find, is_changed
 from .trials import Epochs
 

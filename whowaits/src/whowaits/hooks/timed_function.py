@@ -8,11 +8,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from .batches import count_examples, drained_s
-from .blocks import Step
-from .feeds import FEEDS
-from .session import FIRST_STEP_S, STEP_S, Session, Training
-from .waits import Waits
+from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.timing.batches import count_examples, drained_s
+from whowaits.timing.blocks import Step
+from whowaits.timing.feeds import FEEDS
+from whowaits.timing.waits import Waits
 
 TRIED_S = 45.0  # from when the verdict has to be known
 # Steps that are only watched are recorded as one: what they take together, and at most.
@@ -169,7 +169,7 @@ class TimedFunction:
                 warm_up -= 1
 
     def _serve(self) -> None:
-        from .serve import Served  # imports TensorFlow, as the script has
+        from whowaits.changes.serve import Served  # imports TensorFlow, as the script has
 
         reads, writes = self._session.options.channel or (0, 1)
         Served(self._function, self._training, self._session).serve(reads, writes)
@@ -189,7 +189,7 @@ class TimedFunction:
             training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
 
     def _run_trials(self) -> None:
-        from .trials import Pace, Trials  # imports TensorFlow, as the script has
+        from whowaits.changes.trials import Pace, Trials  # imports TensorFlow, as the script has
 
         training, timing = self._training, self._timing
         trials = Trials(

@@ -9,8 +9,8 @@ import math
 import sys
 from typing import Any
 
-from .batches import count_examples
-from .places import kind_of_dataset, upstream
+from whowaits.changes.places import kind_of_dataset, upstream
+from whowaits.timing.batches import count_examples
 
 ARRAYS = (
     "`fit` was given arrays, of which it gathers a copy for each batch; what helps: less to copy,"

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from .callers import Place
+from whowaits.callers import Place
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 ONE_KIND = {"flat_map": "interleave"}  # a change makes one the other, and finds it again

@@ -1,0 +1,1 @@
+"""Where libraries and scripts train: what is put there to time it."""
