@@ -83,6 +83,36 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
     assert measured["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
 
 
+def packed_batches():
+    """Two batches of one row of five slots, with three documents and with one; labels and weights
+    (1, 5).
+    """
+    label, three = np.array([[1, 3, 0, 0, 0]]), np.array([[1, 1, 1, 0, 0]], np.float32)
+    first = packed_row(16)["segment_ids"] == 1
+    few = {name: np.where(first, value, 0) for name, value in packed_row(16).items()}
+    return [(packed_row(16), label, three), (few, label, np.array([[1, 0, 0, 0, 0]], np.float32))]
+
+
+@pytest.mark.parametrize("step", ["train_step", "test_step"])
+def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
+    text = keras.Input((None,), dtype="int32")
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, blocks=1, dropout=0.0)
+    network = keras.Model(text, encoder(text))
+    logits, labels = alone(network)[[0, 1, 2, 0]], np.array([1, 3, 0, 1])
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    packed = make_packed_model(network, segments=5)
+    settings = TrainSettings(optimizer="sgd", learning_rate=1e-30, schedule="constant")
+    compile_model(packed, settings, target=Target(kind="class", shape=(4,)), steps=2)
+    measured = {}
+    for batch in packed_batches():
+        measured = getattr(packed, step)(tf.nest.map_structure(tf.constant, batch))
+    assert {*measured} == {"loss", "accuracy"}
+    assert float(measured["loss"]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(measured["accuracy"]) == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
+    packed.reset_metrics()
+    assert float(packed.metrics[0].result()) == 0, "the next epoch has a loss of its own"
+
+
 def test_training_on_packed_rows_trains_the_network(network):
     packed = make_packed_model(network, segments=3)
     with tf.GradientTape() as tape:

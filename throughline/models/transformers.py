@@ -16,6 +16,7 @@ from throughline.shared.errors import UnknownModel
 
 INPUTS = ("text", "segment_ids", "positions")
 LONGEST_WAVE = 10_000.0
+LOSS = "loss"  # as Keras names it among the metrics
 
 
 class Transformer(layers.Layer):
@@ -215,7 +216,36 @@ def transformer_decoder(
 
 
 class PackedModel(keras.Model):
-    """A model of rows that several documents share: weights count in its loss and metrics."""
+    """A model of rows that several documents share: weights count in its loss and metrics.
+
+    The loss of several batches is the mean over their documents, as metrics are. Keras would weigh
+    the mean of each batch by its rows, which hold different numbers of documents.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._loss_of_documents = keras.metrics.Mean(name=LOSS)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The loss, then what the model is compiled with."""
+        compiled = [metric for metric in super().metrics if metric.name != LOSS]
+        return [self._loss_of_documents, *compiled]
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """The mean over the documents of a batch, which the loss of the epoch takes in. `y_pred`
+        (rows, documents, outputs), `sample_weight` (rows, documents): 1 where there is a document.
+        """
+        loss: Any = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self._loss_of_documents.update_state(loss, sample_weight=ops.sum(sample_weight))
+        return loss
 
 
 def make_packed_model(network: keras.Model, *, segments: int) -> PackedModel:
