@@ -121,3 +121,10 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
     assert [text for text in texts_of(tmp_path / "without") if text.startswith("validation")] == [
         "validation loss"
     ]
+
+
+def test_histories_without_a_validation_loss_are_no_picture(tmp_path):
+    """Such as those of a test step of one's own that names its metrics otherwise."""
+    epochs = [{"epoch": 0.0, "train_loss": 1.0, "val_score": 0.5}]
+    plot_histories({"naive": epochs}, "accuracy", tmp_path / "histories")
+    assert not list(tmp_path.iterdir())

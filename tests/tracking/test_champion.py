@@ -306,6 +306,26 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     assert "Successfully registered" not in shown.err, "what MLflow says of it is said already"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
+def test_a_version_that_a_kill_kept_from_becoming_champion_sets_no_bar(mlflow_store, monkeypatch):
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(mlflow_store / "model.keras")
+    client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
+
+    def end(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(mlflow.MlflowClient, "set_registered_model_alias", end)
+        compare(mlflow_store, 0.95)
+    assert client.get_model_version(name, "1").run_id, "it is registered"
+    reason, worse = compare(mlflow_store, 0.70)
+    assert reason.startswith("version 2") and "before it there was none" in reason
+    champion = client.get_model_version_by_alias(name, CHAMPION)
+    assert champion.run_id == worse
+    assert score_from(champion.tags) == replace(GOOD, value=0.70)
+
+
 def test_a_constant_prediction_is_the_most_frequent_class_or_the_median(tmp_path):
     np.savez(
         tmp_path / "data.npz",

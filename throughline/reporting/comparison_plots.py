@@ -71,13 +71,16 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
 def plot_histories(
     histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str, stem: Path
 ) -> None:
-    """Draw the validation loss of each configuration after each of its epochs, and the metric where
-    the training followed it; `histories` are rows of history.csv by configuration.
+    """Draw the validation loss of each configuration after each of its epochs, and the metric,
+    where the trainings followed them; no picture where they followed neither, as a test step of
+    one's own may. `histories` are rows of history.csv by configuration.
     """
-    figure = new_figure(9, max(3.0, 0.2 * len(histories) + 1.0))
     followed = {column for epochs in histories.values() for epoch in epochs for column in epoch}
     columns = dict.fromkeys(["val_loss", f"val_{metric}"])
     shown = [column for column in columns if column in followed]
+    if not shown:
+        return
+    figure = new_figure(9, max(3.0, 0.2 * len(histories) + 1.0))
     grid = figure.subplots(1, len(shown), squeeze=False)[0]
     colors = mpl.colormaps["tab20"]
     for axes, column in zip(grid, shown, strict=True):

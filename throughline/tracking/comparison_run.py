@@ -187,13 +187,16 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     models = [one for one in logged if one.status == LoggedModelStatus.READY]
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
-    tags = {"pipeline": best, "plan": row.plan, **make_tags(score)}
+    tags = {"pipeline": best, "plan": row.plan}
     disable_logging()  # what was decided is reported in one line
     try:
         version = mlflow.register_model(models[0].model_uri, name, tags=tags)
     finally:
         enable_logging()
     client.set_registered_model_alias(name, CHAMPION, version.version)
+    # Later, since only a score of a version that has been champion is one to compare with.
+    for tag, value in make_tags(score).items():
+        client.set_model_version_tag(name, version.version, tag, value)
     change = f"{score}; before it {current or 'there was none'}"
     return f"version {version.version} of {name}, {best}: {change}"
 
