@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
-from pydantic import TypeAdapter
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, show_training
@@ -29,6 +28,7 @@ from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
+from throughline.shared.files import dump_json
 from throughline.shared.layout import Layout, from_here
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
@@ -132,8 +132,7 @@ def command(  # noqa: PLR0913 - the options of a command line
             measure=measure,
         )
         if json_:
-            # A loss may be NaN, which JSON does not have.
-            typer.echo(TypeAdapter(dict[str, Any]).dump_json({**result.figures}, indent=2))
+            typer.echo(dump_json({**result.figures}))
         elif not result.compared:
             typer.echo(
                 f"\n`{pipeline}` is trained, not measured. Its files: {from_here(result.folder)}\n"

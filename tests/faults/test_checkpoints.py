@@ -303,6 +303,17 @@ def test_only_a_few_other_works_are_kept(tmp_path):
     assert restored(tmp_path, {**WORK, "code": "5"}) == (0, 1)
 
 
+def test_a_checkpoint_of_a_training_whose_loss_is_no_number_is_used(tmp_path, capsys):
+    state = {"rows": [{"epoch": 0, "val_loss": float("nan")}], "metrics": [[float("inf"), 2.0]]}
+    CheckpointStore(tmp_path, WORK).write(variables(), state, {}, position=(1, 0))
+    saved = CheckpointStore(tmp_path, WORK).restore(variables())
+    assert saved.state["rows"] == [{"epoch": 0, "val_loss": "NaN"}]
+    np.testing.assert_array_equal(
+        np.asarray(saved.state["metrics"][0], np.float32), np.array([np.inf, 2], np.float32)
+    )
+    assert "damaged" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_whose_callbacks_cannot_be_read_is_set_aside(tmp_path, capsys):
     for position in POSITIONS:
         write(CheckpointStore(tmp_path, WORK), position)

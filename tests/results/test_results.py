@@ -61,9 +61,20 @@ def test_a_file_without_one_of_its_values_is_named_with_what_makes_it_again(kind
 
 
 def test_values_that_are_no_numbers_survive(tmp_path):
-    value = dataclasses.replace(made_up(TrainResult), last_epoch={"val_loss": float("inf")})
+    value = dataclasses.replace(
+        made_up(TrainResult),
+        last_epoch={"val_loss": float("inf"), "val_mae": float("-inf"), "loss": float("nan")},
+        cpu_seconds_per_1k_examples=float("inf"),
+    )
     value.write(tmp_path)
-    assert TrainResult.read(tmp_path) == value
+    assert repr(TrainResult.read(tmp_path)) == repr(value)
+    assert "NaN," not in TrainResult.path(tmp_path).read_text(), "which JSON does not have"
+
+
+def test_a_result_of_an_earlier_program_that_holds_nan_is_read(tmp_path):
+    value = dataclasses.replace(made_up(TrainResult), last_epoch={"val_loss": float("nan")})
+    TrainResult.path(tmp_path).write_text(json.dumps(dataclasses.asdict(value)))
+    assert math.isnan(TrainResult.read(tmp_path).last_epoch["val_loss"])
 
 
 def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tmp_path):

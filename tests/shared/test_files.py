@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier
 
+import numpy as np
 import pytest
 
 from throughline.shared import files
-from throughline.shared.files import atomic_file, atomic_folder, resumable_folder
+from throughline.shared.files import (
+    atomic_file,
+    atomic_folder,
+    dump_json,
+    resumable_folder,
+    write_json,
+)
 
 
 @pytest.fixture
@@ -119,3 +128,32 @@ def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tm
         list(pool.map(write, (b"one", b"two")))
     assert path.read_bytes() in (b"one", b"two")
     assert [file.name for file in tmp_path.iterdir()] == ["same.png"]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers as NumPy gives them."""
+
+    mean: np.float64
+    count: np.int64
+
+
+def test_numbers_that_json_does_not_have_are_strings_that_float_reads(tmp_path):
+    values = {
+        "loss": float("nan"),
+        "rates": (float("inf"), np.float32("-inf"), 1.5),
+        "nested": Numbers(mean=np.float64("nan"), count=np.int64(3)),
+    }
+    write_json(tmp_path / "x.json", values)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refuse)
+    assert read == {
+        "loss": "NaN",
+        "rates": ["Infinity", "-Infinity", 1.5],
+        "nested": {"mean": "NaN", "count": 3},
+    }
+    assert [float(text) for text in read["rates"][:2]] == [float("inf"), float("-inf")]
+    assert dump_json({"a": [1.0]}, indent=None) == '{"a": [1.0]}'

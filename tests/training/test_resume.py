@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import metadata
 
+import numpy as np
 import pytest
 from texts import params_of as text_params
 from texts import prepare_texts
@@ -193,6 +194,15 @@ def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
     assert rows[0]["learning_rate"] > rows[1]["learning_rate"] > rows[2]["learning_rate"]
     # In the first epoch, and in the third, when one was no better than the best.
     assert_same(run_with_stops(params, layout, tmp_path / "stopped", 2, 10), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_training_whose_loss_is_no_number_goes_on_with_its_rows(layout, tmp_path):
+    params = params_of("train.epochs=2", "train.optimizer=sgd", "train.learning_rate=1e30")
+    rows, _ = run(params, layout, tmp_path / "undisturbed")
+    assert np.isnan(rows[0]["val_loss"])
+    resumed, _ = run_with_stops(params, layout, tmp_path / "stopped", STEPS + 2)
+    np.testing.assert_equal(resumed, rows)
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ import glob
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,20 @@ class _Damaged(Exception):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value (dataclasses included) as indented JSON, atomically."""
+    """Write a value as indented JSON, atomically; as `dump_json`."""
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, default=_to_jsonable) + "\n")
+        temporary.write_text(dump_json(value) + "\n")
+
+
+def dump_json(value: Any, *, indent: int | None = 2) -> str:
+    """A value (dataclasses included) as JSON, indented by so many columns. Numbers that JSON does
+    not have are the strings `NaN`, `Infinity` and `-Infinity`, which `float` and `parse` of
+    results take for numbers.
+    """
+    try:
+        return json.dumps(value, indent=indent, default=_to_jsonable, allow_nan=False)
+    except ValueError:
+        return json.dumps(_name_non_finite(value), indent=indent, allow_nan=False)
 
 
 def read_json(path: Path) -> Any:
@@ -274,6 +286,19 @@ def _clear_temporary(folder: Path) -> None:
     for path in folder.rglob(".*.tmp*"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
+
+
+def _name_non_finite(value: Any) -> Any:
+    """A value as JSON holds it, with strings for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _name_non_finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name_non_finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return _name_non_finite(_to_jsonable(value))
 
 
 def _to_jsonable(value: Any) -> Any:

@@ -10,6 +10,7 @@ disk or a device that has no room, ends the training and leaves all as it is.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,14 @@ from typing import Any
 import tensorflow as tf
 
 from throughline.shared.errors import MissingInput
-from throughline.shared.files import digest_file, digest_json, flush, read_json, write_json
+from throughline.shared.files import (
+    digest_file,
+    digest_json,
+    dump_json,
+    flush,
+    read_json,
+    write_json,
+)
 from throughline.shared.layout import from_here
 from throughline.shared.progress import echo_problem
 
@@ -107,7 +115,8 @@ class CheckpointStore:
         position: tuple[int, int],
     ) -> None:
         """Write a checkpoint at a position (epochs, steps), then remove all but the newest ones.
-        `state` is anything that JSON holds, `members` are further files by name.
+        `state` is anything that JSON holds (of numbers also NaN and infinite ones, which are read
+        as strings), `members` are further files by name.
         """
         epoch, step = position
         for folder in (self._root, self._folder):
@@ -123,7 +132,10 @@ class CheckpointStore:
         for name, content in members.items():
             (temporary / name).write_bytes(content)
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
-        whole = {"work": self._fingerprint, "files": files, "state": dict(state)}
+        # As it is read again, since of that the digest is taken.
+        whole = json.loads(
+            dump_json({"work": self._fingerprint, "files": files, "state": dict(state)})
+        )
         write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
             flush(path)

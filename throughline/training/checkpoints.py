@@ -127,7 +127,7 @@ class CheckpointCallback(StepFollower):
             return Position()
         state, self._others_state = saved.state, saved.read(CALLBACKS)
         self._check_batches(state)
-        self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
+        self.rows, self._metrics = [_read_row(row) for row in state["rows"]], state["metrics"]
         self._start = Position(epoch=len(self.rows), step=state["step"])
         return self._start
 
@@ -312,6 +312,11 @@ def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
     return {
         name if name.startswith("val_") else f"train_{name}": float(values[name]) for name in names
     }
+
+
+def _read_row(row: Mapping[str, Any]) -> dict[str, float]:
+    """The row of an epoch as a checkpoint holds it, in which NaN is a string."""
+    return {name: float(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _describe(row: Mapping[str, float]) -> str:

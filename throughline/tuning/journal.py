@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from throughline.results.base import parse
-from throughline.shared.files import atomic_file
+from throughline.shared.files import atomic_file, dump_json
 from throughline.tuning.needs import format_bytes
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
@@ -64,7 +64,7 @@ class Journal:
     def save(self) -> None:
         """Write all pages, atomically."""
         with atomic_file(self.folder / JOURNAL) as temporary:
-            temporary.write_text(json.dumps(asdict(self.pages)))
+            temporary.write_text(dump_json(asdict(self.pages), indent=None))
 
     def enter(self, name: str, entrance: Entrance) -> None:
         """A contestant has opened."""
