@@ -42,8 +42,10 @@ from throughline.shared.errors import MissingInput, UnknownModel
 from throughline.shared.files import PARTIAL, replace_folder, write_json
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo, echo_problem
+from throughline.shared.termination import exit_on_sigterm
+from throughline.tracking.copied_runs import record_measurement
 from throughline.tracking.experiments import RunKey, make_run_key
-from throughline.tracking.recorder import Recorder, is_gone
+from throughline.tracking.recorder import is_gone
 from throughline.tracking.store import show_address
 from throughline.training.processes import run_one_of_several
 
@@ -66,14 +68,16 @@ def keep_slowest(folders: Sequence[Path], slowest: int) -> None:
 
 
 def record(out: Path, run_key: RunKey, result: ProfileResult) -> None:
-    """Add the profile to the configuration's MLflow run."""
+    """Add the profile to the MLflow run of the configuration's training, or in a run with changes
+    that has not trained it to a copy of that.
+    """
     diagnosis, run = Diagnosis.read(out), RunRecord.read(out)
     if run.mlflow_run_id is None and run.unsent is None:
         return
     if is_gone(run_key, run.mlflow_run_id, run.unsent):
         echo(f"MLflow at {show_address()} has no run of this training; the profile is not sent")
         return
-    with Recorder(run_key, run_id=run.mlflow_run_id, follows=run.unsent) as recorder:
+    with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
         recorder.log_metrics(profile_metrics(result))
         recorder.set_tags(
             {
@@ -229,4 +233,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     run_one_of_several(main)

@@ -40,7 +40,7 @@ from throughline.shared.failures import disk_errors
 from throughline.shared.fork_client import STAGE_SERVER
 from throughline.shared.layout import STORE_HOME
 from throughline.shared.scratch import clear_scratch
-from throughline.tracking import recorder
+from throughline.tracking import lineage
 from throughline.tracking.store import use_store
 
 IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
@@ -90,7 +90,7 @@ class Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
         if parent is None:
             return self
-        environment = {**self.stage_env.environment, recorder.PARENT_RUN: parent}
+        environment = {**self.stage_env.environment, lineage.PARENT_RUN: parent}
         return replace(self, stage_env=replace(self.stage_env, environment=environment))
 
     def with_forced(self, stages: Sequence[str]) -> Run:
@@ -201,11 +201,11 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         use_store()
         environment = {
             STORE_HOME: str(workspace.project),
-            recorder.FLOW_RUN: str(flow_run.id or ""),
+            lineage.FLOW_RUN: str(flow_run.id or ""),
         }
         document, listed = parse_yaml(resolved.text, PARAMS_FILE.name), []
         if workspace.isolated:
-            environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
+            environment |= {lineage.EXPERIMENT: run_name, **workspace.environment}
             check_code(workspace.project, find_own_code(document, workspace.project))
             listed = list_watched_files(workspace.root)
         data = resolved.params.data

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -14,8 +16,9 @@ from throughline.shared.errors import DamagedFile
 from throughline.shared.layout import STORE_HOME
 from throughline.shared.output_lock import hold_outputs
 from throughline.tracking.experiments import RunKey
+from throughline.tracking.lineage import PARENT_RUN
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
-from throughline.tracking.recorder import PARENT_RUN, UNSENT, Recorder, find_sent, is_gone, sync
+from throughline.tracking.recorder import UNSENT, Recorder, find_sent, is_gone, sync
 from throughline.tracking.store import ADDRESS, store_home
 
 
@@ -107,6 +110,102 @@ def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away
     run = mlflow.get_run(first.run_id)
     assert run.info.status == "FINISHED" and run.data.tags["dvc.experiment"] == "later"
     assert run.data.metrics == {"train/loss": 1.0}
+
+
+def points(run_id, name="train/loss"):
+    """The history of a metric: pairs of step and value."""
+    history = mlflow.MlflowClient().get_metric_history(run_id, name)
+    return sorted((point.step, point.value) for point in history)
+
+
+def count_runs():
+    """How many runs the store has of what is tested here."""
+    return len(mlflow.search_runs(search_all_experiments=True, output_format="list"))
+
+
+@pytest.mark.integration
+def test_a_training_that_began_while_the_store_was_away_goes_on_in_one_run(away):
+    """What was kept of its first part comes later, with epochs that the second has logged."""
+    with pytest.raises(SystemExit), Recorder(KEY) as first:
+        first.log_metrics({"train/loss": 2.0}, step=0)
+        first.log_metrics({"first/part": 1.0})
+        assert first.unsent, "as a checkpoint holds it"
+        raise SystemExit
+    away.delenv(ADDRESS)
+    with Recorder(KEY, unsent=first.unsent) as second:
+        second.log_metrics({"train/loss": 2.0}, step=0)
+        second.log_metrics({"train/loss": 1.0}, step=1)
+    assert second.sent and second.unsent is None
+    assert sync() == (1, 0) and count_runs() == 1
+    run = mlflow.get_run(second.run_id)
+    assert run.info.status == "FINISHED" and run.data.metrics["first/part"] == 1
+    assert points(second.run_id) == [(0, 2.0), (1, 1.0)]
+    assert find_sent(KEY, first.unsent) == second.run_id
+
+
+@pytest.mark.integration
+def test_parts_of_a_training_that_were_both_kept_become_one_run(away):
+    with pytest.raises(KeyboardInterrupt), Recorder(KEY) as first:
+        first.log_metrics({"train/loss": 2.0}, step=0)
+        raise KeyboardInterrupt
+    with Recorder(KEY, unsent=first.unsent) as second:
+        second.log_metrics({"train/loss": 2.0}, step=0)
+        second.log_metrics({"train/loss": float("nan")}, step=1)
+    assert second.unsent == first.unsent
+    away.delenv(ADDRESS)
+    assert sync() == (2, 0) and count_runs() == 1
+    run_id = find_sent(KEY, first.unsent)
+    assert mlflow.get_run(run_id).info.status == "FINISHED"
+    (_, loss), (step, lost) = points(run_id)
+    assert loss == 2 and step == 1 and math.isnan(lost), "a number again"
+
+
+@pytest.mark.integration
+def test_sending_that_is_interrupted_makes_no_run_twice(away):
+    with Recorder(KEY) as recorder:
+        recorder.log_metrics({"train/loss": 2.0}, step=0)
+    away.delenv(ADDRESS)
+
+    def end(*_):
+        raise KeyboardInterrupt
+
+    with away.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(mlflow, "end_run", end)
+        sync()
+    mlflow.end_run("KILLED")  # as the process that was interrupted would have
+    assert count_runs() == 1 and sync() == (1, 0) and count_runs() == 1
+    run_id = find_sent(KEY, recorder.unsent)
+    assert mlflow.get_run(run_id).info.status == "FINISHED"
+    assert points(run_id) == [(0, 2.0)]
+
+
+@pytest.mark.integration
+def test_what_cannot_be_kept_is_said_in_a_line_and_ends_nothing(away, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "train.json").write_text("{}")
+    with Recorder(KEY) as recorder:
+        recorder.log_artifact(tmp_path / "train.json")
+        recorder.log_artifact(tmp_path / "pipe")
+    said = capsys.readouterr().out
+    assert said.count("what MLflow was to get of naive cannot be kept") == 1
+    assert "named pipe" in said
+    assert not list((store_home() / UNSENT).iterdir())
+    assert not is_gone(KEY, None, recorder.unsent), "the store does not answer"
+    away.delenv(ADDRESS)
+    assert is_gone(KEY, None, recorder.unsent), "and what is measured later is not sent, either"
+
+
+@pytest.mark.integration
+def test_what_cannot_be_kept_again_stays_as_it_was_kept(away, tmp_path):
+    (tmp_path / "train.json").write_text("{}")
+    with Recorder(KEY) as recorder:
+        recorder.log_artifact(tmp_path / "train.json")
+    ((file, run),) = list_pending(store_home() / UNSENT)
+    copy = Path(run.calls[0][1])
+    copy.unlink()
+    os.mkfifo(copy)
+    assert sync() == (0, 1)
+    assert [path for path, _ in list_pending(store_home() / UNSENT)] == [file]
 
 
 @pytest.mark.integration

@@ -5,9 +5,12 @@ once it is there again.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import keras
@@ -20,7 +23,10 @@ from project import run_python
 from flows.servers.services import find_free_port
 from tasks.sync import main
 from throughline.shared.layout import STORE_HOME
-from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent, read_lineage
+from throughline.tracking.lineage import read_lineage
+from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent
+
+KEY = RunKey(dataset="lost", pipeline="naive", data_digest="d")
 
 
 def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_files_do(
@@ -55,8 +61,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
     )
     network.save(passing / "model.keras")
-    key = RunKey(dataset="lost", pipeline="naive", data_digest="d")
-    recorder = Recorder(key)
+    key, recorder = KEY, Recorder(KEY)
     alive = ExitStack()
     alive.enter_context(mlflow_server(tmp_path, port))
     with recorder:
@@ -113,6 +118,55 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert not list((tmp_path / UNSENT).iterdir())
+
+
+@pytest.mark.integration
+def test_a_run_that_goes_on_logs_no_step_twice(mlflow_store):
+    with Recorder(KEY) as recorder:
+        recorder.log_metrics({"train/loss": 2.0, "val/loss": 3.0}, step=0)
+        recorder.log_metrics({"train/loss": 1.0}, step=1)
+        recorder.log_metrics({"examples": 1.0})
+    with Recorder(KEY, run_id=recorder.run_id) as again:
+        again.log_metrics({"train/loss": 1.5, "val/loss": 2.5}, step=1)
+        again.log_metrics({"train/loss": 0.5}, step=2)
+        again.log_metrics({"examples": 2.0})
+    client = mlflow.MlflowClient()
+
+    def points(name):
+        history = client.get_metric_history(recorder.run_id, name)
+        return sorted((point.step, point.value) for point in history)
+
+    assert points("train/loss") == [(0, 2.0), (1, 1.0), (2, 0.5)]
+    assert points("val/loss") == [(0, 3.0), (1, 2.5)]
+    assert points("examples") == [(0, 1.0), (0, 2.0)], "what is of no step is what it is now"
+
+
+ENDED = """
+import time
+from throughline.shared.termination import exit_on_sigterm
+from throughline.tracking.experiments import RunKey
+from throughline.tracking.recorder import Recorder
+exit_on_sigterm()
+with Recorder(RunKey(dataset="ended", pipeline="naive", data_digest="d")) as recorder:
+    recorder.log_metrics({"train/loss": 1.0}, step=0)
+    print(recorder.run_id, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_as_killed_however_often_it_comes(mlflow_store):
+    command = [sys.executable, "-c", ENDED]
+    environment = {**os.environ, STORE_HOME: str(mlflow_store)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        run_id = process.stdout.readline().strip()
+        for _ in range(3):  # of a group that ends, supervisors ask each process again
+            process.terminate()
+            time.sleep(0.02)
+        # The second is Python's own once it has begun to take itself apart.
+        assert process.wait(timeout=60) in (128 + signal.SIGTERM, -signal.SIGTERM)
+    run = mlflow.get_run(run_id)
+    assert run.info.status == "KILLED" and run.data.metrics == {"train/loss": 1.0}
 
 
 LOSING_ITS_STORE = """

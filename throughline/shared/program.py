@@ -47,6 +47,7 @@ SUPPORTING = (
             "program",
             "progress",
             "scratch",
+            "termination",
             "fork_client",
         )
     ),

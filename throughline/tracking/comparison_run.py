@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlflow
-from mlflow.entities import LoggedModelStatus, Metric, Param
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
@@ -26,16 +26,12 @@ from throughline.tracking.champion import (
     read_score,
     score_from,
 )
+from throughline.tracking.copied_runs import copy_run, find_copy
 from throughline.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id
-from throughline.tracking.recorder import (
-    PARENT_TAG,
-    UNSENT_TAG,
-    Recorder,
-    find_run,
-    find_sent,
-    read_lineage,
-)
+from throughline.tracking.lineage import PARENT_TAG, read_lineage
+from throughline.tracking.recorder import Recorder, find_run, find_sent
 from throughline.tracking.saved_view import run_url, save_view, view_url
+from throughline.tracking.sending import list_models
 from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
 CHAMPION = "champion"
@@ -177,14 +173,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = find_run(row.mlflow_run_id)
-    logged = (
-        client.search_logged_models(
-            [run.info.experiment_id], filter_string=f"source_run_id = '{run.info.run_id}'"
-        )
-        if run
-        else []
-    )
-    models = [one for one in logged if one.status == LoggedModelStatus.READY]
+    models = list_models(run) if run else []
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row.plan}
@@ -236,28 +225,17 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         run = find_run(row.mlflow_run_id)
         if run is None:  # of another store, or deleted
             continue
-        own = run.data.tags.get(PARENT_TAG) == parent
-        target, params = run.info.run_id, {}
+        own, tags = run.data.tags.get(PARENT_TAG) == parent, {PARENT_TAG: parent}
+        target = (
+            run.info.run_id
+            if own
+            else find_copy(run, tags) or copy_run(run, str(run.info.run_name), tags)
+        )
         metrics = {
             "throughput/speedup_vs_naive": row.speedup_vs_naive,
             "throughput/steady_examples_per_s": row.steady_examples_per_s,
         }
-        if not own:
-            kept = {
-                key: value
-                for key, value in run.data.tags.items()
-                if not key.startswith("mlflow.") and key != UNSENT_TAG  # that names the run itself
-            }
-            tags = {**kept, PARENT_TAG: parent, "reused_run_id": run.info.run_id}
-            target = client.create_run(
-                run.info.experiment_id, run_name=run.info.run_name, tags=tags
-            ).info.run_id
-            metrics, params = run.data.metrics | metrics, run.data.params
         moment = time.time_ns() // 1_000_000
-        client.log_batch(  # in few requests
-            target,
-            [Metric(key, value, moment, 0) for key, value in metrics.items()],
-            [Param(key, value) for key, value in params.items()],
-        )
+        client.log_batch(target, [Metric(key, value, moment, 0) for key, value in metrics.items()])
         if not own:
             client.set_terminated(target)

@@ -35,17 +35,25 @@ class PendingRun:
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
-    """Keep it for later. Its files are copied: their worktree may go with the run."""
+    """Keep it for later. Its files are copied: their worktree may go with the run.
+
+    Raises:
+      OSError: it cannot be written, or a file cannot be copied; nothing of it stays.
+    """
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
-    for kind, *values in unsent.calls:
-        value = (
-            _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
-            if kind in CALLS_WITH_FILES
-            else values[0]
-        )
-        calls.append([kind, value, *values[1:]])
-    write_json(file, asdict(replace(unsent, calls=calls)))
+    try:
+        for kind, *values in unsent.calls:
+            value = (
+                _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
+                if kind in CALLS_WITH_FILES
+                else values[0]
+            )
+            calls.append([kind, value, *values[1:]])
+        write_json(file, asdict(replace(unsent, calls=calls)))
+    except OSError:
+        shutil.rmtree(_attachments_dir(file), ignore_errors=True)
+        raise
 
 
 def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:

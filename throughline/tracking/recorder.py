@@ -11,12 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
-import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,15 +22,16 @@ import numpy as np
 from mlflow.data.numpy_dataset import from_numpy
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
-from mlflow.types import Schema, TensorSpec
 
 from throughline.results.train import RunRecord
 from throughline.shared.errors import DamagedFile, MissingInput, UserError
+from throughline.shared.failures import disk_reason
 from throughline.shared.layout import from_here
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
+from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineage, read_parent
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
+from throughline.tracking.sending import SENDERS, list_models
 from throughline.tracking.store import (
     STORE_ERRORS,
     is_refusal,
@@ -45,15 +42,8 @@ from throughline.tracking.store import (
     use_store,
 )
 
-PARENT_RUN = "THROUGHLINE_PARENT_RUN"
-PARENT_TAG = "mlflow.parentRunId"
-FLOW_RUN = "THROUGHLINE_FLOW_RUN"
-EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
-# What a run changes itself; the parameters are in the run, and of dvc.yaml it is a list.
-OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
-LISTED = re.compile(r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*\n)*", re.MULTILINE)
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
 
@@ -67,12 +57,16 @@ def import_client() -> None:
 
 
 class Recorder:
-    """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it
-    continues an earlier run, with `follows` one that was kept for later, by its tag. `kept` is what
-    an earlier one has kept, and is sent as that was.
+    """A run that is being written; use it with `with`, again if it is to continue.
+
+    With `run_id` it continues an earlier run, with `unsent` one that began while the store was
+    away, by its tag, or starts it; with `follows`, such a tag, it adds to that run alone. `kept` is
+    what an earlier one has kept, and is sent as that was. `tags` are those of the run; None: those
+    of the code, the flow run and the comparison of now.
 
     After the first failure to reach the store everything is kept in a file of .throughline/unsent/
-    instead, for `sync`; `unsent` is the tag of a run that the store does not have yet.
+    instead, for `sync`; where that cannot be written, it is `lost`. Of a run that goes on no metric
+    of a step is logged twice.
     """
 
     def __init__(
@@ -80,17 +74,28 @@ class Recorder:
         run_key: RunKey,
         *,
         run_id: str | None = None,
+        unsent: str | None = None,
         follows: str | None = None,
         kept: PendingRun | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         self.run_id = run_id
-        self.sent = True
-        self.unsent: str | None = None
+        self.sent, self.lost = True, False
         self._run_key, self._follows, self._kept = run_key, follows, kept
         self._ends_as = kept.status if kept else "FINISHED"
-        self._tags = dict(kept.tags) if kept else read_lineage() | read_parent()
+        given = kept.tags if kept else tags
+        self._tags = {**(read_lineage() | read_parent() if given is None else given)}
+        if unsent:
+            self._tags[UNSENT_TAG] = unsent
         self._unsent: list[list[Any]] = []
         self._problems: set[str] = set()
+        self._earlier: Run | None = None  # the run before it is continued
+        self._steps: dict[str, set[int]] = {}  # that an earlier run has, by metric
+
+    @property
+    def unsent(self) -> str | None:
+        """The tag of a run that the store does not have yet; None where it has it."""
+        return None if self.run_id else self._follows or self._tags.get(UNSENT_TAG)
 
     def __enter__(self) -> Recorder:
         self._guarded(self._start, starts=True)
@@ -108,19 +113,23 @@ class Recorder:
         self._forget(status)
         if self.sent:
             return
-        if self.run_id is None and self._follows is None:
-            self.unsent = self._tags.setdefault(UNSENT_TAG, uuid4().hex)
-        enqueue(
-            store_home() / UNSENT,
-            PendingRun(
-                run_key=self._run_key,
-                run_id=self.run_id,
-                follows=self._follows,
-                status=status,
-                tags=self._tags,
-                calls=self._unsent,
-            ),
+        pending = PendingRun(
+            run_key=self._run_key,
+            run_id=self.run_id,
+            follows=self._follows,
+            status=status,
+            tags=self._tags,
+            calls=self._unsent,
         )
+        try:
+            enqueue(store_home() / UNSENT, pending)
+        except OSError as error:
+            self.lost = True
+            echo_problem(
+                f"what MLflow was to get of {self._run_key.pipeline} cannot be kept for `python -m"
+                f" tasks.sync` ({disk_reason(error) or reason(error)}); it is in the files of the"
+                " run alone"
+            )
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
@@ -165,9 +174,32 @@ class Recorder:
     def _send(self, kind: str, *values: Any) -> None:
         first = values[0]
         named = Path(first).name if isinstance(first, str) else ", ".join(list(first)[:MOST_NAMED])
-        self._guarded(lambda: SENDERS[kind](*values), what=f"{kind} {named}")
+        self._guarded(lambda: self._deliver(kind, *values), what=f"{kind} {named}")
         if not self.sent:
             self._unsent.append([kind, *values])
+
+    def _deliver(self, kind: str, *values: Any) -> None:
+        """Send what the run does not have: what it had been sent before an interruption may come
+        again.
+        """
+        if kind == "metrics":
+            values = (self._leave_out_known(values[0], values[1]), *values[1:])
+        elif kind == "model" and self._earlier and list_models(self._earlier):
+            return
+        if kind != "metrics" or values[0]:
+            SENDERS[kind](*values)
+
+    def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
+        """Those of the metrics of a step that the run does not have of it, as numbers: a file holds
+        strings for those that are not finite.
+        """
+        numbers = {key: float(value) for key, value in values.items()}
+        if self._earlier is None or step is None:
+            return numbers
+        client, run_id = mlflow.MlflowClient(), self._earlier.info.run_id
+        for key in numbers.keys() - self._steps.keys():
+            self._steps[key] = {one.step for one in client.get_metric_history(run_id, key)}
+        return {key: value for key, value in numbers.items() if step not in self._steps[key]}
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -179,11 +211,12 @@ class Recorder:
             "data.digest": self._run_key.data_digest,
             **self._tags,
         }
-        if self.run_id is None and self._follows:
-            self.run_id = find_sent(self._run_key, self._follows)
-            if self.run_id is None:
+        if self.run_id is None and self.unsent:
+            self.run_id = find_sent(self._run_key, self.unsent)
+            if self.run_id is None and self._follows:
                 raise MissingInput("the run that this belongs to has not been sent yet")
-        if (run := find_run(self.run_id)) is not None:
+        self._earlier, self._steps = find_run(self.run_id), {}
+        if (run := self._earlier) is not None:
             tags.pop(PARENT_TAG, None)
             if self._kept and run.info.status == "FINISHED":  # by what has continued it since
                 self._ends_as, tags = "FINISHED", {}
@@ -220,6 +253,8 @@ class Recorder:
                 problem = f"does not take {what}; left out ({reason(error)})"
             else:
                 self.sent = False
+                if self.run_id is None and self._follows is None:
+                    self._tags.setdefault(UNSENT_TAG, uuid4().hex)
                 problem = f"cannot be written ({reason(error)}); kept for `python -m tasks.sync`"
             if problem not in self._problems:
                 self._problems.add(problem)
@@ -260,68 +295,6 @@ def find_sent(run_key: RunKey, unsent: str) -> str | None:
     return found[0].info.run_id if found else None
 
 
-def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
-    if not Path(path).exists():
-        echo(f"{path} is gone and was left out")
-        return
-    import keras
-    import tensorflow as tf
-
-    from throughline.models.inference import describe_outputs
-    from throughline.models.model_files import code_paths, imported, load_model
-
-    try:
-        own = imported(objects or {})
-        model: Any = load_model(Path(path), objects or {})
-    except Exception as error:  # noqa: BLE001 - user-defined layers make Keras raise anything
-        echo(
-            f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})"
-        )
-        mlflow.log_artifact(path)
-        return
-    several = len(model.inputs) > 1
-    inputs = [
-        TensorSpec(
-            np.dtype(one.dtype),
-            tuple(-1 if size is None else size for size in one.shape),
-            name=one.name if several else None,
-        )
-        for one in model.inputs
-    ]
-    outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
-    signature = ModelSignature(inputs=Schema([*inputs]), outputs=Schema([outputs]))
-    needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
-    if own:
-        needs.append(f"cloudpickle=={version('cloudpickle')}")
-    mlflow.tensorflow.log_model(
-        model,
-        name="model",
-        metadata=describe_outputs(Path(path)),
-        signature=signature,
-        pip_requirements=needs,
-        custom_objects=own or None,
-        code_paths=code_paths(objects or {}) or None,
-    )
-
-
-def _send_artifact(path: str, folder: str | None) -> None:
-    if not Path(path).exists():
-        echo(f"{path} is gone and was left out")
-    elif Path(path).is_dir():
-        mlflow.log_artifacts(path, folder)
-    else:
-        mlflow.log_artifact(path, folder)
-
-
-SENDERS: dict[str, Callable[..., Any]] = {
-    "params": mlflow.log_params,
-    "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
-    "tags": mlflow.set_tags,
-    "artifact": _send_artifact,
-    "model": _send_model,
-}
-
-
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
     still to be. What belongs to a run that is gone is left out.
@@ -347,6 +320,8 @@ def sync() -> tuple[int, int]:
         with recorder:
             for call in unsent.calls:
                 recorder._send(*call)
+        if recorder.lost:
+            break
         remove(file)  # what could not be sent is in a file of its own again
         sent += recorder.sent
         if not (recorder.sent or _answers()):
@@ -367,12 +342,6 @@ def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
     return False
 
 
-def _differs(committed: str, file: Path) -> bool:
-    """Whether dvc.yaml is another one than git has, but for the list of own code in it."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return LISTED.sub(r"\1", text).strip() != LISTED.sub(r"\1", f"{committed}\n").strip()
-
-
 def _answers() -> bool:
     with contextlib.suppress(*STORE_ERRORS):
         mlflow.search_experiments(max_results=1)
@@ -383,34 +352,3 @@ def _answers() -> bool:
 def read_run_id(folder: Path) -> str | None:
     """The MLflow run of the results in runs/NAME; None where there is none."""
     return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None
-
-
-def read_lineage() -> dict[str, str]:
-    """Tags that tie a run to its code, experiment and flow run."""
-    tags = {}
-    if commit := _git("rev-parse", "HEAD"):
-        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _differs(
-            _git("show", "HEAD:./dvc.yaml"), Path("dvc.yaml")
-        )
-        tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
-    for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
-        if os.environ.get(variable):
-            tags[tag] = os.environ[variable]
-    return tags
-
-
-def read_parent() -> dict[str, str]:
-    """The tag that makes a new run a child of the comparison that it is trained for, if any."""
-    parent = os.environ.get(PARENT_RUN)
-    return {PARENT_TAG: parent} if parent else {}
-
-
-def _git(*arguments: str) -> str:
-    """What git says of the current folder; nothing without a repository, or without git."""
-    try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, errors="replace", check=False
-        )
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -11,12 +11,8 @@ from mlflow.entities import Metric, Param, RunTag
 
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.tracking.experiments import RunKey, get_experiment_id
-from throughline.tracking.recorder import (
-    LONGEST_PARAM,
-    PARENT_TAG,
-    Recorder,
-    read_lineage,
-)
+from throughline.tracking.lineage import PARENT_TAG, read_lineage
+from throughline.tracking.recorder import LONGEST_PARAM, Recorder
 from throughline.tracking.store import name_keys
 
 
