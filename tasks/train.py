@@ -22,7 +22,7 @@ from throughline.assembly.inputs import (
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import meet_processes
-from throughline.assembly.training import open_split_pipelines, train
+from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
@@ -41,9 +41,11 @@ from throughline.results.train import (
     validation_metrics,
     write_history,
 )
+from throughline.settings import TrainSettings
 from throughline.shared.layout import MODEL_FILE, Layout
 from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_problem, echo_result
+from throughline.shared.termination import exit_on_sigterm
 from throughline.tracking.experiments import make_run_key
 from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
@@ -86,7 +88,7 @@ def log_inputs(
 
 def summarize(result: TrainResult, *, stopped: str = "") -> str:
     """The result in one line: the rate of warm epochs, the metric by which people judge it, and
-    where early stopping ended it.
+    where it was stopped early.
     """
     rate = (
         f"{result.throughput.train_examples_per_s:,.0f} examples/s"
@@ -116,11 +118,28 @@ def find_few_steps(
     )
 
 
-def find_weakness(result: TrainResult, *, steps: int, stopped: str = "") -> str | None:
-    """Why a model of so many train `steps` is of no use, and what to do; None where it is."""
+def describe_stop(training: TrainingOutcome, settings: TrainSettings) -> str:
+    """How a training ended before its last step; empty where it has trained all."""
+    if not training.ended_by:
+        return ""
+    if len(training.rows) == settings.epochs:
+        return "stopped early, within its last epoch"
+    return f"stopped early after {len(training.rows)} of {settings.epochs} epochs"
+
+
+def find_weakness(
+    result: TrainResult,
+    *,
+    steps: int,
+    stopped: str = "",
+    ended_by: str = "train.early_stopping",
+) -> str | None:
+    """Why a model of so many train `steps` is of no use, and what to do; None where it is. Where a
+    training `stopped`, `ended_by` is the key of params.yaml that decided so.
+    """
     weakness = describe_weakness(result)
     more = (
-        f"it {stopped}, which train.early_stopping decides"
+        f"it {stopped}, which {ended_by} decides"
         if stopped
         else "for more of them raise train.epochs or lower batch_size"
     )
@@ -174,7 +193,11 @@ def main() -> None:
             training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train")),
         )
         replicas.check_same(
-            {**fingerprint, "batch_multiple": worker.multiple},
+            {
+                **fingerprint,
+                "batch_multiple": worker.multiple,
+                "checkpoint_every": params.train.checkpoint_every,
+            },
             remedy="all hosts need the same parameters, code, data and versions",
         )
         store = CheckpointStore(checkpoint_folder, fingerprint)
@@ -201,7 +224,7 @@ def main() -> None:
                 echo(f"  {needs.hint()}")
         with (
             explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
-            Recorder(run_key, run_id=store.run_id) as recorder,
+            Recorder(run_key, run_id=store.run_id, unsent=store.unsent) as recorder,
         ):
             log_inputs(
                 recorder,
@@ -241,13 +264,10 @@ def main() -> None:
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, unsent=recorder.unsent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
-        steps = len(training.rows) * pipelines.train.steps_per_epoch
-        stopped = (
-            f"stopped early after {len(training.rows)} of {params.train.epochs} epochs"
-            if len(training.rows) < params.train.epochs
-            else ""
+        stopped = describe_stop(training, params.train)
+        weakness = find_weakness(
+            result, steps=training.steps, stopped=stopped, ended_by=training.ended_by
         )
-        weakness = find_weakness(result, steps=steps, stopped=stopped)
         if weakness and not models.emulation:
             echo_problem(weakness)
         echo_result(summarize(result, stopped=stopped))
@@ -257,4 +277,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()  # so that MLflow hears of it, and what it lacks is kept
     run_one_of_several(main)

@@ -73,8 +73,8 @@ class Stopping(CheckpointCallback):
             raise Stop
 
 
-def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
-    """Train until the end or so many steps; returns the rows and the weights."""
+def train_once(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
+    """Train until the end or so many steps; returns the outcome, and the models."""
     keras.utils.clear_session()
     configure_process(params.train)
     data = open_inputs(params, layout)
@@ -87,7 +87,12 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
     store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
     progress = Stopping(pipelines.train, store, params.train, recorder)
     progress.steps_left = stop_after
-    trained = train(models, pipelines, progress, settings=params.train)
+    return train(models, pipelines, progress, settings=params.train), models
+
+
+def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
+    """Train until the end or so many steps; returns the rows and the weights."""
+    trained, models = train_once(params, layout, folder, stop_after=stop_after, pipeline=pipeline)
     rows = [
         {name: value for name, value in row.items() if name != "examples_per_s"}
         for row in trained.rows

@@ -274,3 +274,43 @@ def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
         return [line.split(",")[:5] for line in text.splitlines()]
 
     assert losses(history.read_text()) == losses(undisturbed)
+
+
+def test_mlflow_hears_that_a_training_was_ended_and_has_each_epoch_once_when_it_went_on(first):
+    """By SIGTERM, as a flow that is canceled ends it; then by kill -9, of which nobody hears."""
+    folder, _ = first
+    params = copy.deepcopy(SMALL)
+    params["train"] |= {"epochs": 60, "checkpoint_every": "1 epoch"}
+    write_params(folder, params)
+    checkpoints = folder / "runs" / "optimized" / ".checkpoint"
+    command = ("python", "-m", "tasks.train", "--pipeline", "optimized")
+
+    def newest():
+        """How many epochs the newest checkpoint has."""
+        names = (path.name for path in checkpoints.glob("work-*/at-*"))
+        return max((int(name.split("-")[1]) for name in names), default=0)
+
+    def started_run():
+        return mlflow.search_runs(
+            experiment_names=[experiment_of(folder)], max_results=1, output_format="list"
+        )[0]
+
+    seen = set()
+    for number, status in ((signal.SIGTERM, "KILLED"), (signal.SIGKILL, "RUNNING")):
+        before, process = newest(), start(folder, *command)
+        deadline = time.monotonic() + 120
+        while newest() <= before and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(process.pid, number)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode in (128 + number, -number), output
+        assert "Traceback" not in output
+        seen.add(started_run().info.run_id)
+        assert started_run().info.status == status
+    assert "resuming interrupted training" in run(folder, *command)
+    ended = started_run()
+    assert seen == {ended.info.run_id} and ended.info.status == "FINISHED"
+    for name in ("train/loss", "val/loss"):
+        history = mlflow.MlflowClient().get_metric_history(ended.info.run_id, name)
+        steps = sorted(point.step for point in history)
+        assert steps[:60] == list(range(60)) and steps[60:] in ([], [60]), name

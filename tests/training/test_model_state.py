@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 
 from throughline.training.callbacks import dump_states, load_states
-from throughline.training.model_state import find_incomplete, list_parts, list_variables
+from throughline.training.model_state import (
+    find_draws,
+    find_incomplete,
+    list_parts,
+    list_variables,
+)
 
 
 class Keeping(keras.Model):
@@ -56,6 +61,35 @@ def test_optimizers_are_found_in_lists_and_dicts_and_in_models_that_are_layers()
 def test_what_a_checkpoint_would_not_hold_is_named(kept, said):
     found = find_incomplete(make_model(**kept))
     assert found is None if said is None else (found or "").startswith(said)
+
+
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "draws"),
+    [
+        (lambda value: tf.nn.dropout(value, 0.5), {"RandomUniform"}),
+        (lambda value: value + tf.random.normal([4], seed=3), {"RandomStandardNormal"}),
+        (lambda value: tf.random.shuffle(value), {"RandomShuffle"}),
+        (lambda value: value + GENERATOR.normal([4]), {"RngReadAndSkip"}),
+        (
+            lambda value: tf.map_fn(lambda one: one + tf.random.uniform([]), value),
+            {"RandomUniform"},
+        ),
+        (
+            lambda value: tf.cond(value[0] > 0, lambda: tf.random.normal([4]), lambda: value),
+            {"RandomStandardNormal"},
+        ),
+        (lambda value: value + tf.random.stateless_normal([4], [1, 2]), set()),
+        (keras.layers.Dropout(0.5, seed=1), set()),
+        (keras.layers.GaussianNoise(0.5, seed=1), set()),
+    ],
+)
+def test_draws_from_a_state_that_keras_does_not_hold_are_found_wherever_they_are(function, draws):
+    function = tf.function(function, autograph=False)
+    graph = function.get_concrete_function(tf.TensorSpec((4,), tf.float32)).graph
+    assert find_draws(graph) == draws
 
 
 class Holding(keras.callbacks.Callback):

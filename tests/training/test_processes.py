@@ -7,15 +7,18 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import mlflow
 import pytest
-from project import SMALL, environment, make_project, run_stages, write_params
+from project import SMALL, environment, experiment_of, make_project, run_stages, write_params
 
 from flows.run.fork_server import stage_server
 from throughline.config.params_file import read_yaml
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.slow
 CLOSE = 1e-5  # relative
 # What happens to a process of this index after so many steps: FAULT="what index steps".
 OWN_CODE = '''
-import json, os, pathlib, signal, time
+import json, os, pathlib, signal, threading, time
 
 import keras
 import numpy as np
@@ -49,6 +52,8 @@ class Fault(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.losses, self.validated = [], []
+        if os.environ.get("FAULT", "none 0 0").split()[:2] == ["hold", str(INDEX)]:
+            self.held = threading.Lock()
 
     def on_epoch_end(self, epoch, logs=None):
         self.validated.append(logs["val_loss"])
@@ -142,6 +147,7 @@ class Trainings:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
 
     def train(self, *, code: int | None = 0, fault: str = "none 0 0", stage: str = "train") -> str:
@@ -333,7 +339,7 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
     other.mkdir()
     for name in ("throughline", "tasks", "own.py", "data", "runs", "uv.lock", "dvc.yaml"):
         (other / name).symlink_to(trainings.folder / name)
-    trainings.write(processes=2, learning_rate=0.02)
+    trainings.write(processes=2, learning_rate=0.02, checkpoint_every="3 steps")
     (other / "params.yaml").write_text((trainings.folder / "params.yaml").read_text())
     elsewhere = Trainings(other, {"FAULT": "none 0 0"})
     trainings.write(processes=2, learning_rate=0.03)
@@ -344,7 +350,29 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
         output, _ = chief.communicate(timeout=60)
         follower.communicate(timeout=60)
     assert chief.returncode == 2
-    assert "process 1 of 2 differs from the first in train" in output
+    assert "process 1 of 2 differs from the first in checkpoint_every, train" in output
+
+
+def test_mlflow_hears_of_the_end_of_those_that_are_ended_together(trainings):
+    trainings.write(processes=2, epochs=400, callbacks=[])
+    with trainings.start() as process:
+        checkpoints, deadline = trainings.results / ".checkpoint", time.monotonic() + 60
+        while not list(checkpoints.glob("*/at-000003*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)  # as supervisors do
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), output
+    experiment = experiment_of(trainings.folder)
+    newest, *_ = mlflow.search_runs(experiment_names=[experiment], output_format="list")
+    assert newest.info.status == "KILLED"
+
+
+def test_where_one_process_cannot_keep_its_state_none_keeps_checkpoints(trainings):
+    """In mid-epoch all read what their metrics are together, or none does."""
+    trainings.write(processes=2, checkpoint_every="2 steps")
+    said = trainings.train(fault="hold 1 0")
+    assert "no checkpoints are kept" in said and "another process cannot keep its state" in said
+    assert len(trainings.rows) == 2
 
 
 def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_the_slowest(

@@ -133,6 +133,7 @@ def test_the_only_process_gathers_its_own_value_alone():
     value = made_up(ProcessInput)
     assert Replicas().gather(value) == [value]
     assert Replicas().meet_on_host() == {os.getpid()}
+    assert Replicas().is_any(True) and not Replicas().is_any(False)
     logs = {"loss": 0.1, "accuracy": float("nan"), "close": 1 + 2**-52}
     assert repr(Replicas().take_chiefs(logs)) == repr(logs)
 

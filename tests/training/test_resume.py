@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from texts import params_of as text_params
 from texts import prepare_texts
-from trainings import Stop, Stopping, assert_same, params_of, run, run_with_stops
+from trainings import Stop, Stopping, assert_same, params_of, run, run_with_stops, train_once
 
+from tasks.train import describe_stop
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.data.columns.index import INDEX
+from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 
 pytestmark = pytest.mark.integration
@@ -88,6 +90,7 @@ OWN_CALLBACKS = """
 import threading
 
 import keras
+import tensorflow as tf
 
 
 class Slower(keras.callbacks.Callback):
@@ -100,6 +103,27 @@ class Slower(keras.callbacks.Callback):
         if self.seen % 4 == 0:
             rate = self.model.optimizer.learning_rate
             rate.assign(rate * 0.5)
+
+
+class Crashing(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        if not ELSEWHERE.get("calm"):
+            raise RuntimeError("a crash")
+
+
+class Cutting(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = int(self.model.optimizer.iterations) == 7
+
+
+class Drawing(keras.layers.Layer):
+    def call(self, value, training=None):
+        return tf.nn.dropout(value, 0.5) if training else value
+
+
+def draw(input_shape, outputs):
+    flat = [keras.Input(input_shape), keras.layers.Flatten(), Drawing()]
+    return keras.Sequential([*flat, keras.layers.Dense(outputs)])
 
 
 ELSEWHERE = {}  # what a callback sets that is none of its own attributes
@@ -151,7 +175,8 @@ def end_second():
 def own_callbacks(tmp_path, monkeypatch):
     (tmp_path / "own_callbacks.py").write_text(OWN_CALLBACKS)
     monkeypatch.syspath_prepend(tmp_path)
-    return "own_callbacks"
+    yield "own_callbacks"
+    sys.modules.pop("own_callbacks", None)
 
 
 @pytest.mark.slow
@@ -176,6 +201,82 @@ def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_pat
     assert ended("end_second") == undisturbed("snapshot")[0][:1]
     with pytest.raises(UnknownModel, match=r"train\.callbacks: .* before its first epoch"):
         ended("end_first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stopping", ["null", "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}"]
+)
+def test_a_training_that_ends_before_its_results_are_written_trains_no_step_again(
+    layout, tmp_path, own_callbacks, capsys, stopping
+):
+    """After its last epoch, or after the one that early stopping ends it with."""
+    params = params_of(
+        *USUAL,
+        "train.epochs=4",
+        f"train.early_stopping={stopping}",
+        f"train.callbacks=[{own_callbacks}:Crashing]",
+        "train.checkpoint_every=3 epochs",
+    )
+    with pytest.raises(RuntimeError, match="a crash"):
+        run(params, layout, tmp_path / "crashed")
+    sys.modules[own_callbacks].ELSEWHERE["calm"] = True
+    undisturbed, models = train_once(params, layout, tmp_path / "undisturbed")
+    weights = models.network.get_weights()
+    capsys.readouterr()
+    resumed, models = train_once(params, layout, tmp_path / "crashed")
+    assert "has no step left" in capsys.readouterr().out
+    assert resumed.result.step is None and resumed.result.throughput
+    assert [row["val_loss"] for row in resumed.rows] == [
+        row["val_loss"] for row in undisturbed.rows
+    ]
+    assert resumed.result.last_epoch["val_loss"] == undisturbed.result.last_epoch["val_loss"]
+    assert resumed.result.test == undisturbed.result.test
+    assert (resumed.steps, resumed.ended_by) == (undisturbed.steps, undisturbed.ended_by)
+    for one, other in zip(models.network.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_whoever_ends_a_training_early_is_named_with_the_steps_that_it_has_trained(
+    layout, tmp_path, own_callbacks
+):
+    cut, _ = train_once(
+        params_of(*USUAL, f"train.callbacks=[{own_callbacks}:Cutting]"), layout, tmp_path / "cut"
+    )
+    assert (len(cut.rows), cut.steps, cut.ended_by) == (2, 7, "train.callbacks")
+    assert describe_stop(cut, TrainSettings(epochs=2)) == "stopped early, within its last epoch"
+    stopping = "train.early_stopping={monitor: val_loss, patience: 1, min_delta: 9}"
+    early, _ = train_once(params_of("train.epochs=4", stopping), layout, tmp_path / "early")
+    assert (early.steps, early.ended_by) == (2 * STEPS, "train.early_stopping")
+    assert describe_stop(early, TrainSettings(epochs=4)) == "stopped early after 2 of 4 epochs"
+    whole, _ = train_once(params_of("train.epochs=1", stopping), layout, tmp_path / "whole")
+    assert (whole.steps, whole.ended_by) == (STEPS, "")
+    assert describe_stop(whole, TrainSettings(epochs=1)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_rate_of_an_epoch_is_that_of_its_last_step(layout, tmp_path, own_callbacks, count):
+    usual = ("train.epochs=2", "train.learning_rate=1.0", f"train.steps_per_execution={count}")
+    rows, _ = run(params_of(*usual, "train.schedule=linear"), layout, tmp_path / "linear")
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.6, 0.1])
+    if count == 1:  # halved after each fourth step, the last time after the eighth
+        slower = ("train.schedule=constant", f"train.callbacks=[{own_callbacks}:Slower]")
+        rows, _ = run(params_of(*usual, *slower), layout, tmp_path / "slower")
+        assert [row["learning_rate"] for row in rows] == [0.5, 0.25]
+
+
+@pytest.mark.slow
+def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
+    layout, tmp_path, own_callbacks, capsys
+):
+    params = params_of("train.epochs=1", f"model={{name: '{own_callbacks}:draw'}}")
+    run(params, layout, tmp_path / "kept")
+    said = capsys.readouterr().out
+    assert said.count("no checkpoints are kept, an interrupted training begins again") == 1
+    assert "RandomUniform of the train step draws by a state" in said
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.slow

@@ -23,7 +23,13 @@ from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
-from throughline.training.callbacks import Callbacks, find_best_epoch, make_callbacks
+from throughline.training.callbacks import (
+    Callbacks,
+    find_best_epoch,
+    find_ender,
+    make_callbacks,
+    may_replace_weights,
+)
 from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.gpus import count_training_gpus
@@ -55,10 +61,14 @@ class SplitPipelines:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """What a training gave: one row per epoch, and the result of them all."""
+    """What a training gave: one row per epoch, and the result of them all; how many train `steps`
+    these were, and the key of params.yaml by which they were fewer than planned, else empty.
+    """
 
     rows: list[dict[str, float]]
     result: TrainResult
+    steps: int
+    ended_by: str
 
 
 def open_split_pipelines(
@@ -131,20 +141,28 @@ def train(
         )
         make_random_layers_differ(replicas, network)
         train_function = StepFunction(model)
-    if start != Position():
+    if checkpoints.ended:
+        echo_fact("the interrupted training has no step left; what follows its last epoch goes on")
+    elif start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
-    batches = open_batches(pipelines.train, start, epochs=settings.epochs)
+    epochs = settings.epochs
+    batches = [] if checkpoints.ended else open_batches(pipelines.train, start, epochs=epochs)
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
         UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor,
         explain_losses(replicas.worker),
         replicas.scope(),
     ):
-        checkpoints.attach(train_function, monitor, callbacks)
+        checkpoints.attach(
+            train_function,
+            monitor,
+            callbacks,
+            agree=replicas.is_any,
+        )
         fit(
             train_function,
             batches,
-            Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=settings.epochs, start=start),
+            Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=epochs, start=start),
             evaluation=validation,
             callbacks=[*watching, *callbacks, checkpoints],
         )
@@ -159,8 +177,14 @@ def train(
         test = SplitEvaluation(model, test_split, pipelines.test.steps_per_epoch).run()
     best = find_best_epoch(callbacks)
     kept = checkpoints.rows[-1 if best is None else best]
+    if averages_weights(network) or may_replace_weights(callbacks):
+        # Those of the weights that are kept, and not of those that the last epoch has left.
+        kept = {**kept, **{f"val_{name}": value for name, value in validation.run().items()}}
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
-    rates = [rate * examples_per_step for rate in timer.rates]
+    # Where all has been trained before an interruption, the rows alone have rates.
+    rates = [rate * examples_per_step for rate in timer.rates] or [
+        row["examples_per_s"] for row in checkpoints.rows
+    ]
     measured = checkpoints.measured_steps * examples_per_step
     result = TrainResult(
         metric=models.target.metric,
@@ -173,20 +197,22 @@ def train(
             {name: value for name, value in kept.items() if name != "epoch"}, models.target
         ),
         test=with_perplexity(test, models.target),
-        throughput=(
-            TrainThroughput(
-                train_examples_per_s=float(np.median(rates[1:] or rates)),
-                cold_examples_per_s=rates[0],
-            )
-            if rates
-            else None
+        throughput=TrainThroughput(
+            train_examples_per_s=float(np.median(rates[1:] or rates)),
+            cold_examples_per_s=rates[0],
         ),
-        step=timer.step_times() if rates else None,
+        step=timer.step_times() if timer.rates else None,
         cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
         usage=usage,
         processes=replicas.worker.count,
     )
-    return TrainingOutcome(rows=checkpoints.rows, result=result)
+    steps, planned = checkpoints.steps, epochs * pipelines.train.steps_per_epoch
+    return TrainingOutcome(
+        rows=checkpoints.rows,
+        result=result,
+        steps=steps,
+        ended_by=find_ender(callbacks, settings) if steps < planned else "",
+    )
 
 
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:
@@ -256,11 +282,17 @@ def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
         isinstance(one, keras.callbacks.EarlyStopping) and one.restore_best_weights
         for one in callbacks
     )
-    if restores and getattr(network.optimizer, "use_ema", False):
+    if restores and averages_weights(network):
         raise UnknownModel(
             "train.early_stopping.restore_best: the optimizer averages the weights (use_ema), and"
             " the best epoch's would replace the averages; set restore_best or use_ema to false"
         )
+
+
+def averages_weights(network: keras.Model) -> bool:
+    """Whether the optimizer puts averages of the weights in their place after the last epoch."""
+    optimizer = network.optimizer
+    return bool(getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
 
 
 def check_rate(network: keras.Model, callbacks: Callbacks) -> None:

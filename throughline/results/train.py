@@ -61,12 +61,12 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(ResultFile):
-    """A training: the metrics of its last epoch by their names in Keras, those on the test split
-    (empty where there is none), rates.
+    """A training: the metrics of its last epoch by their names in Keras, those of validation with
+    the weights that are kept, those on the test split (empty where there is none), rates.
 
     `processes` have trained it together: with random layers it is repeatable with as many alone.
-    `throughput` and `step` are None where no epoch was timed: all had been trained before an
-    interruption.
+    `step` is None where all had been trained before an interruption, `throughput` where nothing
+    was timed.
     """
 
     FILE: ClassVar[str] = "train.json"

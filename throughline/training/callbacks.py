@@ -71,6 +71,28 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
     return restored[-1] if restored else None
 
 
+def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
+    """The key of params.yaml by which a training has ended early: of early stopping, or of the
+    callbacks, of which `make_callbacks` puts that one last.
+    """
+    stopping = callbacks[-1] if settings.early_stopping and callbacks else None
+    stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0
+    return "train.early_stopping" if stopped else "train.callbacks"
+
+
+def may_replace_weights(callbacks: Callbacks) -> bool:
+    """Whether one of these may put other weights in place after the last validation: whatever is
+    not Keras' own may, when an epoch or the training ends. Early stopping restores those of an
+    epoch whose validation is known.
+    """
+    methods = (
+        getattr(method, "__func__", method)
+        for callback in callbacks
+        for method in (callback.on_epoch_end, callback.on_train_end)
+    )
+    return any(not str(method.__module__).startswith("keras.") for method in methods)
+
+
 def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
     """What callbacks remember, but for what Keras gives them; `parts` of the model that they hold
     are named, not copied.

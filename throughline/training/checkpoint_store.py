@@ -79,6 +79,11 @@ class CheckpointStore:
         """The MLflow run of the newest checkpoint; None where there is none."""
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
+    @property
+    def unsent(self) -> str | None:
+        """The tag of that run where MLflow did not have it yet."""
+        return self._usable_checkpoints[0].state["unsent"] if self._usable_checkpoints else None
+
     def restore(
         self,
         variables: Sequence[tf.Variable],

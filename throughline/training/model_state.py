@@ -4,11 +4,20 @@ those that a train step of one's own has besides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+# Ops that draw by a state of their own, or by that of a tf.random.Generator.
+_DRAWING = re.compile(
+    r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)"
+    r"|(Parameterized)?TruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
+    r"|\w+CandidateSampler|Rng\w+|NonDeterministicInts"
+    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
+)
 
 
 def build_optimizer(model: keras.Model) -> None:
@@ -50,6 +59,15 @@ def find_incomplete(model: keras.Model) -> str | None:
         if any(isinstance(one, tf.Variable) and id(one) not in known for one in held):
             return f"{name} is a tf.Variable, of which Keras does not know; use keras.Variable"
     return None
+
+
+def find_draws(graph: tf.Graph) -> set[str]:
+    """The ops of a graph, and of the functions that it calls, whose draws go on from a state that
+    no variable of Keras holds: not those of Keras' random layers, whose seeds are variables.
+    """
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(one.node_def for one in definition.library.function)]
+    return {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
 
 
 def _variables(model: keras.Model) -> list[Any]:

@@ -22,6 +22,7 @@ import psutil
 
 from throughline.plan.training_workers import (
     TF_CONFIG,
+    TrainingWorker,
     make_tf_config,
     training_worker_from_tf_config,
 )
@@ -35,6 +36,7 @@ LOOPBACK = "127.0.0.1"
 CHECK_S = 0.1
 # For the others to end by themselves once one has failed, and to end when they are asked to.
 GRACE_S, TERMINATE_S = 15.0, 5.0
+CHIEF_FIRST_S = 3.0  # that the others work on when they are asked to
 LAST_LINES = 30
 
 
@@ -99,21 +101,31 @@ def find_free_ports(count: int) -> list[int]:
 
 def run_one_of_several(main: Callable[[], None]) -> None:
     """Run the main function of a process that may train with others: it ends when the one does that
-    has started it, and where it fails at once.
+    has started it, and where it fails at once. Of those that are ended together the chief is first:
+    without the others it would wait in its step, and MLflow would not hear of its end.
     """
     if STARTED_HERE in os.environ:
         lifeline = os.dup(0)  # of the standard input, which others may close
         threading.Thread(target=_end_when_closed, args=(lifeline,), daemon=True).start()
     try:
-        several = training_worker_from_tf_config(os.environ).count > 1
+        worker = training_worker_from_tf_config(os.environ)
     except ImpossiblePlan:  # which `main` says
-        several = False
+        worker = TrainingWorker()
+    several = worker.count > 1
+    if worker.index:
+        signal.signal(signal.SIGTERM, _end_after_chief)
     try:
         main()
     except BaseException as error:
         if several:
             exit_at_once(error)
         raise
+
+
+def _end_after_chief(number: int, _: object) -> None:
+    timer = threading.Timer(CHIEF_FIRST_S, os._exit, (128 + number,))
+    timer.daemon = True
+    timer.start()
 
 
 def _end_when_closed(lifeline: int) -> None:

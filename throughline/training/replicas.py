@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,14 @@ class Replicas:
         chiefs = self.exchange(bits.tolist())[0].copy().view(np.float64)
         return dict(zip(values, chiefs.tolist(), strict=True))
 
+    def is_any(self, here: bool) -> bool:
+        """Whether what is so `here`, or is not, is so in any of the processes; waits for all.
+
+        Raises:
+          ProcessLost: another one is gone.
+        """
+        return bool(self.exchange([int(here)]).any())
+
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
         """Run the block in the chief, then in all others."""
@@ -184,6 +193,8 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
             worker=worker, strategy=strategy, deadline=deadline, timeout_s=settings.step_timeout_s
         )
         replicas.exchange([worker.index], timeout_s=settings.start_timeout_s)
+    # TensorFlow has put a handler in its place that notes SIGTERM, and ends nothing.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     return replicas
 
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from throughline.models.emulation import EmulatedTraining
+from throughline.training.model_state import find_draws
 from throughline.training.one_ahead import OneAhead
 from throughline.training.step_timer import StepTimer
 
@@ -29,16 +30,25 @@ class StepFunction:
 
     Every execution is as many steps as the model was compiled with, and the last one of an epoch
     what is left, by the same graph. On a GPU the host is one execution ahead. `timer` notes when
-    each has ended.
+    each has ended, and `draws` are the ops of the step, known once its graph is built, whose draws
+    nothing that a checkpoint holds decides.
     """
 
     def __init__(self, model: keras.Model, *, trains: bool = True) -> None:
         self.steps = 0  # that the last execution has run
         self.model, self._most = model, int(model.steps_per_execution)
-        self._run = make_execution(model, trains=trains)
+        self.draws: set[str] = set()
+        self._run = make_execution(
+            model, trains=trains, traced=lambda graph: self.draws.update(find_draws(graph))
+        )
         self.builds_graph = True  # in its next execution, whose time and work are then others
         self.timer, self._ahead = StepTimer(), OneAhead()
         self._left = 0
+
+    @property
+    def last_steps(self) -> int:
+        """The steps of the next execution where it is the epoch's last one; else 0."""
+        return self._left if self._left <= self._most else 0
 
     def begin(self, steps: int) -> None:
         """Begin an epoch, or what is left of one, of N `steps`."""
@@ -66,16 +76,25 @@ class StepFunction:
         self.timer.end()
 
 
-def make_execution(model: keras.Model, *, trains: bool = True) -> Execution:
+def make_execution(
+    model: keras.Model,
+    *,
+    trains: bool = True,
+    traced: Callable[[tf.Graph], object] = lambda graph: None,
+) -> Execution:
     """The function that runs the model's train step, or test step, on the next batches of an
-    iterator and returns the logs of the last one. Its graph is built at its first call.
+    iterator and returns the logs of the last one. Its graph is built at its first call; `traced`
+    is given that of a step, which an eager model has not.
     """
     strategy, step = model.distribute_strategy, model.train_step if trains else model.test_step
     # Each process evaluates the whole of a split.
     finish = average_over_processes if trains else lambda logs: logs
 
     def one(batch: Any) -> Any:
-        return strategy.run(step, args=(batch,))
+        logs = strategy.run(step, args=(batch,))
+        if not tf.executing_eagerly():
+            traced(tf.compat.v1.get_default_graph())
+        return logs
 
     if not model.run_eagerly:
         one = tf.function(
