@@ -31,7 +31,7 @@ from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineage, read_parent
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
-from throughline.tracking.sending import SENDERS, list_models
+from throughline.tracking.sending import LONGEST_PARAM, SENDERS, list_models
 from throughline.tracking.store import (
     STORE_ERRORS,
     is_refusal,
@@ -42,7 +42,6 @@ from throughline.tracking.store import (
     use_store,
 )
 
-LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
@@ -161,6 +160,12 @@ class Recorder:
         their code go with it. A model that cannot be logged is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
+
+    def add_children(self, children: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add a run below this one for each of the children, by their names: with its `params`,
+        nested, its `metrics`, of which absent ones (None) stay absent, and its `tags`.
+        """
+        self._send("children", {name: dict(values) for name, values in children.items()})
 
     def log_input(self, name: str, digest: str) -> None:
         """Log what the run trains on, by its name and digest; it is not kept for later."""

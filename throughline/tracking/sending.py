@@ -9,12 +9,16 @@ from typing import Any
 
 import mlflow
 import numpy as np
-from mlflow.entities import LoggedModel, LoggedModelStatus, Run
+from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Param, Run
+from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from throughline.shared.progress import echo
-from throughline.tracking.store import reason
+from throughline.tracking.lineage import PARENT_TAG
+from throughline.tracking.store import is_refusal, name_keys, reason
+
+LONGEST_PARAM = 6000
 
 
 def list_models(run: Run) -> list[LoggedModel]:
@@ -78,10 +82,48 @@ def _send_artifact(path: str, folder: str | None) -> None:
         mlflow.log_artifact(path, folder)
 
 
+def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add those that the active run does not have, each whole; raises what was refused of the first
+    of them at the end.
+    """
+    client, parent = mlflow.MlflowClient(), mlflow.active_run()
+    if parent is None:
+        raise MlflowException("no run is active that children could be added to")
+    run_id, experiment = parent.info.run_id, parent.info.experiment_id
+    found = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
+    there = {one.info.run_name for one in found if one.info.status == "FINISHED"}
+    refused: Exception | None = None
+    for name, values in children.items():
+        if name in there:
+            continue
+        tags = {**values["tags"], PARENT_TAG: run_id}
+        child = client.create_run(experiment, run_name=name, tags=tags).info
+        try:
+            params, metrics = name_keys(values["params"]), values["metrics"]
+            client.log_batch(
+                child.run_id,
+                [
+                    Metric(key, float(value), child.start_time, 0)
+                    for key, value in metrics.items()
+                    if value is not None
+                ],
+                [Param(key, str(value)[:LONGEST_PARAM]) for key, value in params.items()],
+            )
+            client.set_terminated(child.run_id)
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            client.set_terminated(child.run_id, "FAILED")
+            refused = refused or error
+    if refused:
+        raise refused
+
+
 SENDERS: dict[str, Callable[..., Any]] = {
     "params": mlflow.log_params,
     "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
     "tags": mlflow.set_tags,
     "artifact": _send_artifact,
     "model": _send_model,
+    "children": _send_children,
 }
