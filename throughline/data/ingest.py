@@ -50,14 +50,15 @@ def ingest(
     changed since are not read again, unless `verify` asks for it. The manifest is the same.
 
     Raises:
-      DataNotFound, UnreadableSource: the source is missing or not what it should be.
+      DataNotFound, UnreadableSource: the source is missing or not what it should be, or changes
+        meanwhile.
       ObjectStoreFailed: the bucket that it is in cannot be read, or changes meanwhile.
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
       UnusableDataset: what is left is not enough to train on.
     """
     key = digest_json([settings.model_dump(), digest_program("ingest")])
     with (
-        sources.open_source(settings) as (source, objects),
+        sources.open_source(settings, out=out) as (source, listed),
         resumable_folder(out, key=key) as folder,
     ):
         where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
@@ -100,8 +101,7 @@ def ingest(
             stats=stats,
             folder=folder,
         )
-        if objects:
-            objects.check_unchanged()
+        listed.check_unchanged()
         write_manifest(manifest)
     return manifest
 

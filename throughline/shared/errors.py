@@ -59,7 +59,7 @@ class UnexpectedFiles(UserError):
 
 class UnreadableSource(UserError):
     """The source as a whole cannot be read: a table without the needed columns, arrays of different
-    lengths, a broken archive.
+    lengths, a broken archive, files that change while they are read.
     """
 
     # `remedy`: which parameter of a training helps; `several`: the errors that it joins.

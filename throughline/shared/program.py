@@ -28,6 +28,7 @@ SUPPORTING = (
     "tasks.identities",
     "throughline.config",
     "throughline.data.known_files",
+    "throughline.data.local_files",
     "throughline.settings",
     *(
         f"throughline.shared.{module}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from throughline.data.local_files import LocalFiles, list_files
 from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import (
     arrays,
@@ -81,16 +82,19 @@ def scan(settings: DataSettings) -> Source:
 
 
 @contextmanager
-def open_source(settings: DataSettings) -> Iterator[tuple[Source, ObjectFolder | None]]:
-    """Look at the source that `data` describes, to be read within the block; also what it is below
-    in a bucket, if it is in one.
+def open_source(
+    settings: DataSettings, *, out: Path
+) -> Iterator[tuple[Source, LocalFiles | ObjectFolder]]:
+    """Look at the source that `data` describes, to be read within the block; also what was at
+    `data.path` before, but for `out`, where what is read is written.
 
     Raises:
       as `scan`.
       ObjectStoreFailed: the store was not reached or refuses; names what it is about.
     """
     if not is_address(settings.path):
-        yield scan(settings), None
+        listed = list_files(Path(settings.path), out=out)
+        yield scan(settings), listed
         return
     objects = open_folder(settings.path)
     if SOURCES[settings.source].in_bucket == "objects":

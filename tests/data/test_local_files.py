@@ -1,0 +1,114 @@
+"""Files that arrive, change or go while ingest reads are named, and never taken for ones that it
+has read: `throughline.data.local_files`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import data_settings, picture
+
+from throughline.data import ingest as stage
+from throughline.data.ingest import ingest
+from throughline.data.local_files import list_files
+from throughline.shared.errors import UnreadableSource
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Class folders with three files."""
+    for name in ("cat/1.jpg", "cat/2.jpg", "bird/owl/3.jpg"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path / "in"
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "added": (lambda root: (root / "bird" / "owl" / "4.jpg").touch(), "bird/owl/4.jpg"),
+    "in a new folder": (lambda root: (root / "dog").mkdir() or (root / "dog/5.jpg").touch(), "dog"),
+    "of another size": (lambda root: (root / "cat" / "1.jpg").write_text("x"), "cat/1.jpg"),
+    "of another time": (lambda root: touch(root / "cat" / "2.jpg"), "cat/2.jpg"),
+    "removed": (lambda root: (root / "cat" / "2.jpg").unlink(), "cat/2.jpg"),
+    "now a link to nothing": (lambda root: (root / "cat/l.jpg").symlink_to("gone"), "cat/l.jpg"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_until_all_has_been_read_is_named(root, tmp_path, change):
+    listed = list_files(root, out=tmp_path / "manifest")
+    listed.check_unchanged()
+    make, name = CHANGES[change]
+    make(root)
+    with pytest.raises(UnreadableSource, match=rf"/in/{name}\S* changed while ingest was reading"):
+        listed.check_unchanged()
+    (root / "more.jpg").touch()
+    with pytest.raises(UnreadableSource, match="and 1 more changed"):
+        listed.check_unchanged()
+
+
+def test_one_file_is_compared_again_and_not_those_next_to_it(root, tmp_path):
+    listed = list_files(root / "cat" / "1.jpg", out=tmp_path / "manifest")
+    (root / "cat" / "2.jpg").write_text("another")
+    listed.check_unchanged()
+    (root / "cat" / "1.jpg").write_text("another")
+    with pytest.raises(UnreadableSource, match=r"/in/cat/1\.jpg changed while"):
+        listed.check_unchanged()
+
+
+def test_what_no_source_reads_and_what_ingest_writes_may_change(root, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (root / "elsewhere").symlink_to(tmp_path / "elsewhere")
+    listed = list_files(root, out=root / "manifest")
+    (root / "cat" / ".1.jpg.part").touch()
+    (tmp_path / "elsewhere" / "4.jpg").touch()
+    for name in ("manifest", "manifest.0.partial"):
+        (root / name).mkdir()
+        (root / name / "examples.parquet").touch()
+    listed.check_unchanged()
+
+
+def test_a_name_of_any_bytes_and_a_folder_that_a_link_leads_to_are_compared(root, tmp_path):
+    (tmp_path / "link").symlink_to(root)
+    odd = os.fsdecode(b"caf\xe9 \n.jpg")
+    (root / "cat" / odd).touch()
+    listed = list_files(tmp_path / "link", out=tmp_path / "manifest")
+    listed.check_unchanged()
+    (root / "cat" / odd).unlink()
+    with pytest.raises(UnreadableSource, match=r"/link/cat/caf\\xe9 \n\.jpg changed") as raised:
+        listed.check_unchanged()
+    str(raised.value).encode()
+
+
+@pytest.mark.parametrize("source", ["image_folder", "image_table"])
+def test_ingest_refuses_a_file_that_arrives_while_it_reads(tmp_path, monkeypatch, source):
+    """DVC would record it as ingested, and never run ingest for it."""
+    root = tmp_path / "in"
+    for number in range(20):
+        path = root / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    rows = [f"{path.relative_to(root)},{path.parent.name}" for path in sorted(root.rglob("*.png"))]
+    if source == "image_table":
+        (root / "table.csv").write_text("\n".join(["path,label", *rows]))
+    settings = data_settings(root, source)
+
+    def add_afterwards(*arguments, examine=stage.examine):
+        found = examine(*arguments)
+        (root / "a" / "late.png").write_bytes((root / "a" / "00.png").read_bytes())
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "examine", add_afterwards)
+        with pytest.raises(UnreadableSource, match=r"/a/late\.png changed while ingest"):
+            ingest(settings, tmp_path / "manifest", inspections=tmp_path / "kept")
+    assert not (tmp_path / "manifest").exists()
+    manifest = ingest(settings, tmp_path / "manifest", inspections=tmp_path / "kept")
+    assert len(manifest.examples) + len(manifest.rejected) == 20 + (source == "image_folder")
