@@ -19,6 +19,7 @@ from flows.orchestration.artifacts import StageProgress
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
+from flows.run.experiments import is_saved, save_experiment
 from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes
@@ -26,10 +27,8 @@ from flows.run.resolution import resolve
 from flows.run.source_check import check_code, check_named_files, check_source
 from flows.run.workspace import (
     Workspace,
-    is_saved,
     open_workspace,
     remove_workspace,
-    save_experiment,
     sweep_workspaces,
 )
 from tasks.own_code import find_own_code, list_watched_files, watch_own_code

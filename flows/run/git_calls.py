@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from flows.run.locks import STATE_DIR
 from flows.run.processes import run_supervised
 from throughline.shared.errors import WorkspaceProblem
 
@@ -94,3 +97,13 @@ def without_hooks() -> dict[str, str]:
         f"GIT_CONFIG_KEY_{number}": "core.hooksPath",
         f"GIT_CONFIG_VALUE_{number}": os.devnull,
     }
+
+
+@contextmanager
+def own_index(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment in which git has an index that is nobody else's, in an empty folder."""
+    own = folder / STATE_DIR / "index"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    yield {"GIT_INDEX_FILE": str(own / "index")}
+    shutil.rmtree(own)

@@ -8,11 +8,23 @@ free when nothing of the run is left, not already when the flow is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from throughline.shared.file_lock import hold, hold_if_free
 from throughline.shared.machine_lock import hold_machine
+
+STATE_DIR = ".throughline"
+
+
+def lock_path(project: Path, name: str) -> Path:
+    """File of one of the project's locks."""
+    return project / STATE_DIR / "locks" / f"{name}.lock"
+
+
+def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager[int]:
+    """Hold one of the project's locks that are held for moments only; yields its descriptor."""
+    return hold(lock_path(project, name), owner, lambda who: None)
 
 
 @contextmanager

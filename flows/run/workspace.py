@@ -7,7 +7,6 @@ experiment. A worktree belongs to one run at a time: it is locked for the run's 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from flows.run.changed_params import drop_pipelines
-from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment
-from flows.run.git_calls import find_committer, run_git, sign_as_nobody, without_hooks
+from flows.run.dvc_calls import LOCK_FILE
+from flows.run.git_calls import run_git
+from flows.run.locks import STATE_DIR, hold_briefly, lock_path
 from flows.run.parameters import check_name
-from flows.run.processes import run_supervised
 from flows.run.resolution import ResolvedParams
+from flows.run.worktrees import check_out
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem
@@ -31,7 +31,6 @@ from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.scratch import Scratch
 
-STATE_DIR = ".throughline"
 EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
 KEPT_REPORTS = 50  # of runs without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
@@ -105,8 +104,8 @@ def open_workspace(
     check_name(name)
     root = project / WORKSPACES / name
     with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
-        with _exclusive(project, "git", owner):
-            _check_out(project, root)
+        with hold_briefly(project, "git", owner):
+            check_out(project, root)
         _mark(root, ephemeral=ephemeral)
         _share_cache(project, root)
         _share_data(project, root, Path(resolved.params.data.path))
@@ -151,7 +150,7 @@ def sweep_workspaces(project: Path) -> list[str]:
             root.rename(scratch.new_folder() / root.name)
             swept.append(root.name)
     if swept:
-        with _exclusive(project, "git", "a sweep"):
+        with hold_briefly(project, "git", "a sweep"):
             run_git(project, "worktree", "prune")
     return swept
 
@@ -159,143 +158,6 @@ def sweep_workspaces(project: Path) -> list[str]:
 def _idle_s(root: Path) -> float:
     """Seconds since a file was made or removed in a worktree."""
     return time.time() - max(Path(folder).stat().st_mtime for folder, _, _ in os.walk(root))
-
-
-def lock_path(project: Path, name: str) -> Path:
-    """File of one of the project's locks."""
-    return project / STATE_DIR / "locks" / f"{name}.lock"
-
-
-def _check_out(project: Path, root: Path) -> None:
-    """Bring the worktree `root` to the project's present state, uncommitted changes included. They
-    are uncommitted there, too, so that the experiment stands below the project's own commit.
-
-    It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
-    """
-    if not (project / ".git").exists():
-        raise WorkspaceProblem(
-            f"a run with changes happens in a git worktree of the project, and {project} is not the"
-            " top folder of a git repository: make it one, with a commit (`git init`), also where"
-            " it lies in another one"
-        )
-    head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
-    commit = _commit_changes(project, head)
-    last_results = own_lock.read_bytes() if own_lock.is_file() else None
-    # A kill can leave a folder that is no worktree; git would then take the project for what is
-    # meant.
-    if root.exists() and not _is_worktree(root):
-        shutil.rmtree(root)
-    if root.exists():
-        # Nobody else uses this worktree while its lock is held, so what a killed git has left is
-        # nobody's.
-        index = Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index")
-        index.with_name("index.lock").unlink(missing_ok=True)
-        checkout = ("checkout", "--quiet", "--force", "--detach", commit)
-        try:
-            run_git(root, *checkout)
-        except WorkspaceProblem:
-            index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
-            run_git(root, *checkout)
-        if last_results is not None:
-            with atomic_file(own_lock) as temporary:
-                temporary.write_bytes(last_results)
-    else:
-        run_git(project, "worktree", "prune")
-        # Forced twice: also where a kill has left git's entry of a worktree of that name, still
-        # locked.
-        add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
-        run_git(project, *add, str(root), commit)
-    run_git(root, "reset", "--quiet", "--soft", head)
-
-
-def _is_worktree(root: Path) -> bool:
-    with contextlib.suppress(WorkspaceProblem):
-        return Path(run_git(root, "rev-parse", "--show-toplevel")).samefile(root)
-    return False
-
-
-def _commit_changes(project: Path, head: str) -> str:
-    """A commit, on no branch, of the project with its uncommitted changes; `head`, the project's
-    own, where there are none.
-
-    Made with an index of its own: the project's is neither locked nor changed.
-    """
-    if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
-        return head
-    index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))
-    with _own_index(project) as own:
-        shutil.copy(index, own["GIT_INDEX_FILE"])
-        run_git(project, "add", "--update", ":/", environment=own)
-        tree = run_git(project, "write-tree", environment=own)
-    return run_git(
-        project,
-        "commit-tree",
-        tree,
-        "-p",
-        head,
-        "-m",
-        "uncommitted changes",
-        environment=sign_as_nobody(),
-    )
-
-
-@contextmanager
-def _own_index(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which git has an index that is nobody else's, in an empty folder."""
-    own = folder / STATE_DIR / "index"
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
-    yield {"GIT_INDEX_FILE": str(own / "index")}
-    shutil.rmtree(own)
-
-
-def is_saved(workspace: Workspace, name: str) -> bool:
-    """Whether the project's commit has a DVC experiment `name`."""
-    reference = _experiment(workspace.root, name)
-    return bool(run_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
-
-
-def _experiment(root: Path, name: str) -> str:
-    """The git reference of an experiment `name` of the commit that is checked out in `root`."""
-    head = run_git(root, "rev-parse", "HEAD")
-    return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
-
-
-def save_experiment(workspace: Workspace, name: str) -> str | None:
-    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or
-    None.
-
-    Saving is serialized: several at once clash in shared git references.
-    """
-    command = [*DVC, "exp", "save", "--force", "--name", name]
-    environment = (
-        find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
-    )
-    with _exclusive(workspace.project, "experiments", workspace.owner) as held:
-        done = run_supervised(command, workspace.root, environment, (*workspace.lock_fds, held))
-        if done.returncode == 0 and workspace.params is not None:
-            _replace_params(workspace.root, name, workspace.params)
-    return None if done.returncode == 0 else done.stderr.strip()
-
-
-def _replace_params(root: Path, name: str, params: str) -> None:
-    """Give the experiment `name` of a worktree another params.yaml.
-
-    Its own holds what the run was about alone: DVC would save results of other configurations, too,
-    which the run has not made. Whoever applies it keeps the others.
-    """
-    experiment = _experiment(root, name)
-    with _own_index(root) as own:
-        file = Path(own["GIT_INDEX_FILE"]).with_name(PARAMS_FILE.name)
-        file.write_text(params, encoding="utf-8")
-        content = run_git(root, "hash-object", "-w", "--no-filters", str(file))
-        run_git(root, "read-tree", experiment, environment=own)
-        entry = f"100644,{content},{PARAMS_FILE}"
-        run_git(root, "update-index", "--cacheinfo", entry, environment=own)
-        tree = run_git(root, "write-tree", environment=own)
-    message = run_git(root, "log", "-1", "--format=%B", experiment)
-    commit = ("commit-tree", tree, "-p", f"{experiment}^", "-m", message)
-    run_git(root, "update-ref", experiment, run_git(root, *commit, environment=sign_as_nobody()))
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
@@ -312,7 +174,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
         kept.touch()
-    with _exclusive(workspace.project, "git", workspace.owner):
+    with hold_briefly(workspace.project, "git", workspace.owner):
         reports = [*kept.parent.iterdir()] if kept.exists() else []
         for old in sorted(reports, key=lambda folder: folder.stat().st_mtime)[:-KEPT_REPORTS]:
             shutil.rmtree(old, ignore_errors=True)
@@ -379,8 +241,3 @@ def _share_cache(project: Path, root: Path) -> None:
         texts = {key: ",".join(one) if isinstance(one, list) else one for key, one in own.items()}
         lines = (f'    {key} = "{text}"\n' for key, text in texts.items())
         temporary.write_text(f"[cache]\n{''.join(lines)}")
-
-
-def _exclusive(project: Path, name: str, owner: str) -> contextlib.AbstractContextManager[int]:
-    """A lock that is held for moments only."""
-    return hold(lock_path(project, name), owner, lambda who: None)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from flows.run.workspace import STATE_DIR
+from flows.run.locks import STATE_DIR
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.files import atomic_file
 

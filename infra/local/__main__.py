@@ -16,8 +16,8 @@ import typer
 
 from flows.orchestration.cli import configure_logging
 from flows.run.access_policy import OWN_SERVICE
+from flows.run.locks import STATE_DIR
 from flows.run.processes import supervised
-from flows.run.workspace import STATE_DIR
 from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
 from flows.servers.services import check_free
 from flows.ui import (

@@ -1,5 +1,5 @@
 """A run with changes works at any path, with hooks, and after git was killed at any instant:
-`flows.run.workspace`, `flows.run.git_calls`.
+`flows.run.workspace`, `flows.run.worktrees`, `flows.run.git_calls`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from dvc.config import Config
 from project import SMALL, write_params
 
 from flows.run.dvc_calls import DVC, dvc_environment
+from flows.run.experiments import is_saved, save_experiment
 from flows.run.git_calls import find_committer, list_files
 from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
-from flows.run.workspace import (
-    SWEPT_AFTER_S,
-    is_saved,
-    open_workspace,
-    save_experiment,
-    sweep_workspaces,
-)
+from flows.run.workspace import SWEPT_AFTER_S, open_workspace, sweep_workspaces
 from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration

@@ -16,9 +16,10 @@ import mlflow
 import pytest
 from project import copy_project, experiment_of, run, run_quietly, share_servers, start
 
+from flows.run.experiments import is_saved
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
-from flows.run.workspace import EPHEMERAL, SWEPT_AFTER_S, is_saved, open_workspace
+from flows.run.workspace import EPHEMERAL, SWEPT_AFTER_S, open_workspace
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison

@@ -1,0 +1,61 @@
+"""A run with changes, kept as a DVC experiment below the commit that the project is at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.run.dvc_calls import DVC, dvc_environment
+from flows.run.git_calls import find_committer, own_index, run_git, sign_as_nobody, without_hooks
+from flows.run.locks import hold_briefly
+from flows.run.processes import run_supervised
+from flows.run.workspace import Workspace
+from throughline.config.params_file import PARAMS_FILE
+
+
+def is_saved(workspace: Workspace, name: str) -> bool:
+    """Whether the project's commit has a DVC experiment `name`."""
+    reference = _experiment(workspace.root, name)
+    return bool(run_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
+
+
+def _experiment(root: Path, name: str) -> str:
+    """The git reference of an experiment `name` of the commit that is checked out in `root`."""
+    head = run_git(root, "rev-parse", "HEAD")
+    return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
+
+
+def save_experiment(workspace: Workspace, name: str) -> str | None:
+    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or
+    None.
+
+    Saving is serialized: several at once clash in shared git references.
+    """
+    command = [*DVC, "exp", "save", "--force", "--name", name]
+    environment = (
+        find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
+    )
+    with hold_briefly(workspace.project, "experiments", workspace.owner) as held:
+        done = run_supervised(command, workspace.root, environment, (*workspace.lock_fds, held))
+        if done.returncode == 0 and workspace.params is not None:
+            _replace_params(workspace.root, name, workspace.params)
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def _replace_params(root: Path, name: str, params: str) -> None:
+    """Give the experiment `name` of a worktree another params.yaml.
+
+    Its own holds what the run was about alone: DVC would save results of other configurations, too,
+    which the run has not made. Whoever applies it keeps the others.
+    """
+    experiment = _experiment(root, name)
+    with own_index(root) as own:
+        file = Path(own["GIT_INDEX_FILE"]).with_name(PARAMS_FILE.name)
+        file.write_text(params, encoding="utf-8")
+        content = run_git(root, "hash-object", "-w", "--no-filters", str(file))
+        run_git(root, "read-tree", experiment, environment=own)
+        entry = f"100644,{content},{PARAMS_FILE}"
+        run_git(root, "update-index", "--cacheinfo", entry, environment=own)
+        tree = run_git(root, "write-tree", environment=own)
+    message = run_git(root, "log", "-1", "--format=%B", experiment)
+    commit = ("commit-tree", tree, "-p", f"{experiment}^", "-m", message)
+    run_git(root, "update-ref", experiment, run_git(root, *commit, environment=sign_as_nobody()))

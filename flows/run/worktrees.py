@@ -1,0 +1,87 @@
+"""The git worktree of a run with changes: brought to the project's present state, whatever a kill
+has left of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from flows.run.dvc_calls import LOCK_FILE
+from flows.run.git_calls import own_index, run_git, sign_as_nobody
+from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.files import atomic_file
+
+
+def check_out(project: Path, root: Path) -> None:
+    """Bring the worktree `root` to the project's present state, uncommitted changes included. They
+    are uncommitted there, too, so that the experiment stands below the project's own commit.
+
+    It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
+    """
+    if not (project / ".git").exists():
+        raise WorkspaceProblem(
+            f"a run with changes happens in a git worktree of the project, and {project} is not the"
+            " top folder of a git repository: make it one, with a commit (`git init`), also where"
+            " it lies in another one"
+        )
+    head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
+    commit = _commit_changes(project, head)
+    last_results = own_lock.read_bytes() if own_lock.is_file() else None
+    # A kill can leave a folder that is no worktree; git would then take the project for what is
+    # meant.
+    if root.exists() and not _is_worktree(root):
+        shutil.rmtree(root)
+    if root.exists():
+        # Nobody else uses this worktree while its lock is held, so what a killed git has left is
+        # nobody's.
+        index = Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index")
+        index.with_name("index.lock").unlink(missing_ok=True)
+        checkout = ("checkout", "--quiet", "--force", "--detach", commit)
+        try:
+            run_git(root, *checkout)
+        except WorkspaceProblem:
+            index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
+            run_git(root, *checkout)
+        if last_results is not None:
+            with atomic_file(own_lock) as temporary:
+                temporary.write_bytes(last_results)
+    else:
+        run_git(project, "worktree", "prune")
+        # Forced twice: also where a kill has left git's entry of a worktree of that name, still
+        # locked.
+        add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
+        run_git(project, *add, str(root), commit)
+    run_git(root, "reset", "--quiet", "--soft", head)
+
+
+def _is_worktree(root: Path) -> bool:
+    with suppress(WorkspaceProblem):
+        return Path(run_git(root, "rev-parse", "--show-toplevel")).samefile(root)
+    return False
+
+
+def _commit_changes(project: Path, head: str) -> str:
+    """A commit, on no branch, of the project with its uncommitted changes; `head`, the project's
+    own, where there are none.
+
+    Made with an index of its own: the project's is neither locked nor changed.
+    """
+    if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
+        return head
+    index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))
+    with own_index(project) as own:
+        shutil.copy(index, own["GIT_INDEX_FILE"])
+        run_git(project, "add", "--update", ":/", environment=own)
+        tree = run_git(project, "write-tree", environment=own)
+    return run_git(
+        project,
+        "commit-tree",
+        tree,
+        "-p",
+        head,
+        "-m",
+        "uncommitted changes",
+        environment=sign_as_nobody(),
+    )
