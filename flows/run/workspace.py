@@ -22,7 +22,7 @@ from flows.run.git_calls import run_git
 from flows.run.locks import STATE_DIR, hold_briefly, lock_path
 from flows.run.parameters import check_name
 from flows.run.resolution import ResolvedParams
-from flows.run.worktrees import check_out
+from flows.run.worktrees import check_out, forget_worktree
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem
@@ -148,10 +148,9 @@ def sweep_workspaces(project: Path) -> list[str]:
                 continue
             # At once: half removed, it would have lost its mark, perhaps.
             root.rename(scratch.new_folder() / root.name)
+            with hold_briefly(project, "git", "a sweep"):
+                forget_worktree(project, root)
             swept.append(root.name)
-    if swept:
-        with hold_briefly(project, "git", "a sweep"):
-            run_git(project, "worktree", "prune")
     return swept
 
 

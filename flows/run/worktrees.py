@@ -1,9 +1,13 @@
 """The git worktree of a run with changes: brought to the project's present state, whatever a kill
-has left of it.
+or a move has left of it, and forgotten by git.
+
+The user's own worktrees are let alone, also those whose disk is not there at the moment: git's
+`worktree prune` would forget them.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +16,7 @@ from flows.run.dvc_calls import LOCK_FILE
 from flows.run.git_calls import own_index, run_git, sign_as_nobody
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
+from throughline.shared.layout import WORKSPACES
 
 
 def check_out(project: Path, root: Path) -> None:
@@ -29,10 +34,12 @@ def check_out(project: Path, root: Path) -> None:
     head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
     commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
-    # A kill can leave a folder that is no worktree; git would then take the project for what is
-    # meant.
-    if root.exists() and not _is_worktree(root):
-        shutil.rmtree(root)
+    if root.exists() and not _is_worktree(project, root):
+        _relink(project, root)
+        # A kill can leave a folder that is no worktree; git would then take the project for what is
+        # meant.
+        if not _is_worktree(project, root):
+            shutil.rmtree(root)
     if root.exists():
         # Nobody else uses this worktree while its lock is held, so what a killed git has left is
         # nobody's.
@@ -48,18 +55,51 @@ def check_out(project: Path, root: Path) -> None:
             with atomic_file(own_lock) as temporary:
                 temporary.write_bytes(last_results)
     else:
-        run_git(project, "worktree", "prune")
-        # Forced twice: also where a kill has left git's entry of a worktree of that name, still
+        # Forced twice: also where git has an entry of a worktree there, which a kill may have left
         # locked.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
         run_git(project, *add, str(root), commit)
     run_git(root, "reset", "--quiet", "--soft", head)
 
 
-def _is_worktree(root: Path) -> bool:
+def forget_worktree(project: Path, root: Path) -> None:
+    """Let git forget the worktree `root`, whose folder is gone, if it knows it."""
     with suppress(WorkspaceProblem):
-        return Path(run_git(root, "rev-parse", "--show-toplevel")).samefile(root)
+        run_git(project, "worktree", "remove", "--force", "--force", str(root))
+
+
+def _is_worktree(project: Path, root: Path) -> bool:
+    """Whether a folder is the top of a worktree of the project."""
+    with suppress(WorkspaceProblem, OSError):
+        top = Path(run_git(root, "rev-parse", "--show-toplevel"))
+        return top.samefile(root) and _find_git(root).samefile(_find_git(project))
     return False
+
+
+def _find_git(folder: Path) -> Path:
+    """The folder of git that all worktrees of a repository share."""
+    return Path(folder, run_git(folder, "rev-parse", "--git-common-dir"))
+
+
+def _relink(project: Path, root: Path) -> None:
+    """Let a worktree that was moved or copied with the project be the project's again: the links
+    between its folder and git's entry of it are absolute.
+
+    Not by `git worktree repair`, which in a copy takes the worktrees of the original from it.
+    """
+    link = root / ".git"
+    with suppress(WorkspaceProblem, OSError):
+        entry = _find_git(project) / "worktrees" / _read_path(link).name
+        back = entry / "gitdir"
+        places = len((*WORKSPACES.parts, root.name, link.name))
+        if _read_path(back).parts[-places:] == link.parts[-places:]:  # it is the entry of this one
+            back.write_bytes(os.fsencode(link.absolute()) + b"\n")
+            link.write_bytes(b"gitdir: " + os.fsencode(entry.absolute()) + b"\n")
+
+
+def _read_path(file: Path) -> Path:
+    """The path that a file of git's holds."""
+    return Path(os.fsdecode(file.read_bytes().removesuffix(b"\n")))
 
 
 def _commit_changes(project: Path, head: str) -> str:
