@@ -22,7 +22,7 @@ from flows.run.dvc_calls import stale_stages
 from flows.run.experiments import is_saved, save_experiment
 from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
-from flows.run.parameters import Changes
+from flows.run.parameters import Changes, derive_name
 from flows.run.resolution import resolve
 from flows.run.source_check import check_code, check_named_files, check_source
 from flows.run.workspace import (
@@ -182,6 +182,8 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
     configure_logging()
     resolved = resolve(Path.cwd(), changes, only)
     run_name = name or str(flow_run.name)
+    if resolved.changed and not name:
+        run_name = derive_name(run_name, str(flow_run.id))
     for number in changes.numbers(read_yaml(Path.cwd() / PARAMS_FILE)):
         get_run_logger().info(f"{number} is of the form; {PARAMS_FILE} says something else")
     for swept in sweep_workspaces(resolved.request.project):

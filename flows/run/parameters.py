@@ -20,8 +20,9 @@ from throughline.config.params import ParamsDocument
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.shared.errors import UserError, WorkspaceProblem
 
+LONGEST_NAME = 64
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
-    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+    rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{LONGEST_NAME - 1}}}$"
 )
 OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=[^\n\r]*$")  # KEY=VALUE, a dotted key
 OVERLAYS = ("infra/demo", "infra/presets")
@@ -192,3 +193,17 @@ def check_name(name: str) -> None:
         raise WorkspaceProblem(
             f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most"
         )
+
+
+def derive_name(called: str, flow_run_id: str) -> str:
+    """The name of a run that was given none, from what Prefect calls it, which may be anything: as
+    it stands where it can be one, else with the beginning of the flow run's id.
+
+    >>> derive_name("proud-owl", "1f2e3d4c-5b6a"), derive_name("Nightly #3", "1f2e3d4c-5b6a")
+    ('proud-owl', 'Nightly-3-1f2e3d4c')
+    """
+    if re.fullmatch(NAME_PATTERN, called):
+        return called
+    unique = flow_run_id[:8]
+    kept = re.sub("[^A-Za-z0-9_]+", "-", called).strip("-_")[: LONGEST_NAME - len(unique) - 1]
+    return f"{kept}-{unique}" if kept else unique

@@ -31,7 +31,7 @@ from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.scratch import Scratch
 
-EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
+UNNAMED = Path(STATE_DIR) / "unnamed"  # a mark for each worktree of a run without a name
 KEPT_REPORTS = 50  # of runs without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
 
@@ -91,7 +91,8 @@ def open_workspace(
 
     Uncommitted changes of tracked files are part of the run; untracked files are not. An existing
     worktree of that name is brought up to date and used again, once no other run uses it; `on_wait`
-    is called with its name. An `ephemeral` one is marked, and swept should its run be killed.
+    is called with its name. An `ephemeral` one is marked, and swept should its run be killed; one
+    that a run has been given the name of stays, whatever Prefect calls a later run.
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
@@ -102,11 +103,16 @@ def open_workspace(
         yield Workspace(root=project, project=project, owner=owner)
         return
     check_name(name)
-    root = project / WORKSPACES / name
+    root, mark = project / WORKSPACES / name, project / UNNAMED / name
     with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
+        ephemeral = ephemeral and (mark.exists() or not root.exists())
+        if ephemeral:  # before the worktree is there, which no kill then leaves without its mark
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
         with hold_briefly(project, "git", owner):
             check_out(project, root)
-        _mark(root, ephemeral=ephemeral)
         _share_cache(project, root)
         _share_data(project, root, Path(resolved.params.data.path))
         with atomic_file(root / PARAMS_FILE) as temporary:
@@ -121,19 +127,9 @@ def open_workspace(
         )
 
 
-def _mark(root: Path, *, ephemeral: bool) -> None:
-    """Mark a worktree, or take the mark of a former run from it, to which one has come back."""
-    mark = root / EPHEMERAL
-    if ephemeral:
-        mark.parent.mkdir(exist_ok=True)
-        mark.touch()
-    else:
-        mark.unlink(missing_ok=True)
-
-
 def keep_worktree(workspace: Workspace) -> None:
     """Let the worktree of a run that nobody gave a name stay: it alone has what the run made."""
-    _mark(workspace.root, ephemeral=False)
+    (workspace.project / UNNAMED / workspace.root.name).unlink(missing_ok=True)
 
 
 def sweep_workspaces(project: Path) -> list[str]:
@@ -141,22 +137,25 @@ def sweep_workspaces(project: Path) -> list[str]:
     the names of the worktrees. One that is in use stays.
     """
     swept, scratch = [], Scratch(project)
-    for mark in sorted((project / WORKSPACES).glob(f"*/{EPHEMERAL}")):
-        root = mark.parents[1]
+    for mark in sorted((project / UNNAMED).glob("*")):
+        root = project / WORKSPACES / mark.name
         with hold_if_free(lock_path(project, f"workspace.{root.name}"), "a sweep") as held:
             if held is None or not mark.exists() or _idle_s(root) < SWEPT_AFTER_S:
                 continue
-            # At once: half removed, it would have lost its mark, perhaps.
-            root.rename(scratch.new_folder() / root.name)
+            if root.exists():
+                # At once: a run of that name would go on from what is half removed.
+                root.rename(scratch.new_folder() / root.name)
+                swept.append(root.name)
             with hold_briefly(project, "git", "a sweep"):
                 forget_worktree(project, root)
-            swept.append(root.name)
+            mark.unlink()
     return swept
 
 
 def _idle_s(root: Path) -> float:
-    """Seconds since a file was made or removed in a worktree."""
-    return time.time() - max(Path(folder).stat().st_mtime for folder, _, _ in os.walk(root))
+    """Seconds since a file was made or removed in a worktree, without end where it is not there."""
+    changed_at = (Path(folder).stat().st_mtime for folder, _, _ in os.walk(root))
+    return time.time() - max(changed_at, default=float("-inf"))
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
@@ -178,6 +177,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         for old in sorted(reports, key=lambda folder: folder.stat().st_mtime)[:-KEPT_REPORTS]:
             shutil.rmtree(old, ignore_errors=True)
         run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
+    keep_worktree(workspace)  # there is none to be swept
     return kept if report.exists() or kept.exists() else None
 
 

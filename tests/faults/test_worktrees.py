@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from dvc.config import Config
 from project import SMALL, write_params
-from test_workspaces import age, cheap_project, git, opened
+from test_leftovers import killed_at
+from test_workspaces import age, cheap_project, git, leave, opened
 
 from flows.run.git_calls import run_git, without_hooks
+from flows.run.parameters import check_name, derive_name
 from flows.run.source_check import check_code
 from flows.run.workspace import (
     KEPT_REPORTS,
     SWEPT_AFTER_S,
+    UNNAMED,
     keep_worktree,
     remove_workspace,
     sweep_workspaces,
 )
 from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.layout import WORKSPACES
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +39,69 @@ def test_a_finished_run_that_is_no_experiment_keeps_its_worktree(project):
         keep_worktree(workspace)
     age(workspace.root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == [] and workspace.root.exists()
+
+
+def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(project):
+    root = leave(project, "mine", ephemeral=False)
+    with opened(project, "mine", ephemeral=True) as workspace:
+        assert workspace.root == root and not workspace.ephemeral
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == [] and root.exists()
+
+
+def test_a_run_that_is_tried_again_is_still_one_without_a_name(project):
+    leave(project, "x")
+    with opened(project, "x", ephemeral=True) as workspace:
+        assert workspace.ephemeral
+        remove_workspace(workspace)
+    assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("proud-owl", "proud-owl"),
+        ("Nightly #3", "Nightly-3-1f2e3d4c"),
+        ("größe", "gr-e-1f2e3d4c"),
+        ("../../etc", "etc-1f2e3d4c"),
+        ("-", "1f2e3d4c"),
+        ("x" * 65, "x" * 55 + "-1f2e3d4c"),
+    ],
+)
+def test_a_run_without_a_name_has_one_that_it_can_have_whatever_prefect_calls_it(called, name):
+    assert derive_name(called, "1f2e3d4c-5b6a-4988-8776-655443322110") == name
+    check_name(name)
+
+
+@pytest.mark.slow
+def test_whenever_a_run_without_a_name_is_killed_its_worktree_is_swept(project):
+    def work() -> None:
+        with opened(project, "x", ephemeral=True) as workspace:
+            (workspace.root / "report").mkdir()
+            remove_workspace(workspace)
+
+    operation, left = 0, 0
+    while killed_at(operation, work):
+        root = project / WORKSPACES / "x"
+        left += root.exists()
+        age(root, SWEPT_AFTER_S)
+        sweep_workspaces(project)
+        assert not root.exists() and not list((project / UNNAMED).glob("*"))
+        operation += 1
+    assert operation > left > 3
+
+
+@pytest.mark.parametrize("kept", ["dvc.yaml", ".git", None])
+def test_a_worktree_that_was_being_removed_is_swept(project, kept):
+    """Git removes its files one after another, in any order."""
+    root = leave(project, "x")
+    for path in root.iterdir():
+        if path.name != kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == ["x"] and not root.exists()
+    assert "workspaces/x" not in git(project, "worktree", "list")
+    assert not list((project / UNNAMED).iterdir())
 
 
 def test_a_folder_within_a_repository_is_said_to_be_no_repository_of_its_own(project):

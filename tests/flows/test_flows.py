@@ -19,7 +19,7 @@ from project import copy_project, experiment_of, run, run_quietly, share_servers
 from flows.run.experiments import is_saved
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
-from flows.run.workspace import EPHEMERAL, SWEPT_AFTER_S, open_workspace
+from flows.run.workspace import SWEPT_AFTER_S, UNNAMED, open_workspace
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
@@ -226,7 +226,7 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     assert "`naive` is trained, not measured" in output
     name = re.search(r"\.throughline/workspaces/([^/]+)/runs/naive", output)[1]
     workspace = folder / ".throughline" / "workspaces" / name
-    assert not (workspace / EPHEMERAL).exists(), "it would be removed a day later"
+    assert not (folder / UNNAMED / name).exists(), "it would be removed a day later"
     files = workspace / "runs" / "naive"
     assert TrainResult.read(files).last_epoch and not (files / "profile.json").exists()
     assert name not in run(folder, "dvc", "exp", "list", "--name-only")
@@ -241,6 +241,22 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
         "what is kept is what dvc.lock says"
     )
+
+
+CALLED = """
+from flows.prepare_data import prepare_data
+from flows.run.parameters import Changes
+
+changes = Changes(overrides=["shard.min_shards=3"])
+print("ran", prepare_data.with_options(flow_run_name="Nightly #3")(changes=changes))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_may_be_called_anything_in_prefect(first):
+    folder, _ = first
+    assert "ran True" in run(folder, "python", "-c", CALLED)
+    assert not list((folder / ".throughline" / "workspaces").iterdir()), "it had no name"
 
 
 @pytest.mark.slow
