@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.scratch import Scratch
 
+DATA_LINK = Path(STATE_DIR) / "data-link"  # in a worktree: where its link to data is
 UNNAMED = Path(STATE_DIR) / "unnamed"  # a mark for each worktree of a run without a name
 KEPT_REPORTS = 50  # of runs without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
@@ -198,14 +199,34 @@ def _share_data(project: Path, root: Path, path: Path) -> None:
     """Let the worktree have data of the project that git does not track, at the same path, so that
     its parameters and results name it as the project's do.
     """
+    _remove_data_link(root)  # whose folder may be that of the present data
     link, target = root / path, project / path
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
         return
     if link.is_symlink():
-        link.unlink()  # of an earlier run
+        link.unlink()  # of an earlier version, which did not note it
     if not link.exists():
+        note = root / DATA_LINK
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(str(path), encoding="utf-8")
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
+
+
+def _remove_data_link(root: Path) -> None:
+    """Remove the link to its data that an earlier run of this name has made, and the folders that
+    are empty without it.
+    """
+    note = root / DATA_LINK
+    if not note.exists():
+        return
+    link = root / note.read_text(encoding="utf-8")
+    if link.is_symlink():
+        link.unlink()
+        with suppress(OSError):  # there is more in it
+            for folder in link.relative_to(root).parents[:-1]:
+                (root / folder).rmdir()
+    note.unlink()
 
 
 def _share_cache(project: Path, root: Path) -> None:

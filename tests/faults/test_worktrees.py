@@ -7,19 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import read_files
 from dvc.config import Config
 from project import SMALL, write_params
 from test_leftovers import killed_at
 from test_workspaces import age, cheap_project, git, leave, opened
 
 from flows.run.git_calls import run_git, without_hooks
-from flows.run.parameters import check_name, derive_name
+from flows.run.parameters import Changes, check_name, derive_name
+from flows.run.resolution import resolve
 from flows.run.source_check import check_code
 from flows.run.workspace import (
     KEPT_REPORTS,
     SWEPT_AFTER_S,
     UNNAMED,
     keep_worktree,
+    open_workspace,
     remove_workspace,
     sweep_workspaces,
 )
@@ -102,6 +105,26 @@ def test_a_worktree_that_was_being_removed_is_swept(project, kept):
     assert sweep_workspaces(project) == ["x"] and not root.exists()
     assert "workspaces/x" not in git(project, "worktree", "list")
     assert not list((project / UNNAMED).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("my/photos/new", "my/photos"), ("my/photos", "my/photos/new"), ("my/photos", "my/texts")],
+    ids=["to a folder above", "to a folder below", "to another one"],
+)
+def test_a_name_may_be_used_again_with_other_data(project, first, then):
+    for path in ("my/photos/1.txt", "my/photos/new/2.txt", "my/texts/3.txt"):
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(path)
+    for data in (first, then, first):
+        changes = Changes(overrides=[f"data.path={data}"])
+        with open_workspace(resolve(project, changes), name="x") as workspace:
+            files = read_files(workspace.root / data)
+            assert files == read_files(project / data)
+    assert len(read_files(project / "my")) == 3
+    (link,) = (path for path in (workspace.root / "my").rglob("*") if path.is_symlink())
+    assert link == workspace.root / first, "it alone, and no empty folders"
+    assert {*(workspace.root / "my").rglob("*")} <= {link, *link.parents}
 
 
 def test_a_folder_within_a_repository_is_said_to_be_no_repository_of_its_own(project):
