@@ -11,6 +11,8 @@ from flows.run.processes import run_supervised
 from flows.run.workspace import Workspace
 from throughline.config.params_file import PARAMS_FILE
 
+LAST_STAGE = "report"
+
 
 def is_saved(workspace: Workspace, name: str) -> bool:
     """Whether the project's commit has a DVC experiment `name`."""
@@ -25,12 +27,14 @@ def _experiment(root: Path, name: str) -> str:
 
 
 def save_experiment(workspace: Workspace, name: str) -> str | None:
-    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or
-    None.
+    """Keep an isolated run, whose last stage is the report, as the DVC experiment `name`; returns
+    why it could not be saved, or None.
 
     Saving is serialized: several at once clash in shared git references.
     """
-    command = [*DVC, "exp", "save", "--force", "--name", name]
+    # DVC commits the stages that it is given, all by default: it would write down of each that it
+    # has run with what is there now, such as files that have come into `data.path` since ingest.
+    command = [*DVC, "exp", "save", "--force", "--name", name, LAST_STAGE]
     environment = (
         find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
     )

@@ -11,7 +11,7 @@ from throughline.shared.errors import StageFailed
 LOCKS = {
     "empty": b"",
     "cut in a key": b"schema: '2.0'\nsta",
-    "cut in a value": b"schema: '2.0'\nstages:\n  cheap:\n    cmd: 'echo",
+    "cut in a value": b"schema: '2.0'\nstages:\n  report:\n    cmd: 'echo",
     "not text": b"\xff\xfe\x00",
     "a list": b"[]",
 }
@@ -29,7 +29,7 @@ def test_a_damaged_dvc_lock_is_set_aside(tmp_path):
 def test_stages_of_a_damaged_dvc_lock_run_again(tmp_path):
     project, said = cheap_project(tmp_path / "project"), []
     (project / "dvc.lock").write_bytes(LOCKS["cut in a key"])
-    assert stale_stages(project, {}, said.append) == {"cheap"}
+    assert stale_stages(project, {}, said.append) == {"report"}
     assert "git checkout dvc.lock" in said[0]
 
 

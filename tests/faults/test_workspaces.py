@@ -28,7 +28,7 @@ from throughline.config.params_file import read_yaml
 pytestmark = pytest.mark.integration
 
 CHEAP = (
-    "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
+    "stages:\n  report:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
     " [made.txt]\n"
 )
 CHEAP_PROFILES = """
@@ -40,6 +40,7 @@ stages:
       params: [batch_size]
       deps: ["${data.path}"]
       outs: ["${key}.txt"]
+  report: {cmd: echo report > report.txt, params: [batch_size], outs: [report.txt]}
 """
 NAMES = [
     "plain",
@@ -409,3 +410,26 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
     assert (data / "1.txt").read_text() == "mine" and not data.is_symlink()
     assert [*json.loads(dvc(project, "status", "--json"))] == ["profile@optimized"]
     assert (project / "optimized.txt").read_text() == "optimized\n"
+
+
+@pytest.mark.slow
+def test_an_experiment_says_of_no_stage_that_it_has_seen_what_came_later(project):
+    (project / "dvc.yaml").write_text(CHEAP_PROFILES)
+    write_params(project, {**SMALL, "data": {**SMALL["data"], "path": "mine"}})
+    (project / "mine").mkdir()
+    (project / "mine" / "1.txt").write_text("1")
+    (project / ".gitignore").write_text("/.throughline/\n/mine\n/*.txt\n")
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "data")
+    with opened(project) as workspace:
+        done = run_supervised(
+            [*DVC, "repro", "--quiet"], workspace.root, dvc_environment(workspace.environment)
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        ran = (workspace.root / "dvc.lock").read_text()
+        (project / "mine" / "2.txt").write_text("2")
+        assert save_experiment(workspace, "x") is None
+        assert (workspace.root / "dvc.lock").read_text() == ran
+    subprocess.run([*DVC, "exp", "apply", "x"], cwd=project, check=True, capture_output=True)
+    done = run_supervised([*DVC, "status", "--json"], project, dvc_environment({}))
+    assert {*json.loads(done.stdout)} == {"profile@naive", "profile@optimized"}
