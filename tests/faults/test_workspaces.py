@@ -215,55 +215,6 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
     ) == before
 
 
-@pytest.mark.parametrize("same", [False, True], ids=["of another name", "of the same name"])
-def test_a_worktree_of_the_users_own_whose_disk_is_not_there_stays_known_to_git(
-    project, tmp_path, same
-):
-    own = tmp_path / "disk" / "x"
-    git(project, "worktree", "add", "-q", "--detach", str(own))
-    root = leave(project, "swept")
-    own.parent.rename(tmp_path / "not mounted")
-    name = "x" if same else "y"
-    with opened(project, name) as workspace:  # one that is new
-        pass
-    assert sweep_workspaces(project) == ["swept"] and not root.exists()
-    (tmp_path / "not mounted").rename(own.parent)
-    assert git(own, "rev-parse", "HEAD") == git(project, "rev-parse", "HEAD")
-    listed = git(project, "worktree", "list")
-    assert str(own) in listed and str(workspace.root) in listed and "swept" not in listed
-
-
-def test_a_worktree_goes_on_after_the_project_was_moved(project):
-    with opened(project) as workspace:
-        (workspace.root / "data").mkdir()
-        (workspace.root / "data" / "half").touch()
-    moved = project.rename(project.with_name("moved to"))
-    (moved / "dvc.yaml").write_text(CHEAP + "# changed\n")
-    with opened(moved) as workspace:
-        assert (workspace.root / "data" / "half").exists(), "what it has made"
-        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
-        assert Path(Config(str(workspace.root / ".dvc"))["cache"]["dir"]).is_relative_to(moved)
-    assert str(workspace.root) in git(moved, "worktree", "list")
-    git(moved, "worktree", "prune")
-    assert git(workspace.root, "rev-parse", "HEAD") == git(moved, "rev-parse", "HEAD")
-
-
-def test_a_copy_of_the_project_leaves_the_original_its_worktree(project):
-    with opened(project) as workspace:
-        (workspace.root / "half").touch()
-    original, copy = workspace.root, project.with_name("copy")
-    shutil.copytree(project, copy, symlinks=True)
-    (copy / "new.txt").touch()
-    git(copy, "add", "new.txt")
-    git(copy, "commit", "-qm", "new")
-    with opened(copy) as workspace:
-        assert (workspace.root / "half").exists() and (workspace.root / "new.txt").exists()
-    for folder, root in ((project, original), (copy, workspace.root)):
-        assert git(root, "rev-parse", "HEAD") == git(folder, "rev-parse", "HEAD")
-        assert str(root) in git(folder, "worktree", "list")
-    assert not (original / "new.txt").exists()
-
-
 def test_what_a_worktree_has_made_survives_its_being_opened_again(project):
     with opened(project) as workspace:
         (workspace.root / "data").mkdir()

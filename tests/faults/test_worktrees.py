@@ -1,4 +1,6 @@
-"""What stays of a run's worktree, and what a worktree cannot have: `flows.run.workspace`."""
+"""What stays of a run's worktree, what a worktree cannot have, and whose it is after the project was
+moved or copied: `flows.run.workspace`, `flows.run.worktrees`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from conftest import read_files
 from dvc.config import Config
 from project import SMALL, write_params
 from test_leftovers import killed_at
-from test_workspaces import age, cheap_project, git, leave, opened
+from test_workspaces import CHEAP, age, cheap_project, git, leave, opened
 
 from flows.run.git_calls import run_git, without_hooks
 from flows.run.parameters import Changes, check_name, derive_name
@@ -125,6 +127,55 @@ def test_a_name_may_be_used_again_with_other_data(project, first, then):
     (link,) = (path for path in (workspace.root / "my").rglob("*") if path.is_symlink())
     assert link == workspace.root / first, "it alone, and no empty folders"
     assert {*(workspace.root / "my").rglob("*")} <= {link, *link.parents}
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["of another name", "of the same name"])
+def test_a_worktree_of_the_users_own_whose_disk_is_not_there_stays_known_to_git(
+    project, tmp_path, same
+):
+    own = tmp_path / "disk" / "x"
+    git(project, "worktree", "add", "-q", "--detach", str(own))
+    root = leave(project, "swept")
+    own.parent.rename(tmp_path / "not mounted")
+    name = "x" if same else "y"
+    with opened(project, name) as workspace:  # one that is new
+        pass
+    assert sweep_workspaces(project) == ["swept"] and not root.exists()
+    (tmp_path / "not mounted").rename(own.parent)
+    assert git(own, "rev-parse", "HEAD") == git(project, "rev-parse", "HEAD")
+    listed = git(project, "worktree", "list")
+    assert str(own) in listed and str(workspace.root) in listed and "swept" not in listed
+
+
+def test_a_worktree_goes_on_after_the_project_was_moved(project):
+    with opened(project) as workspace:
+        (workspace.root / "data").mkdir()
+        (workspace.root / "data" / "half").touch()
+    moved = project.rename(project.with_name("moved to"))
+    (moved / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    with opened(moved) as workspace:
+        assert (workspace.root / "data" / "half").exists(), "what it has made"
+        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+        assert Path(Config(str(workspace.root / ".dvc"))["cache"]["dir"]).is_relative_to(moved)
+    assert str(workspace.root) in git(moved, "worktree", "list")
+    git(moved, "worktree", "prune")
+    assert git(workspace.root, "rev-parse", "HEAD") == git(moved, "rev-parse", "HEAD")
+
+
+def test_a_copy_of_the_project_leaves_the_original_its_worktree(project):
+    with opened(project) as workspace:
+        (workspace.root / "half").touch()
+    original, copy = workspace.root, project.with_name("copy")
+    shutil.copytree(project, copy, symlinks=True)
+    (copy / "new.txt").touch()
+    git(copy, "add", "new.txt")
+    git(copy, "commit", "-qm", "new")
+    with opened(copy) as workspace:
+        assert (workspace.root / "half").exists() and (workspace.root / "new.txt").exists()
+    for folder, root in ((project, original), (copy, workspace.root)):
+        assert git(root, "rev-parse", "HEAD") == git(folder, "rev-parse", "HEAD")
+        assert str(root) in git(folder, "worktree", "list")
+    assert not (original / "new.txt").exists()
 
 
 def test_a_folder_within_a_repository_is_said_to_be_no_repository_of_its_own(project):
