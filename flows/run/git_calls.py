@@ -17,6 +17,7 @@ from flows.run.processes import run_supervised
 from throughline.shared.errors import WorkspaceProblem
 
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
+SUBMODULE = "160000 "  # git's mode of one
 # Commits what is on no branch.
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
 
@@ -72,6 +73,12 @@ def list_files(folder: Path, *arguments: str) -> list[str]:
     command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *arguments]
     done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, check=False)
     return os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
+
+
+def list_submodules(folder: Path) -> list[Path]:
+    """The submodules of git in a folder, of which a worktree has empty folders."""
+    entries = (entry.partition("\t") for entry in list_files(folder, "--stage"))
+    return [Path(name) for entry, _, name in entries if entry.startswith(SUBMODULE)]
 
 
 def find_committer(project: Path) -> dict[str, str]:

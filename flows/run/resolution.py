@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
-from flows.run.git_calls import list_files
+from flows.run.git_calls import list_files, list_submodules
 from flows.run.parameters import OVERRIDE, Changes, check_name
 from throughline.config.params import Params, check, check_pipelines_exist, find_read_fraction
 from throughline.config.params_checks import RAW
@@ -187,7 +187,7 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     same_path = own_data and (project / path).resolve() == project.resolve() / path
     absolute = (
         {"path": str((project / path).resolve())}
-        if own_data and not (same_path and not _is_mixed(project, path))
+        if own_data and not (same_path and not _is_partial(project, path))
         else {}
     )
     fetched = (project / RAW / params.data.fetch).resolve()
@@ -199,8 +199,11 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     )
 
 
-def _is_mixed(project: Path, path: Path) -> bool:
-    """Whether git tracks some of the files at a path, and others not: a worktree has the former
-    alone.
+def _is_partial(project: Path, path: Path) -> bool:
+    """Whether a worktree would have a part of the files at a path: git tracks some of them and
+    others not, or some are in a submodule, of which it has an empty folder.
     """
-    return all(list_files(project, *which, "--", str(path)) for which in ((), ("--others",)))
+    mixed = all(list_files(project, *which, "--", str(path)) for which in ((), ("--others",)))
+    return mixed or any(
+        path.is_relative_to(one) or one.is_relative_to(path) for one in list_submodules(project)
+    )

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from flows.run.dvc_calls import DVC, dvc_environment
-from flows.run.git_calls import list_files
+from flows.run.git_calls import list_files, list_submodules
 from throughline.config.named_files import find_named_files
 from throughline.shared.data_url import check_object_exists, is_address
 from throughline.shared.errors import (
@@ -27,7 +27,6 @@ from throughline.shared.errors import (
 )
 
 SHOWN = 3
-SUBMODULE = "160000 "  # git's mode of one
 CHECKED = 100  # odd files; more are not looked for
 
 
@@ -84,9 +83,7 @@ def check_code(project: Path, own: Sequence[str]) -> None:
     lacking = sorted({*own} - {*list_files(project, "--", "*.py")})
     if not lacking:
         return
-    entries = (entry.partition("\t") for entry in list_files(project, "--stage"))
-    submodules = (Path(name) for entry, _, name in entries if entry.startswith(SUBMODULE))
-    for submodule in submodules:
+    for submodule in list_submodules(project):
         if inside := [name for name in lacking if Path(name).is_relative_to(submodule)]:
             raise WorkspaceProblem(
                 f"{', '.join(inside)} is needed, but is in the git submodule {submodule}, and the"

@@ -1,5 +1,5 @@
-"""What stays of a run's worktree, what a worktree cannot have, and whose it is after the project was
-moved or copied: `flows.run.workspace`, `flows.run.worktrees`.
+"""What stays of a run's worktree, what a worktree cannot have, and whose it is after the project
+was moved or copied: `flows.run.workspace`, `flows.run.worktrees`.
 """
 
 from __future__ import annotations

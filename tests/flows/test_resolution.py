@@ -122,6 +122,26 @@ def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, fi
         assert parse_yaml(text, "it")["data"]["path"] == expected
 
 
+@pytest.mark.parametrize("asked", ["my/photos", "my/photos/cat", "my"])
+def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path, asked):
+    """A worktree has an empty folder of it."""
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder, file in ((project, "params.yaml"), (other, "cat/1.png")):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).touch()
+        write_params(folder, SMALL)
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+            subprocess.run(["git", *command], cwd=folder, check=True)
+    add = ["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other)]
+    subprocess.run(["git", *add, "my/photos"], cwd=project, check=True)
+    resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
+    assert resolved.params.data.path == str(project / asked)
+    (project / "mine").mkdir()
+    resolved = resolve(project, Changes(overrides=["data.path=mine"]))
+    assert resolved.params.data.path == "mine"
+
+
 def test_comments_and_order_of_params_yaml_stay(project):
     text = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text("# why\n" + text)
