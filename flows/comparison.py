@@ -5,7 +5,8 @@ flows.comparison`.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
+from flows.run.locks import STATE_DIR
 from flows.run.parameters import (
     NO_PIPELINES,
     OWN_PIPELINES,
@@ -27,9 +29,20 @@ from flows.run.parameters import (
 )
 from throughline.reporting.comparing import compare, read_all
 from throughline.results.comparison import Comparison
+from throughline.shared.files import digest_file
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
 from throughline.tracking.experiments import RunKey, make_run_key
+
+CONCLUDED = Path(STATE_DIR) / "concluded"  # digest of the summary that MLflow has all of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult:
+    """What a comparison says, and the folder of its report; None where that was left out."""
+
+    compared: Comparison
+    report: Path | None
 
 
 @flow(name="comparison", **REPORTED)
@@ -39,8 +52,8 @@ def comparison(
     name: RunName = "",
     promote: bool = False,
     measure_again: list[Pipeline] = NO_PIPELINES,
-) -> Path | None:
-    """Run configurations through every stage and compare them; returns the folder of the report.
+) -> ComparisonResult:
+    """Run configurations through every stage and compare them.
 
     Args:
       pipelines: the configurations; as they are, or none: all, with those that a preset brings. The
@@ -64,13 +77,18 @@ def comparison(
         again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key = make_run_key(
-            Layout(run.workspace.root).manifest,
-            run.params.data.path,
-            pipeline="comparison",
-            window=run.params.window,
-        )
+        layout = Layout(run.workspace.root)
+        with run.hold_results():
+            run_key = make_run_key(
+                layout.manifest,
+                run.params.data.path,
+                pipeline="comparison",
+                window=run.params.window,
+            )
         certain = prepared.changed or bool(again) or promote
+        promotion: comparison_run.Promotion = (
+            "asked for" if promote else "none" if run.workspace.isolated else "earned"
+        )
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             profiled = [
                 run.with_parent_run(parent).chain(
@@ -81,44 +99,67 @@ def comparison(
             finished = [run.chain(["report"], after=profiled)] if complete else profiled
             changed = any(one.changed for one in finished)
             run.check_up_to_date(stages, changed=changed)
-            if not complete:
-                get_run_logger().info(
-                    "skipping report: it compares all configurations of params.yaml, and only some"
-                    " were selected"
-                )
-                return None
-            report = Layout(run.workspace.root).report
-            compared = Comparison.read(report)
-            if parent:
-                promotion: comparison_run.Promotion = (
-                    "asked for" if promote else "none" if run.workspace.isolated else "earned"
-                )
-                comparison_run.close_comparison(
-                    parent,
-                    run_key,
-                    compared,
-                    report,
-                    note=to_markdown(compared),
-                    promotion=promotion,
-                )
-        show_comparison(compared, report, parent)
-        report = run.save_experiment(changed=changed) or report
+            with run.hold_results():
+                if not complete:
+                    compared = compare(*read_all(chosen, layout), layout)
+                else:
+                    compared = Comparison.read(layout.report)
+                    if parent:
+                        conclude(parent, run_key, compared, layout, promotion=promotion)
+                    show_comparison(compared, layout.report, parent)
+        if not complete:
+            get_run_logger().info(
+                "skipping report: it compares all configurations of params.yaml, and only some were"
+                " selected"
+            )
+            return ComparisonResult(compared=compared, report=None)
+        report = run.save_experiment(changed=changed) or layout.report
         link_to_report(report)
-        return report
+        return ComparisonResult(compared=compared, report=report)
 
 
 def open_parent(
     run: Run, stages: list[str], run_key: RunKey, *, certain: bool
 ) -> AbstractContextManager[str | None]:
     """Open the MLflow run that the configurations' runs belong to, unless all of a comparison's
-    `stages` is up to date; without any stages there is no comparison.
+    `stages` is up to date and MLflow has what they say; without any stages there is no comparison.
 
     `certain`: DVC will be asked about them, whatever it said at the start, or a champion is asked
     for.
     """
-    if stages and (certain or run.stage_env.stale & {*stages}):
-        return comparison_run.open_comparison(run_key, run.name)
+    stale = run.stage_env.stale & {*stages}
+    if stages and (certain or stale or not is_concluded(Layout(run.workspace.root))):
+        return comparison_run.open_comparison(run_key, run.name, run.tags)
     return nullcontext()
+
+
+def conclude(
+    parent: str,
+    run_key: RunKey,
+    compared: Comparison,
+    layout: Layout,
+    *,
+    promotion: comparison_run.Promotion,
+) -> None:
+    """Give a comparison's run in MLflow its result, view and champion, and note that it has them
+    all: a run that is cut before, or whose store is away, leaves them to the next one.
+    """
+    note = to_markdown(compared)
+    sent = comparison_run.close_comparison(
+        parent, run_key, compared, layout.report, note=note, promotion=promotion
+    )
+    if sent:
+        mark = layout.root / CONCLUDED
+        mark.parent.mkdir(exist_ok=True)
+        mark.write_text(digest_file(Comparison.path(layout.report)))
+
+
+def is_concluded(layout: Layout) -> bool:
+    """Whether MLflow has all of the present report."""
+    with suppress(OSError):  # there is none, or nothing was concluded yet
+        summary = Comparison.path(layout.report)
+        return (layout.root / CONCLUDED).read_text() == digest_file(summary)
+    return False
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -147,18 +188,17 @@ def command(  # noqa: PLR0913 - the options of a command line
             set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
         ),
     ) as changes:
-        report = comparison(
+        result = comparison(
             pipelines=selected,
             changes=changes,
             name=name or "",
             promote=promote,
             measure_again=measure_again or [],
         )
-        if report:
-            compared = Comparison.read(report)
-            where = [f"The page about it: {from_here(report / 'index.html')}"]
+        compared = result.compared
+        if result.report:
+            where = [f"The page about it: {from_here(result.report / 'index.html')}"]
         else:  # some of the project's
-            compared = compare(*read_all(selected, Layout()), Layout())
             where = [f"Their files: {', '.join(str(Layout().results(one)) for one in selected)}"]
         if compared.measure_again:
             again = cli.compose_measure_again("comparison", sys.argv[1:], compared.measure_again)

@@ -79,17 +79,18 @@ def training(
         last = run.with_progress_bar(len(stages)).chain(stages)
         run.check_up_to_date(stages, changed=last.changed, saves=measure)
         folder = Layout(run.workspace.root).results(pipeline)
-        trained = TrainResult.read(folder)
+        with run.hold_results():
+            trained = TrainResult.read(folder)
+            figures = {
+                **(asdict(trained.throughput) if trained.throughput else {}),
+                **trained.last_epoch,
+                **{f"test_{name}": value for name, value in trained.test.items()},
+                **(asdict(ProfileResult.read(folder)) if measure else {}),
+            }
+            compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
+            show_training(pipeline, figures, folder, compared)
         if not measure:
             keep_worktree(run.workspace)
-        figures = {
-            **(asdict(trained.throughput) if trained.throughput else {}),
-            **trained.last_epoch,
-            **{f"test_{name}": value for name, value in trained.test.items()},
-            **(asdict(ProfileResult.read(folder)) if measure else {}),
-        }
-        compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
-        show_training(pipeline, figures, folder, compared)
         report = (run.save_experiment(changed=last.changed) if measure else None) or (
             Layout(run.workspace.root).report if measure and run.workspace.isolated else None
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,6 +85,16 @@ class Run:
     # What the stages come after: the identities, if they were out of date.
     identified: Sequence[FinishedStage] = ()
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags by which a run of MLflow leads to this one, as those of configurations do."""
+        environment = self.stage_env.environment
+        tags = {
+            lineage.EXPERIMENT_TAG: environment.get(lineage.EXPERIMENT, ""),
+            "prefect.flow_run_id": environment.get(lineage.FLOW_RUN, ""),
+        }
+        return {tag: value for tag, value in tags.items() if value}
+
     def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
         if parent is None:
@@ -113,6 +123,12 @@ class Run:
             if self.progress:
                 self.progress.advance(stage)
         return after[-1]
+
+    @contextmanager
+    def hold_results(self) -> Iterator[None]:
+        """Let no other run in the same folder change its results, while they are read."""
+        with _hold(self.workspace):
+            yield
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
         """Ask DVC whether all these stages, which the run was to bring up to date, are; only where
@@ -236,12 +252,18 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
 
 @contextmanager
 def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
-    """Say in one line how a run that is cut in the block, by Ctrl-C or SIGTERM, goes on."""
+    """Say in one line how a run that is cut in the block, by Ctrl-C or SIGTERM, goes on, or one
+    that fails and was given no name: without one the same command would start another worktree.
+    """
+    same = f"the same command with --name {name}" if workspace.isolated else "the same command"
     try:
         yield
     except (KeyboardInterrupt, TerminationSignal):
-        same = f"the same command with --name {name}" if workspace.isolated else "the same command"
         get_run_logger().warning(f"stopped; {same} resumes it")
+        raise
+    except Exception:
+        if workspace.ephemeral and workspace.root.exists():
+            get_run_logger().warning(f"{same} goes on from what is finished")
         raise
 
 
@@ -281,11 +303,16 @@ def _run_identities(
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
     """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
     logger = get_run_logger()
-    waits = hold_folder(
-        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")
-    )
-    with waits as folder_fds:
+    with _hold(workspace) as folder_fds:
         for change in watch_own_code(workspace.root):
             logger.info(change)
         lock_fds = (*workspace.lock_fds, *folder_fds)
         return stale_stages(workspace.root, environment, logger.info, lock_fds)
+
+
+def _hold(workspace: Workspace) -> AbstractContextManager[tuple[int, ...]]:
+    """Hold the folder of a run, in turn with other runs in the same."""
+    logger = get_run_logger()
+    return hold_folder(
+        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")
+    )

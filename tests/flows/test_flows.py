@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -173,6 +174,8 @@ def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
     by_name = {child.info.run_name: child.data.tags for child in children}
     assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
+    for tag in ("dvc.experiment", "prefect.flow_run_id", "git.commit"):
+        assert parent.data.tags[tag] == by_name["tuned/naive"][tag]
     assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
 
 
@@ -215,6 +218,22 @@ def test_a_failing_stage_is_named_and_its_reason_told_once(first):
     assert "Traceback" not in output and "Finished in state" not in output
     log = Path(output.partition("Log: ")[2].strip()).read_text()
     assert "broken.npz" in log and "Finished in state Failed" in log, "what Prefect says is there"
+
+
+@pytest.mark.slow
+def test_a_run_without_a_name_that_fails_says_by_which_name_it_goes_on(first):
+    folder, _ = first
+    source = folder / "source" / "broken.npz"
+    source.write_bytes(b"nonsense")
+    command = ["python", "-m", "flows.prepare_data", "--set", "data.path=source/broken.npz"]
+    said = run(folder, *command, code=2)
+    name = re.search(r"^the same command with --name (\S+) goes on from what", said, re.MULTILINE)[
+        1
+    ]
+    shutil.copy(folder / "source" / "data.npz", source)
+    again = run(folder, *command, "--name", name)
+    assert re.search(r"^· fetch +up to date$", again, re.MULTILINE), "it is finished there"
+    assert re.search(r"^✓ ingest ", again, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ NOT_REQUESTED = (
     " --promote)"
 )
 
-LATER = "the same command with --promote does that later"
+LATER = "the same command does that later"
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
@@ -60,11 +60,14 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
 
 
 @contextmanager
-def open_comparison(run_key: RunKey, name: str) -> Iterator[str | None]:
+def open_comparison(
+    run_key: RunKey, name: str, lineage: Mapping[str, str] | None = None
+) -> Iterator[str | None]:
     """Start the parent run of a comparison and yield its id, or None where the store cannot be
-    reached. Where the block is left by an error the run has failed, or was killed.
+    reached. Where the block is left by an error the run has failed, or was killed. `lineage` are
+    tags that lead to what it is of.
     """
-    run_id = _start(run_key, name)
+    run_id = _start(run_key, name, lineage or {})
     try:
         yield run_id
     except BaseException as error:
@@ -75,11 +78,11 @@ def open_comparison(run_key: RunKey, name: str) -> Iterator[str | None]:
         raise
 
 
-def _start(run_key: RunKey, name: str) -> str | None:
+def _start(run_key: RunKey, name: str, lineage: Mapping[str, str]) -> str | None:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
     try:
-        tags = {"pipeline": "comparison", **read_lineage()}
+        tags = {"pipeline": "comparison", **read_lineage(), **lineage}
         return (
             mlflow.MlflowClient()
             .create_run(get_experiment_id(run_key), run_name=name, tags=tags)
@@ -101,9 +104,9 @@ def close_comparison(
     *,
     note: str,
     promotion: Promotion,
-) -> None:
+) -> bool:
     """Give the parent run its result, and every configuration a child run; unless `promotion` is
-    `none`, the best one's model may become champion.
+    `none`, the best one's model may become champion. Returns whether the store has all of it.
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
@@ -142,6 +145,7 @@ def close_comparison(
         parent.call(decide)
     if not parent.sent and promotion != "none":
         echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
+    return parent.sent
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
