@@ -24,7 +24,7 @@ from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes, derive_name
 from flows.run.resolution import resolve
-from flows.run.source_check import check_code, check_named_files, check_source
+from flows.run.source_check import check_code, check_named_files, check_source, is_large
 from flows.run.workspace import (
     Workspace,
     open_workspace,
@@ -34,6 +34,7 @@ from flows.run.workspace import (
 from tasks.own_code import find_own_code, list_watched_files, watch_own_code
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
+from throughline.shared.data_url import is_address
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.failures import disk_errors
 from throughline.shared.fork_client import STAGE_SERVER
@@ -228,6 +229,11 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
         check_named_files(workspace.root, document, listed)
+        if workspace.is_new and not is_address(data.path) and is_large(workspace.root / data.path):
+            get_run_logger().info(
+                f"DVC reads all of {data.path} now, as once in every new worktree; a later run with"
+                f" --name {run_name} reads only what has changed"
+            )
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

@@ -12,6 +12,7 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from throughline.shared.errors import (
 
 SHOWN = 3
 CHECKED = 100  # odd files; more are not looked for
+# From here on DVC takes seconds to read them.
+MANY_FILES, MANY_BYTES = 10_000, 1 << 30
 
 
 def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
@@ -117,10 +120,30 @@ def check_named_files(
         )
 
 
+def is_large(source: Path) -> bool:
+    """Whether DVC takes seconds, or longer, to read all that is at a path. Files are counted until
+    that is certain.
+    """
+    read = 0
+    for count, path in enumerate(_list_files(source), start=1):
+        with suppress(OSError):
+            read += path.stat().st_size
+        if count >= MANY_FILES or read >= MANY_BYTES:
+            return True
+    return False
+
+
+def _list_files(source: Path) -> Iterator[Path]:
+    """The files at or below a path."""
+    if source.is_dir():
+        yield from (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
+    elif source.exists():
+        yield source
+
+
 def _find_odd(source: Path) -> Iterator[tuple[str, str]]:
     """Files at or below a path that DVC cannot hash, and why."""
-    below = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
-    for path in below if source.is_dir() else [source] if source.exists() else []:
+    for path in _list_files(source):
         if reason := _why_unhashable(path):
             yield str(path), reason
 

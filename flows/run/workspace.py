@@ -65,11 +65,16 @@ class Workspace:
         """What DVC is to know here: a worktree's databases go with it, instead of staying in
         /var/tmp.
         """
-        return (
-            {"DVC_SITE_CACHE_DIR": str(self.root / ".dvc" / "tmp" / "site")}
-            if self.isolated
-            else {}
-        )
+        return {"DVC_SITE_CACHE_DIR": str(self._site)} if self.isolated else {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this is a worktree in which DVC has not looked at the data yet."""
+        return self.isolated and not self._site.exists()
+
+    @property
+    def _site(self) -> Path:
+        return self.root / ".dvc" / "tmp" / "site"
 
     @property
     def lock(self) -> Path | None:

@@ -15,6 +15,7 @@ from project import SMALL, write_params
 from test_leftovers import killed_at
 from test_workspaces import CHEAP, age, cheap_project, git, leave, opened
 
+from flows.run.dvc_calls import stale_stages
 from flows.run.git_calls import run_git, without_hooks
 from flows.run.parameters import Changes, check_name, derive_name
 from flows.run.resolution import resolve
@@ -52,6 +53,16 @@ def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(pr
         assert workspace.root == root and not workspace.ephemeral
     age(root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == [] and root.exists()
+
+
+def test_a_worktree_is_new_until_dvc_has_looked_at_its_data(project):
+    with opened(project) as workspace:
+        assert workspace.is_new
+        stale_stages(workspace.root, workspace.environment, print)
+    with opened(project) as workspace:
+        assert not workspace.is_new
+    with open_workspace(resolve(project, Changes()), name="x") as workspace:
+        assert not workspace.is_new
 
 
 def test_a_run_that_is_tried_again_is_still_one_without_a_name(project):

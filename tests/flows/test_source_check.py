@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.source_check import check_named_files, check_source
+from flows.run import source_check
+from flows.run.source_check import check_named_files, check_source, is_large
 from tasks.own_code import list_watched_files
 from throughline.config.named_files import find_named_files
 from throughline.shared.errors import (
@@ -118,3 +119,17 @@ def test_a_file_that_dvc_yaml_lists_and_git_does_not_know_is_refused_as_such(tmp
         check_named_files(tmp_path, {}, ["lookup.csv"])
     (tmp_path / "lookup.csv").touch()
     check_named_files(tmp_path, {}, ["lookup.csv"])
+
+
+def test_data_is_large_from_so_many_files_or_bytes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_check, "MANY_FILES", 3)
+    assert not is_large(tmp_path / "nowhere")
+    for name in ("a/1", "a/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert not is_large(tmp_path)
+    (tmp_path / "b").symlink_to("gone")
+    assert is_large(tmp_path) and not is_large(tmp_path / "a" / "1")
+    with (tmp_path / "a" / "1").open("wb") as file:
+        file.truncate(source_check.MANY_BYTES)  # takes no room
+    assert is_large(tmp_path / "a" / "1") and is_large(tmp_path / "a")
