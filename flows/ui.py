@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -186,13 +186,30 @@ def _has_worker(endpoints: Endpoints, pool: str) -> bool:
     return found.ok and found.json()["status"] in ("READY", "PAUSED")
 
 
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM, which may come while a server is waited for that is being started again;
+    no error of what is called then.
+    """
+
+
 def run_until_interrupted(check_services: Callable[[], None]) -> None:
-    """Look after what runs, once a second, until Ctrl-C or SIGTERM."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    while not ended.wait(1.0):
-        check_services()
+    """Look after what runs, once a second, until Ctrl-C or SIGTERM; what comes after the first of
+    them is ignored, while all is ended.
+    """
+
+    def end(*_: object) -> None:
+        signal_all(lambda *_: None)
+        raise _Interrupted
+
+    def signal_all(handler: Callable[..., None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handler)
+
+    with suppress(_Interrupted):
+        signal_all(end)
+        while True:
+            time.sleep(1.0)
+            check_services()
 
 
 PrefectPort = Annotated[int, typer.Option(help="of the Prefect server and its UI")]

@@ -158,7 +158,12 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
         with shown, resolved as changes:
             typer.echo(resolve(project, changes, pipelines).text, nl=False)
             raise SystemExit(0)
-    with shown, use_running_servers(project), resolved as changes, prefect_server():
+    with (
+        shown,
+        use_running_servers(project) as running,
+        resolved as changes,
+        prefect_server(running),
+    ):
         yield changes
 
 

@@ -179,9 +179,10 @@ def find_running(project: Path) -> dict[str, str]:
 
 
 @contextmanager
-def use_running_servers(project: Path) -> Iterator[None]:
-    """Let flows of the block, and their stages, use the running `make ui` of this project. A server
-    that the user has named, of Prefect or of MLflow, is used instead of its own.
+def use_running_servers(project: Path) -> Iterator[Mapping[str, str]]:
+    """Let flows of the block, and their stages, use the running `make ui` of this project; yields
+    what its clients need, nothing where none runs. A server that the user has named, of Prefect or
+    of MLflow, is used instead of its own.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
@@ -191,17 +192,14 @@ def use_running_servers(project: Path) -> Iterator[None]:
     )
 
     named = {"PREFECT": PREFECT_API_URL.value(), "MLFLOW": os.environ.get("MLFLOW_TRACKING_URI")}
-    running = {
-        name: value
-        for name, value in find_running(project).items()
-        if not named.get(name.partition("_")[0])
-    }
-    if not running:
-        yield
+    running = find_running(project)
+    used = {name: value for name, value in running.items() if not named.get(name.partition("_")[0])}
+    if not used:
+        yield running
         return
-    os.environ.update(running)
+    os.environ.update(used)
     settings = (PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL)
     with temporary_settings(
-        {setting: running[setting.name] for setting in settings if setting.name in running}
+        {setting: used[setting.name] for setting in settings if setting.name in used}
     ):
-        yield
+        yield running

@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import prefect
 import requests
@@ -29,12 +30,14 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from flows.run.locks import STATE_DIR
 from flows.run.processes import supervised
 from flows.servers.credentials import USER, random_secret
 from flows.servers.services import HOST, find_free_port, is_of_connection, responds
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold
 
+NONE_RUNNING: Mapping[str, str] = MappingProxyType({})
 ATTEMPTS = 3  # another process may take the port first
 STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time
 POLL_S = 0.1
@@ -43,15 +46,15 @@ REACH_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def prefect_server() -> Iterator[None]:
+def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
     """Make sure that flows started in the block have a server: the configured one, or a temporary
-    one.
+    one. `running` is what clients of the project's running `make ui` need, if it runs.
 
     Raises:
       ServiceFailed: it did not start, nothing answers where one is configured, or it has gone.
     """
     try:
-        with _started_or_configured():
+        with _started_or_configured(running):
             yield
     except Exception as error:
         if not is_of_connection(error):
@@ -63,9 +66,9 @@ def prefect_server() -> Iterator[None]:
 
 
 @contextmanager
-def _started_or_configured() -> Iterator[None]:
+def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
     if configured := PREFECT_API_URL.value():
-        check_reachable(configured)
+        check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
         yield
         return
     for attempt in range(1, ATTEMPTS + 1):
@@ -104,25 +107,30 @@ def _started_or_configured() -> Iterator[None]:
             )
 
 
-def check_reachable(api: str) -> None:
-    """Ask the Prefect server that the user has named whether it is there, and answers us.
+def check_reachable(api: str, *, of_ui: bool = False) -> None:
+    """Ask the Prefect server that the user has named, or that of the running `make ui`, whether it
+    is there, and answers us.
 
     Raises:
       ServiceFailed: nothing answers, or what does is no API of Prefect's, or wants a password.
     """
     by_environment = "PREFECT_API_URL" in os.environ
-    source = "the environment" if by_environment else "Prefect's settings"
+    source = "`make ui`" if of_ui else "the environment" if by_environment else "Prefect's settings"
     try:
         requests.get(f"{api}/health", timeout=REACH_TIMEOUT_S)
     except requests.exceptions.SSLError:
         pass  # it is there; Prefect may know its certificate
     except requests.RequestException as error:
-        unset = (
-            "unset PREFECT_API_URL" if by_environment else "prefect config unset PREFECT_API_URL"
+        unset = "unset" if by_environment else "prefect config unset"
+        advice = (
+            f"it may be starting again, of which {STATE_DIR}/logs/prefect-server.log says more;"
+            " where `make ui` is ended, a run has a server of its own"
+            if of_ui
+            else f"start it, or let the run have one of its own: `{unset} PREFECT_API_URL`"
         )
         raise ServiceFailed(
             f"no Prefect server answers at {api}, which PREFECT_API_URL of {source} names"
-            f" ({type(error).__name__}): start it, or let the run have one of its own: `{unset}`"
+            f" ({type(error).__name__}): {advice}"
         ) from None
     try:
         with get_client(sync_client=True) as client:

@@ -17,9 +17,12 @@ from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.artifacts import link_to_report
+from flows.servers.credentials import exclusive, published_environment, use_running_servers
 from flows.servers.services import HOST, find_free_port
 from flows.servers.temporary_server import prefect_server
 from throughline.shared.errors import ServiceFailed
+
+NONE = {False: {PREFECT_API_URL}, True: set()}  # settings of the user's that are left out
 
 
 class Api(BaseHTTPRequestHandler):
@@ -86,6 +89,25 @@ def test_a_configured_server_that_is_gone_is_named_with_what_to_do(
     ):
         pytest.fail("the block was entered")
     assert url in str(failed.value) and advice in str(failed.value)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["found", "sourced"])
+def test_of_the_server_of_make_ui_no_variable_is_to_be_unset(tmp_path, monkeypatch, named):
+    """It is not there for a moment, such as while it is started again."""
+    url = f"http://{HOST}:{find_free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)  # goes with the test, whoever sets it
+    if not named:
+        monkeypatch.delenv("PREFECT_API_URL")
+    with (
+        temporary_settings({PREFECT_API_URL: url} if named else {}, restore_defaults=NONE[named]),
+        exclusive(tmp_path),
+        published_environment(tmp_path, {"PREFECT_API_URL": url}),
+        use_running_servers(tmp_path) as running,
+        pytest.raises(ServiceFailed, match="of `make ui` names") as failed,
+        prefect_server(running),
+    ):
+        pytest.fail("the block was entered")
+    assert url in str(failed.value) and "unset" not in str(failed.value)
 
 
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
