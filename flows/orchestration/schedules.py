@@ -3,15 +3,18 @@ people have set there: `python -m flows.orchestration.schedules`, which `make ui
 starts.
 
 `prefect deploy` alone replaces all schedules of a deployment: one that was switched on is off
-again, one that was made in the UI is gone.
+again, one that was made in the UI is gone. What they were is in a file until they are restored, so
+that a kill in between loses none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import typer
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -23,6 +26,7 @@ from prefect.client.schemas.actions import (
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists
+from pydantic import TypeAdapter
 
 from flows.orchestration.deployments import (
     DEPLOYMENTS_FILE,
@@ -30,13 +34,15 @@ from flows.orchestration.deployments import (
     read_pool,
     run_module,
 )
+from flows.run.locks import STATE_DIR
+from flows.servers.credentials import private_folder, write_private
 from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect's
-
-
+KEPT = "schedules.json"  # deployments whose schedules are not restored yet
+DEPLOYMENTS = TypeAdapter(list[DeploymentResponse])
 # Of the work pool: no variables, so the server refuses any.
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
@@ -50,14 +56,36 @@ def deploy_all() -> None:
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     ours = DeploymentFilter(name=names)
     with get_client(sync_client=True) as client:
-        before = client.read_deployments(deployment_filter=ours)
-        refuse_other_project(before, Path.cwd(), str(client.api_url))
+        present = client.read_deployments(deployment_filter=ours)
+        refuse_other_project(present, Path.cwd(), str(client.api_url))
         make_pool(client, read_pool(DEPLOYMENTS_FILE))
-        run_module(["prefect", "--no-prompt", "deploy", "--all"])
-        after = {one.id: one for one in client.read_deployments(deployment_filter=ours)}
-        for deployment in before:
-            if deployment.id in after:
-                restore_schedules(client, deployment, after[deployment.id])
+        with keep_until_restored(present, Path.cwd()) as before:
+            run_module(["prefect", "--no-prompt", "deploy", "--all"])
+            after = {one.id: one for one in client.read_deployments(deployment_filter=ours)}
+            for deployment in before:
+                if deployment.id in after:
+                    restore_schedules(client, deployment, after[deployment.id])
+
+
+@contextmanager
+def keep_until_restored(
+    present: Sequence[DeploymentResponse], project: Path
+) -> Iterator[list[DeploymentResponse]]:
+    """Keep deployments as they are now in a file of the project's until the block has come to its
+    end; yields them, those that an earlier block has left there, which was cut, as they were then.
+    """
+    file = private_folder(project / STATE_DIR / "ui") / KEPT
+    left: dict[UUID, DeploymentResponse] = {}
+    with suppress(OSError, ValueError):  # there is none, or another version's
+        left = {one.id: one for one in DEPLOYMENTS.validate_json(file.read_bytes())}
+    before = [left.pop(one.id, one) for one in present]
+    others = list(left.values())  # of another server
+    write_private(file, DEPLOYMENTS.dump_json([*before, *others]).decode())
+    yield before
+    if others:
+        write_private(file, DEPLOYMENTS.dump_json(others).decode())
+    else:
+        file.unlink()
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:

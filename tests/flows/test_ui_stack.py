@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import mlflow
@@ -56,7 +58,8 @@ def nightly(stack) -> str:
     return f"deployments/{deployment['id']}/schedules/{own['id']}"
 
 
-def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch):
+@pytest.mark.parametrize("cut", [False, True], ids=["to its end", "killed, and again"])
+def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch, cut):
     def schedules() -> set[tuple[str, bool, str | None]]:
         found = stack.deployment("comparison")["schedules"]
         return {(each["schedule"]["cron"], each["active"], each["slug"]) for each in found}
@@ -67,15 +70,21 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
     assert stack.post(nightly(stack), method="PATCH", active=True).ok
     reply = stack.post_json(f"deployments/{deployment}/schedules", [{"schedule": made}])
     assert reply.ok, reply.text
+    access = {"PREFECT_API_URL": f"{stack.server}/api"}
+    access["PREFECT_API_AUTH_STRING"] = ":".join(stack.user)
     monkeypatch.chdir(stack.project)
+    wanted = {("0 2 * * *", True, "nightly"), ("30 4 * * 6", True, None)}
+    assert schedules() == wanted
     try:
-        deploy(
-            {
-                "PREFECT_API_URL": f"{stack.server}/api",
-                "PREFECT_API_AUTH_STRING": ":".join(stack.user),
-            }
-        )
-        assert schedules() == {("0 2 * * *", True, "nightly"), ("30 4 * * 6", True, None)}
+        if cut:
+            command = [sys.executable, "-m", "flows.orchestration.schedules"]
+            with subprocess.Popen(command, env={**os.environ, **access}) as process:
+                wait_for(lambda: processes_of(stack.project, "--no-prompt"), 60)
+                process.kill()
+            wait_for(lambda: not processes_of(stack.project, "--no-prompt"))  # it deploys all
+            assert schedules() != wanted
+        deploy(access)
+        assert schedules() == wanted
     finally:
         for each in stack.deployment("comparison")["schedules"]:
             if each["slug"] is None:
