@@ -44,8 +44,9 @@ from throughline.tuning.budgets import Budgets, find_limits, read_budgets
 from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.journal import Journal
 from throughline.tuning.pool import Pool
+from throughline.tuning.question import Question
 from throughline.tuning.race import Race
-from throughline.tuning.search import Question, Search
+from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import SnapshotBytes
 

@@ -43,7 +43,8 @@ from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
 from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned
-from throughline.tuning.search import Question, Search
+from throughline.tuning.question import Question
+from throughline.tuning.search import Search
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:

@@ -15,7 +15,8 @@ from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.footprint import watched
 from throughline.tuning.journal import Journal
-from throughline.tuning.search import Question, Search
+from throughline.tuning.question import Question
+from throughline.tuning.search import Search
 
 PARAMS = {
     **SMALL,

@@ -28,8 +28,9 @@ from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.key import digest_question, without_tuned
 from throughline.tuning.needs import Need
 from throughline.tuning.pool import Pool
+from throughline.tuning.question import Question
 from throughline.tuning.race import Cost, Round
-from throughline.tuning.search import Question, Search
+from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 
 LONG_EPOCHS = {"batch_size": 4}  # of 30 steps

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
-from throughline.config.params import Params
 from throughline.diagnosis.cost_model import ModelStepCost
 from throughline.measurement.gpus import visible_gpus
 from throughline.shared.errors import Untunable
 from throughline.shared.progress import echo, echo_problem
-from throughline.tuning.budgets import Budgets, Limits, parse_time
+from throughline.tuning.budgets import parse_time
 from throughline.tuning.choice import (
     Choice,
     choose,
@@ -29,10 +27,11 @@ from throughline.tuning.choice import (
 )
 from throughline.tuning.confirmation import Confirmation, confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
-from throughline.tuning.jobs import Entry, Survey
+from throughline.tuning.jobs import Entry
 from throughline.tuning.journal import Journal
 from throughline.tuning.needs import Need, find_excess
 from throughline.tuning.pool import Pool
+from throughline.tuning.question import Question, survey_data
 from throughline.tuning.race import MIN_ROUNDS, Race
 from throughline.tuning.space import (
     CEILING,
@@ -51,26 +50,6 @@ MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
 MOST_CONFIRMED = 2  # of those that lead, one after another where `fit` does not confirm the lead
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
-FEWEST_STEPS = 20  # of an epoch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is searched: parameters of one process, the project, the budgets, and as numbers.
-    `shared`: the training's batches are shared by processes, or cut to a multiple.
-    """
-
-    params: Params
-    root: Path
-    budgets: Budgets
-    limits: Limits
-    shared: bool = False
-
-    @property
-    def epochs(self) -> int:
-        """Of the training that is to be fast."""
-        given = self.budgets.epochs
-        return given if isinstance(given, int) else self.params.train.epochs
 
 
 class Search:
@@ -78,7 +57,7 @@ class Search:
 
     def __init__(self, question: Question, journal: Journal) -> None:
         self.question, self.journal = question, journal
-        self.survey = self._survey()
+        self.survey = survey_data(question, journal.folder)
         self._racing_until = time.monotonic() + RACING_SHARE * parse_time(question.budgets.time)
         self.excess = find_excess(self.survey.needs, question.limits)
         self._candidates = {
@@ -160,30 +139,6 @@ class Search:
             besides_steps_bytes=self.survey.besides_steps_bytes,
             sampled_share=self.survey.sampled_share,
         )
-
-    def _survey(self) -> Survey:
-        question = self.question
-        echo("surveying the data: what can be kept where, and what that needs")
-        try:
-            surveyed: Survey = do_once(
-                "survey",
-                question.params,
-                question.root,
-                question.budgets.allow,
-                question.limits,
-                question.shared,
-                log=self.journal.folder / "survey.log",
-            )
-        except ContestantLost as lost:
-            raise Untunable(
-                f"the prepared data cannot be surveyed, or a few steps trained: {lost}"
-            ) from lost
-        if surveyed.steps_per_epoch < FEWEST_STEPS:
-            raise Untunable(
-                f"an epoch has {surveyed.steps_per_epoch} steps, and at least {FEWEST_STEPS} are"
-                " needed to see how fast they are; use more data, or a smaller batch_size"
-            )
-        return surveyed
 
     def _race_heats(self, pool: Pool) -> None:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]

@@ -1,0 +1,64 @@
+"""What a search is asked, and the survey of the data that it begins with. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughline.config.params import Params
+from throughline.shared.errors import Untunable
+from throughline.shared.progress import echo
+from throughline.tuning.budgets import Budgets, Limits
+from throughline.tuning.contestant import ContestantLost, do_once
+from throughline.tuning.jobs import Survey
+
+FEWEST_STEPS = 20  # of an epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is searched: parameters of one process, the project, the budgets, and as numbers.
+    `shared`: the training's batches are shared by processes, or cut to a multiple.
+    """
+
+    params: Params
+    root: Path
+    budgets: Budgets
+    limits: Limits
+    shared: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """Of the training that is to be fast."""
+        given = self.budgets.epochs
+        return given if isinstance(given, int) else self.params.train.epochs
+
+
+def survey_data(question: Question, folder: Path) -> Survey:
+    """What there is to race, and what each candidate needs, found by a process whose log is in
+    `folder`.
+
+    Raises:
+      Untunable: the data cannot be read or trained on, or its epochs are too short.
+    """
+    echo("surveying the data: what can be kept where, and what that needs")
+    try:
+        surveyed: Survey = do_once(
+            "survey",
+            question.params,
+            question.root,
+            question.budgets.allow,
+            question.limits,
+            question.shared,
+            log=folder / "survey.log",
+        )
+    except ContestantLost as lost:
+        raise Untunable(
+            f"the prepared data cannot be surveyed, or a few steps trained: {lost}"
+        ) from lost
+    if surveyed.steps_per_epoch < FEWEST_STEPS:
+        raise Untunable(
+            f"an epoch has {surveyed.steps_per_epoch} steps, and at least {FEWEST_STEPS} are"
+            " needed to see how fast they are; use more data, or a smaller batch_size"
+        )
+    return surveyed
