@@ -5,7 +5,7 @@ flows.comparison`.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,6 @@ from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
-from flows.run.locks import STATE_DIR
 from flows.run.parameters import (
     NO_PIPELINES,
     OWN_PIPELINES,
@@ -29,12 +28,9 @@ from flows.run.parameters import (
 )
 from throughline.reporting.comparing import compare, read_all
 from throughline.results.comparison import Comparison
-from throughline.shared.files import digest_file
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
 from throughline.tracking.experiments import RunKey, make_run_key
-
-CONCLUDED = Path(STATE_DIR) / "concluded"  # digest of the summary that MLflow has all of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +101,17 @@ def comparison(
                 else:
                     compared = Comparison.read(layout.report)
                     if parent:
-                        conclude(parent, run_key, compared, layout, promotion=promotion)
-                    show_comparison(compared, layout.report, parent)
+                        comparison_run.close_comparison(
+                            parent,
+                            run_key,
+                            compared,
+                            layout.report,
+                            note=to_markdown(compared),
+                            promotion=promotion,
+                        )
+        if complete:  # when its run has ended, whatever becomes of what is shown
+            with run.hold_results():
+                show_comparison(compared, layout.report, parent)
         if not complete:
             get_run_logger().info(
                 "skipping report: it compares all configurations of params.yaml, and only some were"
@@ -127,39 +132,10 @@ def open_parent(
     `certain`: DVC will be asked about them, whatever it said at the start, or a champion is asked
     for.
     """
-    stale = run.stage_env.stale & {*stages}
-    if stages and (certain or stale or not is_concluded(Layout(run.workspace.root))):
+    stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
+    if stages and (certain or stale or not comparison_run.has_comparison(report)):
         return comparison_run.open_comparison(run_key, run.name, run.tags)
     return nullcontext()
-
-
-def conclude(
-    parent: str,
-    run_key: RunKey,
-    compared: Comparison,
-    layout: Layout,
-    *,
-    promotion: comparison_run.Promotion,
-) -> None:
-    """Give a comparison's run in MLflow its result, view and champion, and note that it has them
-    all: a run that is cut before, or whose store is away, leaves them to the next one.
-    """
-    note = to_markdown(compared)
-    sent = comparison_run.close_comparison(
-        parent, run_key, compared, layout.report, note=note, promotion=promotion
-    )
-    if sent:
-        mark = layout.root / CONCLUDED
-        mark.parent.mkdir(exist_ok=True)
-        mark.write_text(digest_file(Comparison.path(layout.report)))
-
-
-def is_concluded(layout: Layout) -> bool:
-    """Whether MLflow has all of the present report."""
-    with suppress(OSError):  # there is none, or nothing was concluded yet
-        summary = Comparison.path(layout.report)
-        return (layout.root / CONCLUDED).read_text() == digest_file(summary)
-    return False
 
 
 def command(  # noqa: PLR0913 - the options of a command line

@@ -205,11 +205,14 @@ def run_until_interrupted(check_services: Callable[[], None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, handler)
 
-    with suppress(_Interrupted):
-        signal_all(end)
-        while True:
-            time.sleep(1.0)
-            check_services()
+    try:
+        with suppress(_Interrupted):
+            signal_all(end)
+            while True:
+                time.sleep(1.0)
+                check_services()
+    finally:
+        signal_all(lambda *_: None)
 
 
 PrefectPort = Annotated[int, typer.Option(help="of the Prefect server and its UI")]

@@ -98,7 +98,7 @@ def main() -> None:
         if known and written.copied:  # a fresh one would take as long as then
             seconds = examples / known.examples_per_s
         elif computed:  # what an interrupted run has done took its time, too
-            seconds *= examples / computed
+            seconds += written.rows_s * written.resumed / computed
         size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for shard in shards.shards)
         image, mean = index.columns[0], size / examples

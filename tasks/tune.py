@@ -28,6 +28,7 @@ from throughline.plan.training_workers import find_training_worker
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
+from throughline.shared.file_lock import hold
 from throughline.shared.layout import Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
@@ -63,10 +64,14 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
             # What is asked of is there now; another search may have answered meanwhile.
             folder = layout.project / FOLDER / find_key(params, layout, budgets)
             answer = read_answer(folder, stored, time_s) or search(params, layout, budgets, folder)
-    if not answer.recorded:
-        run_id = record(params, layout, answer, folder)
-        answer = replace(answer, recorded=True, mlflow_run_id=run_id)
-        answer.write(folder)
+    if answer.recorded:
+        return answer
+    with hold(folder / "record.lock", "records a search", lambda who: echo(f"waits: {who}")):
+        answer = read_answer(folder, stored, time_s) or answer
+        if not answer.recorded:
+            run_id = record(params, layout, answer, folder)
+            answer = replace(answer, recorded=True, mlflow_run_id=run_id)
+            answer.write(folder)
     return answer
 
 
@@ -112,6 +117,7 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
         clear_scratch(layout.root)  # of contestants, which are killed when they are out
     result = summarize(searching, choice, searched_s=time.monotonic() - started_at)
     if find_key(params, layout, budgets) != folder.name:
+        journal.forget()
         raise Untunable(
             "data, code or libraries were changed during the search, and what was measured is"
             " partly of either; run the same command again"

@@ -34,7 +34,7 @@ from flows.orchestration.deployments import (
     read_pool,
     run_module,
 )
-from flows.run.locks import STATE_DIR
+from flows.run.locks import STATE_DIR, hold_briefly
 from flows.servers.credentials import private_folder, write_private
 from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
@@ -55,7 +55,9 @@ def deploy_all() -> None:
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     ours = DeploymentFilter(name=names)
-    with get_client(sync_client=True) as client:
+    # One worker at a time, of several that start together.
+    held = hold_briefly(Path.cwd(), "deploy", "deploys")
+    with held, get_client(sync_client=True) as client:
         present = client.read_deployments(deployment_filter=ours)
         refuse_other_project(present, Path.cwd(), str(client.api_url))
         make_pool(client, read_pool(DEPLOYMENTS_FILE))

@@ -5,6 +5,7 @@ results are read while no other run in the folder changes them.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -12,69 +13,82 @@ import pytest
 from project import experiment_of, run
 from rows import comparison, row
 
-from flows.comparison import CONCLUDED, conclude, is_concluded
 from flows.servers.services import find_free_port
-from throughline.shared.layout import Layout
-from throughline.tracking.comparison_run import CHAMPION, open_comparison
+from throughline.tracking.comparison_run import (
+    CHAMPION,
+    close_comparison,
+    has_comparison,
+    open_comparison,
+)
 from throughline.tracking.experiments import RunKey
+from throughline.tracking.store import ADDRESS
 
 KEY = RunKey(dataset="photos", pipeline="comparison", data_digest="0123456789")
 
 
 @pytest.fixture
-def layout(mlflow_store) -> Layout:
+def report(mlflow_store) -> Path:
     """Where a report is."""
     (mlflow_store / "report").mkdir()
     comparison(row("fast")).write(mlflow_store / "report")
-    return Layout(mlflow_store)
+    return mlflow_store / "report"
+
+
+def close(parent: str, report: Path, *rows) -> bool:
+    found = comparison(*rows or (row("fast"),))
+    return close_comparison(parent, KEY, found, report, note="", promotion="none")
 
 
 @pytest.mark.integration
-def test_a_report_counts_as_concluded_once_mlflow_has_all_of_it(layout):
-    assert not is_concluded(layout)
+def test_mlflow_knows_of_which_report_it_has_all(report):
+    assert not has_comparison(report)
     tags = {"dvc.experiment": "tuned", "prefect.flow_run_id": "0-1"}
     with open_comparison(KEY, "comparison", tags) as parent:
-        assert not is_concluded(layout), "it may be cut here"
-        conclude(parent, KEY, comparison(row("fast")), layout, promotion="none")
-    assert is_concluded(layout)
+        assert not has_comparison(report), "it may be cut here"
+        assert close(parent, report)
+    assert has_comparison(report)
     found = mlflow.get_run(parent)
     assert found.info.status == "FINISHED" and found.data.tags[CHAMPION]
     assert tags.items() <= found.data.tags.items(), "they lead to what it is of"
-    comparison(row("faster")).write(layout.report)
-    assert not is_concluded(layout), "it is another one"
-    (layout.report / "summary.json").unlink()
-    assert not is_concluded(layout)
+    comparison(row("faster")).write(report)
+    assert not has_comparison(report), "it is another one"
 
 
 @pytest.mark.integration
-def test_a_report_of_which_the_store_has_a_part_is_not_concluded(layout, monkeypatch, capsys):
+def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(report, monkeypatch):
     with open_comparison(KEY, "comparison") as parent:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{find_free_port()}")
-        conclude(parent, KEY, comparison(row("fast")), layout, promotion="earned")
-    assert not is_concluded(layout)
-    assert "the same command does that later" in capsys.readouterr().out
+        waiting = replace(row("fast"), mlflow_run_id=None, unsent="ab" * 16)
+        assert not close(parent, report, waiting), "a run of a configuration is still to be sent"
+        assert not has_comparison(report)
+        monkeypatch.setenv(ADDRESS, f"http://127.0.0.1:{find_free_port()}")
+        assert not close(parent, report)
+    assert has_comparison(report), "a store that does not answer is not asked to conclude"
+    monkeypatch.delenv(ADDRESS)
+    assert not has_comparison(report)
 
 
 @pytest.mark.slow
 def test_a_comparison_that_was_cut_before_mlflow_had_it_is_concluded_by_the_next(first):
     """As one of which `dvc repro` by hand has made the report."""
     folder, _ = first
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+
+    def find_parents():
+        return mlflow.search_runs(
+            experiment_names=[experiment_of(folder)],
+            filter_string="tags.pipeline = 'comparison'",
+            output_format="list",
+        )
+
     concludes = []
-    for mark in (None, None, "of an earlier report"):
-        if mark:
-            (folder / CONCLUDED).write_text(mark)
+    for gone in (False, False, True):
+        for parent in find_parents() if gone else ():
+            mlflow.MlflowClient().delete_run(parent.info.run_id)
         said = run(folder, "python", "-m", "flows.comparison")
         assert "Running stage" not in said
         concludes.append(len(re.findall(r"^champion: ", said, re.MULTILINE)))
     assert concludes == [1, 0, 1]
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    parents = mlflow.search_runs(
-        experiment_names=[experiment_of(folder)],
-        filter_string="tags.pipeline = 'comparison'",
-        output_format="list",
-    )
-    assert len(parents) == 2
-    for parent in parents:
+    for parent in find_parents():
         assert parent.data.tags["headline"] and parent.data.tags["prefect.flow_run_id"]
         assert "dvc.experiment" not in parent.data.tags, "it had no changes"
 

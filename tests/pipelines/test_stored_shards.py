@@ -24,6 +24,7 @@ from throughline.data.shards import writing
 from throughline.data.shards.files import ShardFiles, object_name
 from throughline.data.shards.index import ShardIndex, read_shard_index
 from throughline.data.shards.record_offsets import open_records
+from throughline.data.shards.repair import find_damaged_shards
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
@@ -142,7 +143,9 @@ def test_damage_that_stays_is_named_with_object_and_shard(put, proxy, storage):
     assert not [path for path in storage.cache.rglob("*") if path.is_file()]
     proxy.fault = lambda method, path: None
     open_store(storage.url).delete([object_name(first.digest)])
-    with pytest.raises(ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}\)"):
+    with pytest.raises(
+        ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}; where it"
+    ):
         files.path(first)
 
 
@@ -154,7 +157,9 @@ def test_what_was_fetched_and_is_damaged_is_found_and_can_be_fetched_again(put):
     path.write_bytes(data[:100] + b"?" + data[101:])
     assert files.find_damage(shard)
     assert files.fix_hint(shard) == f"delete {path}, and it is fetched again"
-    path.write_bytes(data[:-1])
+    assert find_damaged_shards(index, files) == {}, "the store has it whole"
+    assert not files.is_here(shard)
+    files.path(shard).write_bytes(data[:-1])
     assert files.path(shard).read_bytes() == data, "what has been cut off is seen"
 
 
@@ -197,6 +202,17 @@ def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(
     assert put_shards(arrays, tmp_path / "shards", storage, earlier=written) == index
     assert not proxy.count("PUT")
     assert read_files(tmp_path / "shards") == read_files(written)
+
+
+def test_what_is_put_is_not_fetched_where_the_cache_is_on_another_disk(
+    arrays, tmp_path, bucket_url, small_disk, proxy
+):
+    storage = Storage(url=bucket_url, cache=small_disk / "cache")
+    index = put_shards(arrays, tmp_path / "shards", storage)
+    proxy.requests.clear()
+    found = read_all(index, ShardFiles(folder=tmp_path / "shards", storage=storage))
+    assert found == {name: read_files(arrays / "shards")[name] for name in found}
+    assert not proxy.requests
 
 
 @pytest.mark.parametrize("method", ["PUT", "HEAD"])

@@ -127,7 +127,8 @@ def test_a_run_that_goes_on_logs_no_step_twice(mlflow_store):
         recorder.log_metrics({"train/loss": 1.0}, step=1)
         recorder.log_metrics({"examples": 1.0})
     with Recorder(KEY, run_id=recorder.run_id) as again:
-        again.log_metrics({"train/loss": 1.5, "val/loss": 2.5}, step=1)
+        again.log_metrics({"val/loss": 3.5}, step=0)
+        again.log_metrics({"train/loss": 1.0, "val/loss": 2.5}, step=1)
         again.log_metrics({"train/loss": 0.5}, step=2)
         again.log_metrics({"examples": 2.0})
     client = mlflow.MlflowClient()
@@ -137,7 +138,7 @@ def test_a_run_that_goes_on_logs_no_step_twice(mlflow_store):
         return sorted((point.step, point.value) for point in history)
 
     assert points("train/loss") == [(0, 2.0), (1, 1.0), (2, 0.5)]
-    assert points("val/loss") == [(0, 3.0), (1, 2.5)]
+    assert points("val/loss") == [(0, 3.0), (0, 3.5), (1, 2.5)], "what is another value comes last"
     assert points("examples") == [(0, 1.0), (0, 2.0)], "what is of no step is what it is now"
 
 

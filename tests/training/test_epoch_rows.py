@@ -11,6 +11,7 @@ from throughline.training.epoch_rows import (
     describe_row,
     make_row,
     name_metrics,
+    read_logs,
     read_rate,
     read_row,
 )
@@ -29,6 +30,10 @@ def test_training_comes_before_validation_and_the_loss_first():
     ]
     assert [*name_metrics(make())] == ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
     assert describe_row(make()) == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
+
+
+def test_the_logs_of_a_row_are_those_that_it_was_made_of():
+    np.testing.assert_equal(read_logs(make()), LOGS)
 
 
 def test_the_rate_is_that_of_the_row_and_not_what_a_callback_logs():
@@ -51,6 +56,15 @@ def test_a_rate_is_that_of_a_step_as_its_schedule_computes_it(wrapped):
     inner.iterations.assign(5)
     assert read_rate(optimizer, ahead=-1) == pytest.approx(0.6), "of the last step"
     assert read_rate(optimizer, ahead=2) == pytest.approx(0.3)
+
+
+def test_where_gradients_are_added_up_a_rate_is_still_that_of_the_step():
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=0.0)
+    optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
+    optimizer.build([keras.Variable(np.ones(2))])
+    optimizer._iterations.assign(8)
+    assert read_rate(optimizer, ahead=0) == pytest.approx(float(optimizer.learning_rate))
+    assert read_rate(optimizer, ahead=-1) == pytest.approx(0.3)
 
 
 def test_a_rate_that_is_a_variable_is_that_of_now_and_no_optimizer_has_none():

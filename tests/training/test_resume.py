@@ -109,6 +109,7 @@ class Crashing(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if not ELSEWHERE.get("calm"):
             raise RuntimeError("a crash")
+        ELSEWHERE["logs"] = {**logs}
 
 
 class Cutting(keras.callbacks.Callback):
@@ -222,7 +223,7 @@ def test_a_training_that_ends_before_its_results_are_written_trains_no_step_agai
         run(params, layout, tmp_path / "crashed")
     sys.modules[own_callbacks].ELSEWHERE["calm"] = True
     undisturbed, models = train_once(params, layout, tmp_path / "undisturbed")
-    weights = models.network.get_weights()
+    weights, logs = models.network.get_weights(), sys.modules[own_callbacks].ELSEWHERE["logs"]
     capsys.readouterr()
     resumed, models = train_once(params, layout, tmp_path / "crashed")
     assert "has no step left" in capsys.readouterr().out
@@ -233,6 +234,7 @@ def test_a_training_that_ends_before_its_results_are_written_trains_no_step_agai
     assert resumed.result.last_epoch["val_loss"] == undisturbed.result.last_epoch["val_loss"]
     assert resumed.result.test == undisturbed.result.test
     assert (resumed.steps, resumed.ended_by) == (undisturbed.steps, undisturbed.ended_by)
+    assert sys.modules[own_callbacks].ELSEWHERE["logs"] == pytest.approx(logs)
     for one, other in zip(models.network.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
 

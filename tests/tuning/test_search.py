@@ -184,6 +184,8 @@ def test_where_one_of_ones_own_was_lost_nothing_is_decided(prepared, tmp_path):
     rates = {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0}
     for one in rounds({name: [rate] * 5 for name, rate in rates.items()}):
         search.journal.add(one)
+    search.journal.drop(CEILING, "was killed by SIGKILL", passing=True)
+    assert search.run().outcome != "found", "other families have not raced"
     search.journal.drop("optimized", "was killed by SIGKILL", passing=True)
     choice = search.run()
     assert choice.outcome == "undecided"

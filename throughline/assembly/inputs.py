@@ -150,7 +150,8 @@ def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[
         suspects = (
             data.shards.shards if shards or isinstance(error, tf.errors.DataLossError) else ()
         )
-        problems = [problem for shard in suspects for problem in data.find_damage(shard)]
+        here = filter(data.shard_files.is_here, suspects)
+        problems = [problem for shard in here for problem in data.find_damage(shard)]
         if not problems:
             raise
         raise CorruptShard("\n".join(problems)) from error

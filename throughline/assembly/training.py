@@ -165,6 +165,7 @@ def train(
             Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=epochs, start=start),
             evaluation=validation,
             callbacks=[*watching, *callbacks, checkpoints],
+            last_logs=checkpoints.last_logs,
         )
         check_weights(replicas, network)
     if not checkpoints.rows:

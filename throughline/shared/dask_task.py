@@ -54,7 +54,9 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
         check_worker(stage)
         os.chdir(stage.root)
         try:
-            return _load(function)(pickle.loads(item))
+            call, value = _load(function), pickle.loads(item)
+            _LOADED.note()  # before a long call, in which files may change
+            return call(value)
         except (DataNotFound, ObjectStoreFailed) as error:
             node = os.uname().nodename
             raise type(error)(f"{error} (said by a Dask worker at {node})") from None

@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.comparison import Comparison, Row, list_machines
+from throughline.shared.files import digest_file
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.champion import (
     Score,
@@ -43,6 +44,7 @@ NOT_REQUESTED = (
 )
 
 LATER = "the same command does that later"
+REPORT_TAG = "report.digest"  # of a comparison of which the store has all, the last of its tags
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
@@ -143,9 +145,30 @@ def close_comparison(
             echo(f"champion: {decision}")
 
         parent.call(decide)
+        waiting = [row.pipeline for row in rows if row.unsent and not row.mlflow_run_id]
+        if not waiting:
+            parent.set_tags({REPORT_TAG: digest_file(Comparison.path(report))})
     if not parent.sent and promotion != "none":
         echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
-    return parent.sent
+    return parent.sent and not waiting
+
+
+def has_comparison(report: Path) -> bool:
+    """Whether the store has all of a comparison with the report in this folder; one that does not
+    answer says nothing against it.
+    """
+    tagged = f"tags.`{REPORT_TAG}` = '{digest_file(Comparison.path(report))}'"
+    use_store()
+    with suppress(*STORE_ERRORS):
+        return bool(
+            mlflow.search_runs(
+                search_all_experiments=True,
+                filter_string=tagged,
+                max_results=1,
+                output_format="list",
+            )
+        )
+    return True
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:

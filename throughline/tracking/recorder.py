@@ -89,7 +89,7 @@ class Recorder:
         self._unsent: list[list[Any]] = []
         self._problems: set[str] = set()
         self._earlier: Run | None = None  # the run before it is continued
-        self._steps: dict[str, set[int]] = {}  # that an earlier run has, by metric
+        self._known: dict[str, dict[int, float]] = {}  # by metric and step, of an earlier run
 
     @property
     def unsent(self) -> str | None:
@@ -195,16 +195,21 @@ class Recorder:
             SENDERS[kind](*values)
 
     def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
-        """Those of the metrics of a step that the run does not have of it, as numbers: a file holds
-        strings for those that are not finite.
+        """Those of the metrics of a step that the run does not have, or has with another value, as
+        numbers: a file holds strings for those that are not finite.
         """
         numbers = {key: float(value) for key, value in values.items()}
         if self._earlier is None or step is None:
             return numbers
         client, run_id = mlflow.MlflowClient(), self._earlier.info.run_id
-        for key in numbers.keys() - self._steps.keys():
-            self._steps[key] = {one.step for one in client.get_metric_history(run_id, key)}
-        return {key: value for key, value in numbers.items() if step not in self._steps[key]}
+        for key in numbers.keys() - self._known.keys():
+            history = client.get_metric_history(run_id, key)
+            self._known[key] = {one.step: one.value for one in history}
+        return {
+            key: value
+            for key, value in numbers.items()
+            if repr(self._known[key].get(step)) != repr(value)
+        }
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -220,7 +225,7 @@ class Recorder:
             self.run_id = find_sent(self._run_key, self.unsent)
             if self.run_id is None and self._follows:
                 raise MissingInput("the run that this belongs to has not been sent yet")
-        self._earlier, self._steps = find_run(self.run_id), {}
+        self._earlier, self._known = find_run(self.run_id), {}
         if (run := self._earlier) is not None:
             tags.pop(PARENT_TAG, None)
             if self._kept and run.info.status == "FINISHED":  # by what has continued it since

@@ -92,6 +92,9 @@ def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
     run_id, experiment = parent.info.run_id, parent.info.experiment_id
     found = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
     there = {one.info.run_name for one in found if one.info.status == "FINISHED"}
+    for one in found:  # of a sending that was cut
+        if one.info.run_name in children.keys() - there:
+            client.delete_run(one.info.run_id)
     refused: Exception | None = None
     for name, values in children.items():
         if name in there:

@@ -26,6 +26,7 @@ from throughline.training.epoch_rows import (
     describe_row,
     make_row,
     name_metrics,
+    read_logs,
     read_rate,
     read_row,
 )
@@ -119,6 +120,11 @@ class CheckpointCallback(StepFollower):
         self._step = 0  # of the current epoch, that have been run
         self._steps_of_last = pipeline.steps_per_epoch  # of the epoch of the last row
         self._rate: float | None = None  # of the last step of the current epoch
+
+    @property
+    def last_logs(self) -> dict[str, float]:
+        """What the last epoch has logged; nothing before the first."""
+        return read_logs(self.rows[-1]) if self.rows else {}
 
     @property
     def steps(self) -> int:

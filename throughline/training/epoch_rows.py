@@ -30,6 +30,15 @@ def read_row(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
+def read_logs(row: Mapping[str, float]) -> dict[str, float]:
+    """The logs of Keras that a row was made of."""
+    return {
+        column.removeprefix("train_"): value
+        for column, value in row.items()
+        if column.startswith(("train_", "val_"))
+    }
+
+
 def describe_row(row: Mapping[str, float]) -> str:
     """The loss and the other metrics of an epoch, and those of validation but its loss."""
     shown = {
@@ -57,7 +66,8 @@ def read_rate(optimizer: Any, *, ahead: int) -> float:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     schedule = getattr(inner, "_learning_rate", None)  # whose value of now is the public one
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        return float(np.asarray(schedule(inner.iterations + ahead)))
+        steps = getattr(inner, "_iterations", inner.iterations)  # as it computes its own rate
+        return float(np.asarray(schedule(steps + ahead)))
     return float(np.asarray(getattr(inner, "learning_rate", float("nan"))))
 
 

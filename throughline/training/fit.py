@@ -84,13 +84,15 @@ def fit(
     *,
     evaluation: SplitEvaluation,
     callbacks: Sequence[keras.callbacks.Callback],
+    last_logs: dict[str, float] | None = None,
 ) -> None:
     """Train on `batches`, one sequence from the start of the schedule to its end, so that the next
     epoch's first batch is ready in time; each epoch ends with the `evaluation`.
 
     Callbacks see the network that is trained, and what Keras' `fit` would show them; one of them
     may end the training before an epoch. For all but the last of them an epoch that is resumed
-    begins again; the last one is to undo what that has changed. On a GPU the host is one step ahead
+    begins again; the last one is to undo what that has changed. `last_logs` are those of the epoch
+    before the start, for a training that has no step left. On a GPU the host is one step ahead
     unless one of them looks at each step's logs.
     """
     model, start = train_function.model, schedule.start
@@ -102,7 +104,7 @@ def fit(
     follow_only = all(map(follows_steps, callbacks))
     network.stop_training = False
     every.on_train_begin()
-    iterator, logs = iter(batches), {}
+    iterator, logs = iter(batches), {**(last_logs or {})}
     for epoch in range(start.epoch, schedule.epochs):
         done = start.step if epoch == start.epoch else 0
         if not network.stop_training:

@@ -30,7 +30,8 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """What is chosen, what it is compared with, and how many times as long it takes; `pays_from` is
-    the first epoch after which it has taken less than the baseline.
+    the first epoch after which it has taken less than the baseline. `disturbed`: others were at
+    work when it was to be confirmed.
     """
 
     outcome: Outcome
@@ -41,6 +42,7 @@ class Choice:
     to_incumbent: Ratio
     pays_from: int | None
     reason: str = ""
+    disturbed: bool = False
 
 
 def choose(
@@ -173,7 +175,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     if choice.outcome == "undecided":
         advice = (
             "Run it again while nothing else runs"
-            if race.disturbed_by()
+            if choice.disturbed or race.disturbed_by()
             else "The same command goes on there; or give a longer --time"
         )
         return (

@@ -50,7 +50,7 @@ def confirm(
         if number == FIT_RUNS:
             break
         rates: dict[str, float] = {}
-        disturbed = ""
+        calm = True
         for name in names if number % 2 == 0 else reversed(names):
             try:
                 rates[name], others = _fit(entry_of(name), race.rate(name), journal)
@@ -59,8 +59,9 @@ def confirm(
                 journal.drop(name, why, passing=lost.passing)
                 return Confirmation(outcome="lost", reason=f"`{name}`: {why}")
             if others.cpu_pct > DISTURBED_PCT:
+                calm = False
                 disturbed = f"{others.busiest} took {others.cpu_pct:.0f} % of the cores"
-        if not disturbed:
+        if calm:
             journal.note_fits(pair, (rates[one], rates[other]))
     pairs = journal.pages.fits.get(pair, [])
     if len(pairs) < FIT_RUNS:

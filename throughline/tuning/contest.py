@@ -58,12 +58,20 @@ class Training:
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
         self._left, has_cache = 0, bool(pipeline.plan.caches)
         if has_cache:
-            advance(self._step, _repeat_zeros(self._batches.element_spec))  # builds the graph
+            zeros = _repeat_zeros(self._batches.element_spec, pipeline.batch_size)
+            advance(self._step, zeros)  # builds the graph, and what the device needs for it
             self._step.settle()
         else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
-        load_s = _time_loading(pipeline) / self._sample.share
-        self.opened = Opened(has_cache=has_cache, load_s=load_s)
+        self.opened = Opened(has_cache=has_cache, loads=_find_loaded(pipeline) is not None)
+
+    def load(self) -> float:
+        """Load once more what is read from memory; returns what that takes of all examples [s]."""
+        if (step := _find_loaded(self._pipeline)) is None:
+            return 0.0
+        started_at = time.perf_counter()
+        read(step, self._pipeline.data, self._pipeline.split, seed=0)
+        return (time.perf_counter() - started_at) / self._sample.share
 
     def fill(self) -> float:
         """Train through the first epoch, in which a cache is filled; returns what that takes of all
@@ -199,22 +207,21 @@ def _mean_batch(pipeline: InputPipeline) -> float:
     return pipeline.examples / pipeline.steps_per_epoch
 
 
-def _time_loading(pipeline: InputPipeline) -> float:
-    """How long it takes to load what is read from memory [s]; nothing of what is not."""
+def _find_loaded(pipeline: InputPipeline) -> Read | None:
+    """The first step, where it reads from memory."""
     step = pipeline.plan.steps[0]
-    if not isinstance(step, Read) or step.source != "arrays":
-        return 0.0
-    started_at = time.perf_counter()
-    read(step, pipeline.data, pipeline.split, seed=0)
-    return time.perf_counter() - started_at
+    return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
-def _repeat_zeros(spec: Any) -> Iterator[Any]:
-    """Batches of one example of zeros, of the form of others."""
-    zeros = tf.nest.map_structure(
-        lambda one: tf.zeros([size or 1 for size in one.shape], one.dtype), spec
-    )
-    batches = tf.data.Dataset.from_generator(lambda: itertools.repeat(zeros), output_signature=spec)
+def _repeat_zeros(spec: Any, examples: int) -> Iterator[Any]:
+    """Batches of so many examples of zeros, of the form of others."""
+
+    def zeros(one: Any) -> tf.Tensor:
+        sizes = [size or (1 if place else examples) for place, size in enumerate(one.shape)]
+        return tf.zeros(sizes, one.dtype)
+
+    batch = tf.nest.map_structure(zeros, spec)
+    batches = tf.data.Dataset.from_generator(lambda: itertools.repeat(batch), output_signature=spec)
     return iter(batches)
 
 

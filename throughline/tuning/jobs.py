@@ -40,11 +40,11 @@ class Entry:
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """What a contestant says when it is open: whether it has a cache, which is to be filled before
-    it races, and how long loading all of what it reads from memory takes [s].
+    it races, and whether it loads what it reads into memory, which is to be timed.
     """
 
     has_cache: bool = False
-    load_s: float = 0.0
+    loads: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

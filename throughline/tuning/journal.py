@@ -66,6 +66,11 @@ class Journal:
         with atomic_file(self.folder / JOURNAL) as temporary:
             temporary.write_text(dump_json(asdict(self.pages), indent=None))
 
+    def forget(self) -> None:
+        """Begin again with empty pages."""
+        self.pages = Pages()
+        self.save()
+
     def enter(self, name: str, entrance: Entrance) -> None:
         """A contestant has opened."""
         self.pages.entrances[name] = entrance

@@ -146,17 +146,21 @@ class Pool:
         return opened
 
     def _admit(self, name: str, opened: Opened) -> None:
-        """Let a contestant fill its cache; note what its training costs besides its epochs."""
-        filled = self._fill(name) if opened.has_cache else (0.0, False)
-        if filled is None:
+        """Let a contestant fill its cache, or load what it reads; note what its training costs
+        besides its epochs.
+        """
+        order = "fill" if opened.has_cache else "load" if opened.loads else ""
+        timed = self._time_alone(name, order) if order else (0.0, False)
+        if timed is None:
             return
-        fill_s, disturbed = filled
-        held = self._open[name][0].memory_bytes()
-        before_s = self._needs[name].prepare_s + opened.load_s
+        seconds, disturbed = timed
+        prepare_s, held = self._needs[name].prepare_s, self._open[name][0].memory_bytes()
         self._journal.enter(
             name,
             Entrance(
-                cost=Cost(prepare_s=before_s, fill_s=fill_s),
+                cost=Cost(prepare_s=prepare_s, fill_s=seconds)
+                if opened.has_cache
+                else Cost(prepare_s=prepare_s + seconds),
                 ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
                 held_bytes=held,
                 disturbed=disturbed,
@@ -164,10 +168,11 @@ class Pool:
         )
         self._watch(name)
 
-    def _fill(self, name: str) -> tuple[float, bool] | None:
-        """What a first epoch takes, in which a cache is filled [s], and whether others disturbed
-        it: it is measured once more then, by another process, and if they still are at work that is
-        a disturbed round. None where the contestant is lost.
+    def _time_alone(self, name: str, order: str) -> tuple[float, bool] | None:
+        """What a contestant needs once [s], to fill its cache or to load, while all others stand
+        still, and whether other programs disturbed it: it is measured once more then, by another
+        process, and if they still are at work that is a disturbed round. None where the contestant
+        is lost.
         """
         for again in (False, True):
             if again:
@@ -177,15 +182,15 @@ class Pool:
                     return None
             with OtherProcesses() as others:
                 try:
-                    fill_s = self._open[name][0].ask("fill", timeout_s=OPENING_S)
+                    seconds = self._open[name][0].ask(order, timeout_s=OPENING_S)
                 except ContestantLost as lost:
                     self._lose(name, lost)
                     return None
-            filled = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
-            if not filled.disturbed:
-                return fill_s, False
-        self._journal.add(filled)
-        return fill_s, True
+            timed = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
+            if not timed.disturbed:
+                return seconds, False
+        self._journal.add(timed)
+        return seconds, True
 
     def _watch(self, name: str) -> None:
         """Note the most memory that a contestant's training takes; drop it where that is more than

@@ -77,7 +77,8 @@ class Search:
             self._race_heats(pool)
         unconfirmed: list[str] = []
         while self.rivals:
-            choice = self._choose(self.rivals if len(unconfirmed) < MOST_CONFIRMED else self._own)
+            among = self.rivals if len(unconfirmed) < MOST_CONFIRMED else self._own
+            choice = self._choose(among or self.rivals)
             if choice.outcome != "found":
                 reasons = filter(None, [choice.reason, *unconfirmed])
                 return replace(choice, reason="; ".join(reasons))
@@ -88,7 +89,7 @@ class Search:
             )
             why = confirmation.reason
             if confirmation.outcome == "disturbed":
-                return replace(choice, outcome="undecided", reason=why)
+                return replace(choice, outcome="undecided", reason=why, disturbed=True)
             if confirmation.outcome == "refuted":
                 unconfirmed.append(f"`{choice.name}` led, but {why}")
                 self.journal.drop(choice.name, why)
@@ -223,8 +224,12 @@ class Search:
         )
 
     @property
+    def _own_names(self) -> list[str]:
+        return [name for name, each in self._candidates.items() if each.family == OWN]
+
+    @property
     def _own(self) -> list[str]:
-        return [name for name in self.rivals if self._candidates[name].family == OWN]
+        return [name for name in self.rivals if name in self._own_names]
 
     def _is_searched(self, name: str) -> bool:
         return self._candidates[name].family not in (OWN, RULES)
@@ -320,7 +325,7 @@ class Search:
             configs={name: each.config for name, each in self._candidates.items()},
             unraced=self._list_unraced(),
         )
-        lost = [name for name in self.journal.pages.lost if self._candidates[name].family == OWN]
+        lost = [name for name in self.journal.pages.lost if name in self._own_names]
         if not lost:
             return choice
         why = f"`{lost[0]}`, one of your own, {self.journal.pages.dropped[lost[0]]}"

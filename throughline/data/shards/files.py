@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.storage import Storage, check_space, has_size, hold_fetch
-from throughline.shared.errors import CorruptShard, ObjectStoreFailed, rebuild_hint
+from throughline.shared.errors import CorruptShard, DiskRefused, ObjectStoreFailed, rebuild_hint
 from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
@@ -64,15 +65,22 @@ class ShardFiles:
 
     def paths(self, shards: Sequence[Shard]) -> list[Path]:
         """The same of several."""
-        stored = [shard for shard in shards if self.is_stored(shard)]
-        lacking = [one for one in stored if not has_size(self._fetched(one), one.bytes)]
+        stored = [self.is_stored(shard) for shard in shards]
+        lacking = [
+            shard
+            for shard, there in zip(shards, stored, strict=True)
+            if there and not has_size(self._fetched(shard), shard.bytes)
+        ]
         if self.storage and lacking:
             size_mib = sum(shard.bytes for shard in lacking) / 2**20
             echo_fact(f"{len(lacking)} shards, {size_mib:,.1f} MiB, from {self.storage.url}")
             store = open_store(self.storage.url)
             for shard in progress(lacking, total=len(lacking), label="fetch", unit="shards"):
                 _fetch(store, shard, self._fetched(shard))
-        return [self._fetched(shard) if shard in stored else self._local(shard) for shard in shards]
+        return [
+            self._fetched(shard) if there else self._local(shard)
+            for shard, there in zip(shards, stored, strict=True)
+        ]
 
     def check(self, shards: ShardIndex, *, sizes: bool = True) -> None:
         """Check that each shard that should be a file here is one and, with `sizes`, as long as its
@@ -106,6 +114,16 @@ class ShardFiles:
         with suppress(OSError):
             return digest_file(self._local(shard)) == shard.digest
         return False
+
+    def is_here(self, shard: Shard) -> bool:
+        """Whether a shard is a file of this machine, and would not be fetched."""
+        return not self.is_stored(shard) or has_size(self._fetched(shard), shard.bytes)
+
+    def drop_if_damaged(self, shard: Shard) -> None:
+        """Remove what has been fetched of a stored shard and is damaged: it is fetched again."""
+        path = self._fetched(shard)
+        if path.exists() and digest_file(path) != shard.digest:
+            path.unlink()
 
     def find_damage(self, shard: Shard) -> list[str]:
         """What is wrong with the bytes of a shard: damaged records by offset and number, or a
@@ -158,7 +176,19 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
+        with suppress(DiskRefused), hold_fetch(cached, shard.name):
+            _move_to_other_disk(path, cached)
         path.unlink()
+
+
+def _move_to_other_disk(path: Path, cached: Path) -> None:
+    unfinished = cached.with_name(cached.name + PARTIAL)
+    with unfinished.open("wb") as file:
+        check_space(file.fileno(), unfinished, path.stat().st_size)
+        with path.open("rb") as source:
+            shutil.copyfileobj(source, file, RANGE_BYTES)
+    flush(unfinished)
+    os.replace(unfinished, cached)
 
 
 def is_put(store: ObjectStore, shard: Shard) -> bool:
@@ -184,7 +214,10 @@ def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
             try:
                 _copy_into(store, shard, unfinished)
             except ObjectStoreFailed as error:
-                raise ObjectStoreFailed(f"{error} (shard {shard.name})") from None
+                raise ObjectStoreFailed(
+                    f"{error} (shard {shard.name}; where it is gone, `dvc repro --force shard`"
+                    " puts it there again)"
+                ) from None
             if digest_file(unfinished) == shard.digest:
                 flush(unfinished)
                 os.replace(unfinished, path)

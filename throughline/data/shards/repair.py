@@ -28,8 +28,15 @@ class Damage:
 
 
 def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list[str]]:
-    """What is wrong with each shard that is damaged, by its name; reads every byte."""
-    damaged = {shard.name: files.find_damage(shard) for shard in shards.shards}
+    """What is wrong with each shard that is damaged, by its name; reads every byte of files. What
+    has been fetched from a store and is damaged since is removed: it is fetched again.
+    """
+    damaged: dict[str, list[str]] = {}
+    for shard in shards.shards:
+        if files.is_stored(shard):
+            files.drop_if_damaged(shard)
+        else:
+            damaged[shard.name] = files.find_damage(shard)
     return {name: problems for name, problems in damaged.items() if problems}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,10 +51,10 @@ class PreparedTokenizer:
 
 
 def prepare_tokenizer(
-    preprocess: Sequence[Op], folder: Path, shards: Sequence[tuple[Path, str]]
+    preprocess: Sequence[Op], folder: Path, shards: Callable[[], Iterable[tuple[Path, str]]]
 ) -> PreparedTokenizer:
     """Put the file of the tokenizer that `preprocess` names into `folder`: a copy of the given one,
-    or one that is fitted on the texts of these shards.
+    or one that is fitted on the texts of these shards, of which the first are read.
 
     Raises:
       InvalidParams: the given file is not one of its kind, or the texts are too few.
@@ -65,14 +65,14 @@ def prepare_tokenizer(
     path = folder / op.file
     if not path.exists():
         with atomic_file(path) as temporary:
-            temporary.write_bytes(Path(op.model).read_bytes() if op.model else fit(op, shards))
+            temporary.write_bytes(Path(op.model).read_bytes() if op.model else fit(op, shards()))
     bound = op.model_copy(update={"model": str(path)})
     tokenizer = open_tokenizer(bound)
     return PreparedTokenizer(
         op=bound,
         vocabulary=tokenizer.vocabulary,
         files={op.file: digest_file(path)},
-        unknown_share=_count_unknown(tokenizer, _lines(_sample(_texts(shards)))),
+        unknown_share=_count_unknown(tokenizer, _lines(_sample(_texts(shards())))),
     )
 
 
@@ -82,7 +82,7 @@ def _count_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
     return float(np.mean(tokens == tokenizer.unknown)) if len(tokens) else 0.0
 
 
-def fit(op: Tokenize, shards: Sequence[tuple[Path, str]]) -> bytes:
+def fit(op: Tokenize, shards: Iterable[tuple[Path, str]]) -> bytes:
     """The file of a tokenizer that is fitted on a sample of the texts of shards.
 
     Raises:
@@ -92,7 +92,7 @@ def fit(op: Tokenize, shards: Sequence[tuple[Path, str]]) -> bytes:
     return _fit_wordpiece(lines, op) if op.kind == "wordpiece" else _fit_sentencepiece(lines, op)
 
 
-def _texts(shards: Sequence[tuple[Path, str]], *, lower: bool = False) -> Iterator[bytes]:
+def _texts(shards: Iterable[tuple[Path, str]], *, lower: bool = False) -> Iterator[bytes]:
     for path, compression in shards:
         records: tf.data.Dataset = tf.data.TFRecordDataset(
             str(path), compression_type="GZIP" if compression == "gzip" else ""
