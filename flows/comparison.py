@@ -133,9 +133,13 @@ def open_parent(
     for.
     """
     stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
-    if stages and (certain or stale or not comparison_run.has_comparison(report)):
-        return comparison_run.open_comparison(run_key, run.name, run.tags)
-    return nullcontext()
+    if not stages:
+        return nullcontext()
+    if not (certain or stale):
+        with run.hold_results():
+            if comparison_run.has_comparison(report):
+                return nullcontext()
+    return comparison_run.open_comparison(run_key, run.name, run.tags)
 
 
 def command(  # noqa: PLR0913 - the options of a command line

@@ -79,9 +79,9 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
         if cut:
             command = [sys.executable, "-m", "flows.orchestration.schedules"]
             with subprocess.Popen(command, env={**os.environ, **access}) as process:
-                wait_for(lambda: processes_of(stack.project, "--no-prompt"), 60)
+                wait_for(lambda: schedules() != wanted, 60)
                 process.kill()
-            wait_for(lambda: not processes_of(stack.project, "--no-prompt"))  # it deploys all
+            wait_for(lambda: not processes_of(stack.project, "--no-prompt"))
             assert schedules() != wanted
         deploy(access)
         assert schedules() == wanted

@@ -88,7 +88,7 @@ def test_children_that_are_there_are_not_added_again_and_one_that_is_refused_sto
     child = {"params": {}, "metrics": {"a": 1.0}, "tags": {}}
     with Recorder(run_key) as recorder:
         recorder.add_children({"odd": odd, "first": child})
-    assert "does not take children odd, first" in capsys.readouterr().err
+    assert "does not take children odd, first" in capsys.readouterr().out
     with Recorder(run_key, run_id=recorder.run_id) as again:
         again.add_children({"first": child, "second": child})
     found = mlflow.MlflowClient().search_runs(

@@ -17,8 +17,10 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
+from throughline.results.base import to_json
 from throughline.results.comparison import Comparison, Row, list_machines
-from throughline.shared.files import digest_file
+from throughline.shared.errors import UserError
+from throughline.shared.files import digest_json
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.champion import (
     Score,
@@ -147,7 +149,7 @@ def close_comparison(
         parent.call(decide)
         waiting = [row.pipeline for row in rows if row.unsent and not row.mlflow_run_id]
         if not waiting:
-            parent.set_tags({REPORT_TAG: digest_file(Comparison.path(report))})
+            parent.set_tags({REPORT_TAG: digest_json(to_json(comparison))})
     if not parent.sent and promotion != "none":
         echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
     return parent.sent and not waiting
@@ -157,17 +159,19 @@ def has_comparison(report: Path) -> bool:
     """Whether the store has all of a comparison with the report in this folder; one that does not
     answer says nothing against it.
     """
-    tagged = f"tags.`{REPORT_TAG}` = '{digest_file(Comparison.path(report))}'"
+    try:
+        digest = digest_json(to_json(Comparison.read(report)))
+    except UserError:  # there is none, or one of another version
+        return False
     use_store()
     with suppress(*STORE_ERRORS):
-        return bool(
-            mlflow.search_runs(
-                search_all_experiments=True,
-                filter_string=tagged,
-                max_results=1,
-                output_format="list",
-            )
+        found = mlflow.search_runs(
+            search_all_experiments=True,
+            filter_string=f"tags.`{REPORT_TAG}` = '{digest}'",
+            max_results=1,
+            output_format="list",
         )
+        return bool(found)
     return True
 
 
