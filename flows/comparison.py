@@ -109,15 +109,14 @@ def comparison(
                             note=to_markdown(compared),
                             promotion=promotion,
                         )
-        if complete:  # when its run has ended, whatever becomes of what is shown
-            with run.hold_results():
-                show_comparison(compared, layout.report, parent)
         if not complete:
             get_run_logger().info(
                 "skipping report: it compares all configurations of params.yaml, and only some were"
                 " selected"
             )
             return ComparisonResult(compared=compared, report=None)
+        with run.hold_results():  # when its run has ended, whatever becomes of what is shown
+            show_comparison(compared, layout.report, parent)
         report = run.save_experiment(changed=changed) or layout.report
         link_to_report(report)
         return ComparisonResult(compared=compared, report=report)

@@ -87,7 +87,7 @@ def keep_until_restored(
     if others:
         write_private(file, DEPLOYMENTS.dump_json(others).decode())
     else:
-        file.unlink(missing_ok=True)  # by another worker that starts, perhaps
+        file.unlink()
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:

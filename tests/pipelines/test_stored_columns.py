@@ -217,7 +217,7 @@ def test_on_a_full_disk_whole_columns_alone_are_left_and_the_next_run_fetches_th
     put, proxy, small_disk, monkeypatch, capsys, full, words
 ):
     expected = fetch_all(put("other"))
-    if full == "meanwhile":  # a column that has been begun has its room
+    if full == "meanwhile":  # a column that has been started has its room
         proxy.fault = lambda method, path: fill(small_disk) if "/train/image/" in path else None
     else:
         fill(small_disk)

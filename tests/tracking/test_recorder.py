@@ -164,7 +164,7 @@ def test_sigterm_ends_a_run_as_killed_however_often_it_comes(mlflow_store):
         for _ in range(3):  # of a group that ends, supervisors ask each process again
             process.terminate()
             time.sleep(0.02)
-        # The second is Python's own once it has begun to take itself apart.
+        # The second is Python's own once it has started to take itself apart.
         assert process.wait(timeout=60) in (128 + signal.SIGTERM, -signal.SIGTERM)
     run = mlflow.get_run(run_id)
     assert run.info.status == "KILLED" and run.data.metrics == {"train/loss": 1.0}
