@@ -85,7 +85,7 @@ def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     ports = range(first + 1, first + 1 + workers)
     for port in (first, *ports):
         check_free({"dask-port": port})
-    here = ["--host", HOST, "--no-dashboard"]
+    here = ["--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0"]  # any free port
     scheduler = ["distributed.cli.dask_scheduler", "--port", str(first), *here]
     worker = ["distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
     worker += ["--memory-limit", "0", *here, "--local-directory", str(home.folder / "dask")]

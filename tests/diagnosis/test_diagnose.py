@@ -246,7 +246,7 @@ def test_ceilings_add_up_where_the_cores_are_shared():
 
 
 STEP = ModelStepCost(step_ms=10, core_ms=10, on_accelerator=True)
-AHEAD = replace(STEP, ahead=True)
+QUEUED = replace(STEP, held_ms=4)  # the call returns, the GPU works on
 FOUR_THREADS = HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),))
 THREE_MAPS = HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3)
 
@@ -255,8 +255,8 @@ THREE_MAPS = HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3)
     ("load", "model_step", "cores", "predicted_ms"),
     [
         (HostLoad(serial_ms=5), STEP, 4, 15),  # on the training's own thread it adds
-        (HostLoad(serial_ms=5), AHEAD, 4, 10),  # a GPU works meanwhile
-        (HostLoad(serial_ms=25), AHEAD, 4, 25),
+        (HostLoad(serial_ms=5), QUEUED, 4, 10),  # a GPU works meanwhile
+        (HostLoad(serial_ms=25), QUEUED, 4, 29),
         (HostLoad(serial_ms=5).overlap(1), STEP, 4, 10),  # after a prefetch it hides
         (HostLoad(serial_ms=25).overlap(1), STEP, 4, 25),  # as long as it is the shorter
         (FOUR_THREADS, STEP, 4, 15),  # several threads share it

@@ -119,7 +119,8 @@ class Cluster:
         killed.wait()
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
+        no_page = ("--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, *no_page]
         with (self.folder / f"{module}.log").open("ab") as log:
             return subprocess.Popen(
                 command,

@@ -154,3 +154,4 @@ def test_what_training_gathers_is_there_for_the_model_alone(layout):
     loop, models, pipeline, params = opened(layout, ON_DEVICE, optimizer="sgd")
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
     assert state.model_step_ms > 0 and state.rounds
+    assert 0 < state.held_ms < float("inf")

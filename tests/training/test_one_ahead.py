@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from throughline.measurement.train_steps import time_call
 from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.one_ahead import OneAhead, StepFollower
 from throughline.training.step_function import StepFunction
@@ -100,6 +101,23 @@ def test_a_callback_that_looks_at_each_loss_waits_for_it(asynchronous):
     events, _, _ = train(looks)
     assert events == ["ended", "called"] * STEPS
     assert all(isinstance(loss, float) for loss in looks.losses)
+
+
+def test_a_call_holds_the_thread_until_its_work_is_queued(asynchronous):
+    ahead = OneAhead()
+
+    @tf.function
+    def sleep():
+        return tf.numpy_function(lambda: np.float32(time.sleep(STEP_S) or 0), [], tf.float32)
+
+    def step():
+        ahead.follow({"loss": sleep()})
+
+    step()
+    queued_ms = time_call(step, ahead)
+    tf.config.experimental.set_synchronous_execution(True)
+    ahead = OneAhead()
+    assert queued_ms < 500 * STEP_S < time_call(step, ahead)
 
 
 def test_what_is_learned_is_the_same(asynchronous):

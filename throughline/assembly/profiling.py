@@ -77,8 +77,7 @@ def profile(
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
-        on_gpu = count_training_gpus() > 0
-        on_accelerator = on_gpu or models.emulation is not None
+        on_accelerator = count_training_gpus() > 0 or models.emulation is not None
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )
@@ -93,7 +92,7 @@ def profile(
             step_ms=state.model_step_ms,
             core_ms=state.model_core_ms,
             on_accelerator=on_accelerator,
-            ahead=on_gpu and models.emulation is None,
+            held_ms=state.held_ms,
         )
         model_rate = pipeline.examples_per_step / state.model_step_ms * 1e3
         diagnosis = diagnose(context.name, facts, model_step, model_examples_per_s=model_rate)

@@ -1,17 +1,18 @@
 """A cost model of a train step: from what the parts cost on one core to how long a step takes with
 any configuration.
 
-Work on the training's own thread adds to the step, unless the host is one step ahead of a GPU; a
-prefetch or a parallel map lets everything upstream of it run concurrently with the step, on one
-thread or on several. A step then takes as
-long as the slowest of them, and where the model computes on the same cores, as long as what is left
-to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor, found from the step
-that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per
-core and parallelism as the model of a tf.data pipeline.
+Work on the training's own thread comes next to that part of a step in which its call has returned
+and the GPU still works, and adds to the rest, which without a GPU is all; a prefetch or a parallel
+map lets everything upstream of it run concurrently with the step, on one thread or on several. A
+step then takes as long as the slowest of them, and where the model computes on the same cores, as
+long as what is left to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor,
+found from the step that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys
+2022), for rates per core and parallelism as the model of a tf.data pipeline.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
@@ -72,17 +73,23 @@ class Costs:
 class ModelStepCost:
     """The model's step on a batch that is ready: how long it takes, and its work on all cores [ms].
 
-    `on_accelerator` it needs none of the cores; `ahead`, the host takes the next batch meanwhile.
+    `on_accelerator` it needs none of the cores. Its call holds the thread that trains for `held_ms`
+    of it, or for all of it; then the next batch can be taken.
     """
 
     step_ms: float
     core_ms: float
     on_accelerator: bool
-    ahead: bool = False
+    held_ms: float = math.inf
 
     def scale(self, factor: float) -> ModelStepCost:
         """Multiply its work by a factor."""
-        return replace(self, step_ms=factor * self.step_ms, core_ms=factor * self.core_ms)
+        return replace(
+            self,
+            step_ms=factor * self.step_ms,
+            core_ms=factor * self.core_ms,
+            held_ms=factor * self.held_ms,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +154,8 @@ def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> fl
         [overlapped / pool, *(work.work_ms / min(work.threads, pool) for work in load.overlapped)]
     )
     if model_step.on_accelerator:
-        own = (
-            max(model_step.step_ms, load.serial_ms)
-            if model_step.ahead
-            else model_step.step_ms + load.serial_ms
-        )
-        return max(own, slowest, load.work_ms / cores)
+        own = min(model_step.held_ms, model_step.step_ms) + load.serial_ms
+        return max(model_step.step_ms, own, slowest, load.work_ms / cores)
     work = min(max(model_step.core_ms, model_step.step_ms), cores * model_step.step_ms)
     shared = (work - model_step.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
     least, most = (

@@ -4,6 +4,7 @@ a step.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -80,7 +81,8 @@ class SteadyState:
     `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it
     took; `suggested_seconds` how long it would have to take for a decision, or for more rounds,
     where the time was over before. `examples_ratio` are the examples of a step per example of a
-    step of the reference.
+    step of the reference; `held_ms` is how long the call of a step of the model alone holds the
+    thread that trains, on a device at rest.
     """
 
     rounds: tuple[Round, ...]
@@ -89,6 +91,7 @@ class SteadyState:
     seconds: float
     suggested_seconds: float | None = None
     examples_ratio: float = 1.0
+    held_ms: float = math.inf
 
     @property
     def is_decided(self) -> bool:

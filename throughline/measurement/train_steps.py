@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +36,7 @@ from throughline.training.step_model import Feed, make_step_model
 MAX_EPOCHS = 1_000_000
 MAX_STEPS = 1 << 40
 BATCHES_IN_MEMORY = 64
+CALLS = 5  # that are timed by themselves
 # Cores in use that count as none, and how long to wait for that.
 PAUSE_S, IDLE_CORES, IDLE_TIMEOUT_S = 0.01, 0.2, 5.0
 IDLE_PAUSES = 3  # in a row: parallel calls pause, too
@@ -187,7 +189,22 @@ def time_training(
         max_rounds=measure.rounds,
         max_seconds=measure.stall_max_seconds,
     )
-    return replace(state, examples_ratio=pipeline.examples_per_step / examples)
+    calls = [time_call(model, loop.ahead) for _ in range(CALLS)]
+    return replace(
+        state,
+        examples_ratio=pipeline.examples_per_step / examples,
+        held_ms=statistics.median(calls),
+    )
+
+
+def time_call(model: StepFunction, ahead: OneAhead) -> float:
+    """How long the call of a step takes when nothing is queued [ms]; a GPU takes only so much into
+    its queue, and the call waits for the rest.
+    """
+    ahead.settle()
+    started_at = time.perf_counter()
+    model()
+    return (time.perf_counter() - started_at) * 1e3
 
 
 def wait_until_idle(timeout_s: float = IDLE_TIMEOUT_S) -> bool:

@@ -34,7 +34,7 @@ ATTEMPTS = 3  # of an item whose worker ends
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "host": "127.0.0.1",
-    "dashboard_address": None,
+    "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # any free port
     "worker_dashboard_address": None,
     "memory_limit": 0,
     "silence_logs": logging.CRITICAL,

@@ -235,7 +235,9 @@ def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step
     while settled < SETTLE_STEPS and time.perf_counter() < limit:
         settled += advance()
     step.settle()
-    cpu_s, started_at, steps, seconds = time.process_time(), time.perf_counter(), 0, 0.0
+    cpu_s, started_at, seconds = time.process_time(), time.perf_counter(), 0.0
+    steps = advance()
+    held_ms = (time.perf_counter() - started_at) / steps * 1e3
     while steps < FEWEST_STEPS or (
         (steps < TURN_STEPS or seconds < TURN_S) and seconds < LONGEST_TURN_S
     ):
@@ -246,6 +248,7 @@ def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step
     return Turn(
         examples_per_s=steps * examples_per_step / seconds,
         core_ms=(time.process_time() - cpu_s) / steps * 1e3,
+        held_ms=held_ms,
     )
 
 

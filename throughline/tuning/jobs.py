@@ -49,10 +49,13 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A moment of training: examples per second, and the work on all cores of a step [ms]."""
+    """A moment of training: examples per second; of a step the work on all cores [ms], and how long
+    the call of the first one held the thread that trains [ms].
+    """
 
     examples_per_s: float
     core_ms: float
+    held_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.shared.limits import available_memory, usable_cores
 from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
-from throughline.tuning.jobs import Opened
+from throughline.tuning.jobs import Opened, Turn
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
 from throughline.tuning.race import Cost, Round
@@ -47,7 +47,7 @@ class Pool:
         self._sampled_share = sampled_share
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
-        self._core_ms: dict[str, float] = {}
+        self._turns: dict[str, Turn] = {}
 
     def __enter__(self) -> Pool:
         return self
@@ -63,9 +63,9 @@ class Pool:
         """Those that are open."""
         return list(self._open)
 
-    def core_ms(self, name: str) -> float | None:
-        """Work of a step on all cores [ms] in its last turn; None before its first."""
-        return self._core_ms.get(name)
+    def last_turn(self, name: str) -> Turn | None:
+        """The last turn that it has raced; None before its first."""
+        return self._turns.get(name)
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
         """Names in groups that can be open at once `together_with` others, at least one each."""
@@ -116,11 +116,11 @@ class Pool:
         with OtherProcesses() as others:
             for name in order if number % 2 == 0 else reversed(order):
                 try:
-                    turn = self._open[name][0].ask("turn")
+                    self._turns[name] = self._open[name][0].ask("turn")
                 except ContestantLost as lost:
                     self._lose(name, lost)
                     continue
-                rates[name], self._core_ms[name] = turn.examples_per_s, turn.core_ms
+                rates[name] = self._turns[name].examples_per_s
         for name in rates:
             self._watch(name)
         return Round(heat=heat, rates=rates, others_pct=others.cpu_pct, busiest=others.busiest)

@@ -288,12 +288,12 @@ class Search:
         if self.journal.pages.predicted is not None or time.monotonic() > self._racing_until:
             return
         step_ms = self.question.params.batch_size / self.race.rate(CEILING) * 1e3
-        on_gpu = bool(visible_gpus()[0])
+        turn = pool.last_turn(CEILING)
         model_step = ModelStepCost(
             step_ms=step_ms,
-            core_ms=pool.core_ms(CEILING) or step_ms,
-            on_accelerator=on_gpu,
-            ahead=on_gpu,
+            core_ms=turn.core_ms if turn else step_ms,
+            on_accelerator=bool(visible_gpus()[0]),
+            held_ms=turn.held_ms if turn else step_ms,
         )
         echo("measuring what the parts of the pipelines cost")
         try:
