@@ -26,11 +26,11 @@ from throughline.config.params import Params
 from throughline.data.columns.fetching import fetch_checked
 from throughline.data.columns.index import INDEX
 from throughline.data.columns.stored import is_of_snapshot, list_objects
-from throughline.data.shards.files import digest_stored, is_of_shard, object_name
+from throughline.data.shards.files import is_of_shard, object_name, verify_stored
 from throughline.data.shards.index import Shard
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
-from throughline.shared.errors import InvalidParams, ObjectStoreFailed, WorkspaceProblem
+from throughline.shared.errors import InvalidParams, WorkspaceProblem
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore, StoredObject, open_store
 from throughline.shared.progress import echo, echo_result, in_threads, progress
@@ -66,13 +66,8 @@ def _verify_shards(data: PreparedData, store: ObjectStore) -> Iterator[int]:
     """The sizes of the shards in the store, which are as they should be."""
 
     def verify_shard(shard: Shard) -> int:
-        if digest_stored(store, shard) == shard.digest:
-            return shard.bytes
-        raise ObjectStoreFailed(
-            f"{store.address(object_name(shard.digest))} does not match its digest (shard"
-            f" {shard.name}); remove the object and run `dvc repro --force shard`, which puts it"
-            " there again"
-        )
+        verify_stored(store, shard)
+        return shard.bytes
 
     shards = [shard for shard in data.shards.shards if data.shard_files.is_stored(shard)]
     sizes = in_threads(verify_shard, shards, workers=THREADS)

@@ -52,7 +52,7 @@ class NamedChanges:
         path = found["path"].split(".") if found else []
         for override in reversed(self.overrides):
             key = _split_key(override)
-            if path and path[: len(key)] == key:
+            if path and all(one == other for one, other in zip(path, key, strict=False)):
                 return f"--set {'.'.join(key)}{problem.removeprefix(PARAMS_FILE.name)}"
         for name, overlay in reversed(list(self.overlays.items())):
             if path and _reaches(overlay, path):

@@ -223,7 +223,9 @@ def test_joined_overlays_change_what_both_change_one_after_the_other(first, seco
 
 def test_a_problem_names_what_it_comes_from(project):
     overlay = {"train": {"epoch": 3}, "batch_size": 0}
-    changes = Changes(overlay=overlay, overrides=["train.optimiser=x", "measure={steps: 1}"])
+    changes = Changes(
+        overlay=overlay, overrides=["train.optimiser=x", "measure={steps: 1}", "trian.epochs=3"]
+    )
     with pytest.raises(InvalidParams) as raised:
         resolve(project, changes)
     starts = {problem.partition(";")[0] for problem in raised.value.problems}
@@ -232,6 +234,7 @@ def test_a_problem_names_what_it_comes_from(project):
         "overlay: batch_size: input should be greater than or equal to 1",
         "--set train.optimiser: train.optimiser is not a field",
         "--set measure: measure.steps is not a field",
+        "--set trian.epochs: trian is not a field",
     }
 
 

@@ -123,7 +123,7 @@ def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path
     assert [file.id for file in list_files(tmp_path, settings, find_encoding("image")).files] == [
         "sub/c.PNG"
     ]
-    assert "2 files that are no images passed over (1 .svg, 1 .txt)" in capsys.readouterr().err
+    assert "passed over 1 .svg, 1 .txt: no images" in capsys.readouterr().err
 
 
 def test_folders_that_are_links_are_listed_or_named(tmp_path):

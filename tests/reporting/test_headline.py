@@ -103,8 +103,8 @@ def test_a_disturbed_comparison_still_says_what_is_certain():
     rows = [NAIVE, row("snapshot", 0.8, 5), *disturbed]
     assert write_headline(rows) == (
         "Training waits for its input 75 % of the time. `snapshot` ends that: 3.2× as fast (3.0 to"
-        " 3.4), same examples, same accuracy; `a` and `b` are undecided, disturbed by yes (process"
-        " 9)."
+        " 3.4), same examples, same accuracy; whether `a` and `b` are faster than `naive` is"
+        " undecided, disturbed by yes (process 9)."
     )
     assert find_undecided(rows) == find_measure_again(rows) == ["a", "b"]
 

@@ -34,7 +34,7 @@ def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
     """Say which other files of a folder, by their kinds, were passed over."""
     if skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in [*skipped.items()][:KINDS_SHOWN])
-        note(f"{folder}: {sum(skipped.values())} files that are no {noun} passed over ({kinds})")
+        note(f"{folder}: passed over {kinds}: no {noun}")
 
 
 @dataclass(frozen=True, kw_only=True)

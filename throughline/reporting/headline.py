@@ -181,7 +181,9 @@ def _same_quality(top: MeasuredRow, base: MeasuredRow) -> str:
 
 
 def _say_undecided(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
-    return f"{_enumerate(names)} {_be(names)} undecided{_by_whom(rows, names)}"
+    base = find_baseline(rows).pipeline
+    faster = f"{_enumerate(names)} {_be(names)} faster than `{base}`"
+    return f"whether {faster} is undecided{_by_whom(rows, names)}"
 
 
 def _by_whom(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:

@@ -65,22 +65,15 @@ class ShardFiles:
 
     def paths(self, shards: Sequence[Shard]) -> list[Path]:
         """The same of several."""
-        stored = [self.is_stored(shard) for shard in shards]
-        lacking = [
-            shard
-            for shard, there in zip(shards, stored, strict=True)
-            if there and not has_size(self._fetched(shard), shard.bytes)
-        ]
+        paths = [self._fetched(one) if self.is_stored(one) else self._local(one) for one in shards]
+        lacking = [shard for shard in shards if not self.is_here(shard)]
         if self.storage and lacking:
             size_mib = sum(shard.bytes for shard in lacking) / 2**20
             echo_fact(f"{len(lacking)} shards, {size_mib:,.1f} MiB, from {self.storage.url}")
             store = open_store(self.storage.url)
             for shard in progress(lacking, total=len(lacking), label="fetch", unit="shards"):
                 _fetch(store, shard, self._fetched(shard))
-        return [
-            self._fetched(shard) if there else self._local(shard)
-            for shard, there in zip(shards, stored, strict=True)
-        ]
+        return paths
 
     def check(self, shards: ShardIndex, *, sizes: bool = True) -> None:
         """Check that each shard that should be a file here is one and, with `sizes`, as long as its
@@ -197,12 +190,25 @@ def is_put(store: ObjectStore, shard: Shard) -> bool:
     return found is not None and found.bytes == shard.bytes
 
 
-def digest_stored(store: ObjectStore, shard: Shard) -> str:
-    """The digest of a shard's object as the store gives it."""
+def verify_stored(store: ObjectStore, shard: Shard) -> None:
+    """Read a shard's object, and compare it with its digest.
+
+    Raises:
+      ObjectStoreFailed: it is missing or damaged; names it and the shard.
+    """
     state = blake3()
     for piece in store.stream(object_name(shard.digest)):
         state.update(piece)
-    return state.hexdigest(length=16)
+    if state.hexdigest(length=16) != shard.digest:
+        raise _damaged(store, shard)
+
+
+def _damaged(store: ObjectStore, shard: Shard, also: str = "") -> ObjectStoreFailed:
+    return ObjectStoreFailed(
+        f"{store.address(object_name(shard.digest))} does not match its digest{also} (shard"
+        f" {shard.name}); remove the object and run `dvc repro --force shard`, which puts it there"
+        " again"
+    )
 
 
 def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
@@ -224,11 +230,7 @@ def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
                 flush(path.parent)
                 return
         unfinished.unlink()
-        raise ObjectStoreFailed(
-            f"{store.address(object_name(shard.digest))} does not match its digest, also when"
-            f" fetched {RETRIES} times more (shard {shard.name}); remove the object and run `dvc"
-            " repro --force shard`, which puts it there again"
-        )
+        raise _damaged(store, shard, f", also when fetched {RETRIES} times more")
 
 
 def _copy_into(store: ObjectStore, shard: Shard, path: Path) -> None:
