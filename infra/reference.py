@@ -95,8 +95,9 @@ def error_reference() -> str:
         "# Errors",
         "",
         *_wrap(
-            "Shown as one paragraph, with exit code 2. What is not listed here is a bug and keeps"
-            " its traceback."
+            "Shown as one paragraph, with exit code 2. What is not listed here is a bug: exit code"
+            " 1, with its traceback, which a flow keeps in `.throughline/logs/` and shows with"
+            " `--debug`."
         ),
         "",
     ]

@@ -408,6 +408,10 @@ def test_colors_become_their_luma_or_more_of_themselves():
     for op in (Grayscale(probability=1), Saturation(), Hue()):
         one_channel = {"image": many["image"][..., :1], "key": many["key"]}
         assert compute(op, one_channel, draw())["image"] is one_channel["image"]
+        unknown = tf.TensorSpec((None, None, None, None), tf.uint8)
+        graph = tf.function(lambda image, op=op: compute(op, many | {"image": image}, draw()))
+        with pytest.raises(ImpossiblePlan, match=f"{op.name} has to know how many channels"):
+            graph.get_concrete_function(unknown)
 
 
 def test_a_blur_keeps_the_mean_and_lessens_the_differences():

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from throughline.config.model_checks import BUILT_IN_MODELS
-from throughline.models.builders import BUILDERS, Models, Target, build_models
+from throughline.models.builders import BUILDERS, Models, Target, build_models, text_classifier
 from throughline.plan.ops import Op, Rescale
 from throughline.settings import ModelSettings
 
@@ -21,6 +21,14 @@ def build(*postprocess: Op, **options) -> Models:
         target=Target(kind="class", shape=(4,)),
         postprocess=postprocess,
     )
+
+
+def test_a_text_without_tokens_has_an_answer():
+    network = text_classifier((6,), 2, vocabulary=9, width=4)
+    tokens = np.array([[0] * 6, [3, 4, 0, 0, 0, 0], [3, 4, 3, 4, 3, 4]], np.int32)
+    answers = np.asarray(network(tokens))
+    assert np.isfinite(answers).all()
+    np.testing.assert_allclose(answers[1], answers[2], rtol=1e-5)  # padding counts for nothing
 
 
 def test_the_built_in_models_are_those_that_params_yaml_knows():

@@ -13,7 +13,7 @@ from keras import layers
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
-from throughline.models.inference import gives_probabilities
+from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.plan.op_parsing import describe_op, restore_op
 from throughline.plan.ops import CenterCrop, DecodeImage, DecodeRaw, Op, Resize, Standardize
 from throughline.plan.schema import Encoding, Feature, Schema
@@ -79,3 +79,13 @@ def test_a_model_that_ends_with_a_softmax_gives_probabilities():
     assert gives_probabilities(keras.Model(inputs, inner(inputs))), "within another model"
     cast = layers.Identity(dtype="float32")(inner(inputs))
     assert gives_probabilities(keras.Model(inputs, cast)), "before a cast"
+    linear = layers.Activation("linear", dtype="float32")(inner(inputs))
+    assert gives_probabilities(keras.Model(inputs, linear)), "before another one"
+    called = keras.ops.softmax(logits)
+    assert gives_probabilities(keras.Model(inputs, called)), "of a function"
+    assert gives_probabilities(keras.Model(inputs, keras.activations.softmax(logits)))
+    mean = layers.Average()([inner(inputs), called])
+    assert gives_probabilities(keras.Model(inputs, mean)), "an ensemble"
+    mixed = layers.Average()([inner(inputs), logits])
+    assert not gives_probabilities(keras.Model(inputs, mixed))
+    assert find_last_activation(keras.Model(inputs, keras.ops.sigmoid(logits))) == "sigmoid"

@@ -167,6 +167,8 @@ def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():
     assert batch.to_list() == [[4, 5, 0], [0], [6, 0]]
     alone = text_kernels.compute(op, {"text": tokens[0]}, draw)["text"]
     assert alone.numpy().tolist() == [4, 5, 0]
+    padded = text_kernels.compute(op, {"text": tokens.to_tensor()}, draw)["text"]
+    assert padded.numpy().tolist() == batch.to_tensor().numpy().tolist(), "of one that is padded"
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,32 @@ def test_epochs_opened_early_come_in_order_each_with_its_number():
     assert batches.element_spec == tf.TensorSpec((), tf.int64)
 
 
+def test_a_stream_of_one_order_begins_each_class_elsewhere_in_each_epoch(data):
+    examples = read(Read(source="arrays"), data, "train", seed=0)
+
+    def first_of_the_common_class(epoch, *, reordered):
+        seed = tf.constant(epoch, tf.int64)
+        drawn = sample_stream_by_class(
+            examples, "balanced", data, "train", seed=seed, reordered=reordered
+        )
+        return next(int(one["key"]) for one in drawn if one["label"] == 0)
+
+    common = [key for key, label in LABELS.items() if label == 0]
+    firsts = [first_of_the_common_class(epoch, reordered=False) for epoch in range(4)]
+    assert firsts == common
+    assert {first_of_the_common_class(epoch, reordered=True) for epoch in range(4)} == {common[0]}
+
+
 def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(data):
     examples = read(Read(source="arrays"), data, "train", seed=0)
     seed = tf.constant(1, tf.int64)
-    drawn = sample_stream_by_class(examples, {"common": 0.0}, data, "train", seed=seed)
+    drawn = sample_stream_by_class(
+        examples, {"common": 0.0}, data, "train", seed=seed, reordered=True
+    )
     assert [int(one["key"]) for one in drawn] == [21] * len(LABELS)
     with pytest.raises(ImpossiblePlan, match="rar is not a class; did you mean rare"):
-        sample_stream_by_class(examples, {"rar": 1.0}, data, "train", seed=seed)
+        sample_stream_by_class(examples, {"rar": 1.0}, data, "train", seed=seed, reordered=True)
     with pytest.raises(ImpossiblePlan, match="all classes have the weight 0"):
-        sample_stream_by_class(examples, {"common": 0, "rare": 0}, data, "train", seed=seed)
+        sample_stream_by_class(
+            examples, {"common": 0, "rare": 0}, data, "train", seed=seed, reordered=True
+        )

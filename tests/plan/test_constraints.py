@@ -11,6 +11,7 @@ from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import (
     Blur,
+    Cutout,
     Flip,
     Mixup,
     RandAugment,
@@ -155,6 +156,8 @@ def test_windows_of_a_series_are_cut_out_of_blocks_in_their_order(config, expect
         ((), "decode.ratio: nothing resizes the images"),
         ((RandomCrop(height=8, width=8),), "decode.ratio: random_crop counts pixels"),
         ((CenterCrop(height=8, width=8), Resize(shorter=8)), "decode.ratio: center_crop counts"),
+        ((Cutout(size=4), RandomResizedCrop(height=8, width=8)), "decode.ratio: cutout counts"),
+        ((Blur(), RandomResizedCrop(height=8, width=8)), "decode.ratio: blur counts pixels"),
         ((Resize(height=8, width=8), RandomCrop(height=4, width=4)), None),
         ((Resize(shorter=8), RandomCrop(height=8, width=8)), None),
         ((RandomResizedCrop(height=8, width=8),), None),
@@ -179,6 +182,27 @@ def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(encod
     ]
     assert problems == (expected if windows is not None else [])
     assert data_problems({}, encoding, OneByOne(), windows=bool(windows)) == []
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
+    config = PipelineConfig.model_validate({**MAPPED, "postprocess_on": on})
+    ops, about = [("postprocess", OneByOne())], {"windows": False, "predicts_number": False}
+    (problem,) = find_data_problems(config, image_feature().encoding, ops, **about)
+    assert problem.startswith("postprocess: one_by_one takes one example at a time")
+    streamed = PipelineConfig()
+    assert find_data_problems(streamed, image_feature().encoding, ops, **about) == []
+    layered = OneByOne()
+    object.__setattr__(layered, "device", True)
+    found = find_data_problems(
+        config, image_feature().encoding, [("postprocess", layered)], **about
+    )
+    assert len(found) == (on == "host")
+
+
+def test_what_is_stored_is_made_of_single_examples():
+    (problem,) = problems_of({}, Mixup())
+    assert problem.startswith("preprocess: mixup takes whole batches")
 
 
 def test_numbers_to_predict_are_no_classes():

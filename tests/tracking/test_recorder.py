@@ -45,6 +45,27 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
     assert "git.commit" not in read_lineage(), "without git nothing is known of it"
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
+    mlflow_store, monkeypatch, after
+):
+    with Recorder(KEY) as first:
+        pass
+    start = mlflow.start_run
+
+    def interrupted(**arguments):
+        mlflow.MlflowClient().update_run(arguments["run_id"], status="RUNNING")
+        if after:
+            start(**arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlflow, "start_run", interrupted)
+    with pytest.raises(KeyboardInterrupt), Recorder(KEY, run_id=first.run_id):
+        pytest.fail("the run had not begun")
+    assert mlflow.active_run() is None
+    assert mlflow.get_run(first.run_id).info.status == "KILLED"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 # MLflow's warning about its own functions.

@@ -294,6 +294,14 @@ def test_class_weights_are_refused_where_an_example_has_not_one_class():
         make_step_model(build(), TrainSettings(), feed)
 
 
+def test_class_weights_are_refused_where_the_loss_is_one_number():
+    feed = Feed(steps_per_epoch=4, stored=False, class_weights=np.ones(4, np.float32))
+    models = build()
+    models.network.compile("sgd", lambda labels, outputs: keras.ops.mean(outputs))
+    with pytest.raises(UnknownModel, match=r"train.class_weights: the loss is one number"):
+        make_step_model(models, TrainSettings(), feed)
+
+
 def test_weighted_steps_are_those_of_fit_with_class_weights():
     draw = np.random.default_rng(3)
     inputs, labels = draw.normal(size=(32, 4)).astype(np.float32), np.arange(32) % 4

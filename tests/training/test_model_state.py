@@ -82,6 +82,10 @@ GENERATOR = tf.random.Generator.from_seed(1)
             {"RandomStandardNormal"},
         ),
         (lambda value: value + tf.random.stateless_normal([4], [1, 2]), set()),
+        (
+            lambda value: value + keras.random.normal((4,)),
+            {"keras.random without a seed"},
+        ),
         (keras.layers.Dropout(0.5, seed=1), set()),
         (keras.layers.GaussianNoise(0.5, seed=1), set()),
     ],

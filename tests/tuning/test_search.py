@@ -164,6 +164,10 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
     assert filled.disturbed, "others were at work while its cache was filled, twice"
     assert search.journal.pages.entrances[cached].disturbed
     with search.open_pool() as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("throughline.tuning.pool.LEAST_FILL_S", 0.0)
+            pool.open([cached], until=0.0)
+        assert pool.names == [] and cached not in search.journal.pages.dropped, "only given up"
         pool.open(["autotune", cached], until=0.0)
         assert pool.names == ["autotune"], "no cache is filled when the time is up"
     for each in search.survey.space.candidates:

@@ -41,7 +41,7 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
             f"train.jit_compile: XLA has no form of what {count} processes exchange without GPUs"
             " (train.processes); set it to false"
         )
-    if 0 < gpus < count and not os.environ.get("TF_CONFIG"):
+    if 0 < gpus < count and len(list_addresses(os.environ)) != count:
         raise ImpossiblePlan(
             f"{whose} need a GPU each, and {gpus} {'is' if gpus == 1 else 'are'} visible; use at"
             f" most {gpus}, or auto"

@@ -8,6 +8,8 @@ from throughline.kernels.kernels import Element, compute, per_pixel
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.rounding import byte_image, to_uint8
 from throughline.plan.augmentations import Grayscale, Hue, Saturation
+from throughline.plan.ops import Op
+from throughline.shared.errors import ImpossiblePlan
 
 COLORS = 3  # channels of an image that has colors
 # Red, green and blue in luma, in parts of 2^16: exact in whole numbers.
@@ -17,7 +19,7 @@ LUMA = (19595, 38470, 7471)
 @compute.register
 def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
-    if image.shape[-1] != COLORS:
+    if not _has_colors(op, image):
         return element
     chosen = per_pixel(draw.uniform(element["key"]) < op.probability)
     return {**element, "image": tf.where(chosen, tf.cast(luma(image), tf.uint8), image)}
@@ -26,7 +28,7 @@ def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
-    if image.shape[-1] != COLORS:
+    if not _has_colors(op, image):
         return element
     factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
     gray = tf.cast(luma(image), tf.float32)
@@ -36,7 +38,7 @@ def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Hue, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
-    if image.shape[-1] != COLORS:
+    if not _has_colors(op, image):
         return element
     turn = per_pixel((draw.uniform(element["key"]) * 2 - 1) * op.delta)[..., 0]
     hue, saturation, value = tf.unstack(
@@ -44,6 +46,20 @@ def _(op: Hue, element: Element, draw: RandomStream) -> Element:
     )
     turned = tf.stack([tf.math.floormod(hue + turn, 1.0), saturation, value], axis=-1)
     return {**element, "image": to_uint8(tf.image.hsv_to_rgb(turned) * 255)}
+
+
+def _has_colors(op: Op, image: tf.Tensor) -> bool:
+    """Whether images have colors, and are not gray.
+
+    Raises:
+      ImpossiblePlan: what was computed before does not say how many channels they have.
+    """
+    if image.shape[-1] is None:
+        raise ImpossiblePlan(
+            f"augment: {op.name} has to know how many channels images have; have your op before it"
+            " set that in the shape of what it returns"
+        )
+    return image.shape[-1] == COLORS
 
 
 def luma(image: tf.Tensor) -> tf.Tensor:

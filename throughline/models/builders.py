@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 from throughline.models import emulation
 from throughline.models.device_ops import SINGLE, apply_as_layer
@@ -154,8 +154,7 @@ def build_models(
 
 def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:
     """Refuse outputs for classes that are neither logits nor the probabilities of a softmax."""
-    activation = find_last_activation(network)
-    name = getattr(activation, "__name__", "linear")
+    name = find_last_activation(network) or "linear"
     if target.kind != "regression" and name not in CLASS_ACTIVATIONS:
         key = "model.from" if settings.from_file else "model.name"
         raise UnknownModel(
@@ -247,16 +246,15 @@ def text_classifier(
     input_shape: Shape, outputs: int, *, vocabulary: int, width: int = 64
 ) -> keras.Model:
     """The mean of a text's embedded tokens, padding left out, and a dense layer."""
-    return keras.Sequential(
-        [
-            keras.Input(input_shape, dtype="int32"),
-            layers.Embedding(vocabulary, width, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(width, activation="relu"),
-            layers.Dense(outputs, dtype=SINGLE),
-        ],
-        name="text_classifier",
-    )
+    tokens = keras.Input(input_shape, dtype="int32")
+    embedded = layers.Embedding(vocabulary, width)(tokens)
+    counts = ops.expand_dims(ops.cast(ops.not_equal(tokens, 0), embedded.dtype), -1)
+    # A text of characters that are no tokens has none.
+    total, count = ops.sum(embedded * counts, axis=1), ops.sum(counts, axis=1)
+    mean = ops.divide(total, ops.maximum(count, 1))
+    hidden = layers.Dense(width, activation="relu")(mean)
+    answer = layers.Dense(outputs, dtype=SINGLE)(hidden)
+    return keras.Model(tokens, answer, name="text_classifier")
 
 
 def _application(name: str) -> Any:

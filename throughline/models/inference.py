@@ -32,6 +32,7 @@ from throughline.shared.files import digest_json
 from throughline.shared.layout import MODEL_SPEC
 
 SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
+PASSING = ("Identity", "Cast", "Reshape")  # layers and operations that leave values as they are
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
 
@@ -145,27 +146,35 @@ def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | 
 
 def gives_probabilities(model: keras.Model) -> bool:
     """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
-    return find_last_activation(model) is keras.activations.softmax
+    return find_last_activation(model) == "softmax"
 
 
-def find_last_activation(model: keras.Model) -> Any:
-    """What a model's last layer applies to its outputs, as far as layers of Keras show it; else
-    None.
+def find_last_activation(model: keras.Model) -> str | None:
+    """The name of what a model applies to its outputs at last, as far as layers and operations of
+    Keras show it, with what only casts, reshapes or averages them passed over; else None.
     """
     outputs: Any = getattr(model, "outputs", None)
-    while outputs:
-        layer = outputs[0]._keras_history.operation
-        if isinstance(layer, keras.layers.Identity):  # the full model's cast to float32
-            outputs = [layer.input]
-        elif isinstance(layer, keras.Model):
-            outputs = layer.outputs
-        else:
-            softmax = keras.activations.softmax
-            shown = getattr(layer, "activation", None)
-            if isinstance(layer, keras.layers.Softmax) or shown is softmax:
-                return softmax
-            return shown if type(layer).__module__.startswith("keras.") else None
-    return None
+    return _find_activation(outputs[0]) if outputs else None
+
+
+def _find_activation(tensor: Any) -> str | None:
+    operation, node, index = tensor._keras_history
+    if isinstance(operation, keras.Model) and operation.outputs:
+        return _find_activation(operation.outputs[index])
+    kind = type(operation)
+    if not kind.__module__.startswith("keras."):
+        return None
+    applied = getattr(operation, "activation", None)
+    if applied is None:  # a layer of its own, such as Softmax, or what a function of Keras makes
+        applied = getattr(keras.activations, kind.__name__.lower(), None)
+    before = operation._inbound_nodes[node].input_tensors
+    passes = kind.__name__ in PASSING or (
+        isinstance(operation, keras.layers.Activation) and applied is keras.activations.linear
+    )
+    if passes or isinstance(operation, keras.layers.Average):
+        found = {_find_activation(one) for one in before}
+        return found.pop() if len(found) == 1 else None
+    return getattr(applied, "__name__", None)
 
 
 def describe_outputs(path: Path) -> dict[str, Any] | None:

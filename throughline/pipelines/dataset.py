@@ -198,10 +198,17 @@ def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
 
 @build_step.register
 def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    source, caches = context.plan.steps[0], context.plan.caches
+    several = len(context.data.shards.for_split(context.split)) > 1
     sampled = stream_readers.sample_stream_by_class(
-        dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
+        dataset,
+        step.sampling,
+        context.data,
+        context.split,
+        seed=context.seed_for("classes", epoch),
+        reordered=isinstance(source, Read) and source.shuffle_files and several and not caches,
     )
-    if context.plan.caches:
+    if caches:
         # One pass fills the cache; else the stream of each class would, with a copy of its own.
         filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
         sampled = filled.concatenate(sampled, name=step.trace_name)

@@ -108,6 +108,7 @@ class Cutout(Op):
 
     name = "cutout"
     random = True
+    counts_pixels = True
     size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
 
 
@@ -249,6 +250,7 @@ class Blur(Op):
 
     name = "blur"
     random = True
+    counts_pixels = True
     opencv = True
     sigma: Annotated[
         tuple[

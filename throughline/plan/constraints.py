@@ -255,6 +255,12 @@ def _of_ops(
             for op in postprocess
             if not (op.device or op.on_labels)
         )
+    yield from (
+        f"preprocess: {op.name} takes whole batches, and what is stored is made of single examples;"
+        " move it to augment or postprocess"
+        for op in preprocess
+        if op.takes == "batch"
+    )
     ops = [*augment, *postprocess]
     first = next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
     yield from (

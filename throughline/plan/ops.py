@@ -236,7 +236,7 @@ class Resize(Op):
         description="instead: shorter side of the result; images stay of variable size",
     )
     method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(
-        default="bilinear", description="interpolation"
+        default="bilinear", description="interpolation: bilinear, area, nearest or bicubic"
     )
     antialias: bool = Field(
         default=False, description="low-pass before shrinking; slower, no moiré"
@@ -307,7 +307,10 @@ class Pad(Op):
     name = "pad"
     counts_pixels = True
     pixels: int = Field(gt=0, le=4096, description="width of the border [pixels]")
-    mode: Literal["zeros", "reflect"] = Field(default="zeros", description="what the border shows")
+    mode: Literal["zeros", "reflect"] = Field(
+        default="zeros",
+        description="what the border shows: zeros, or reflect for the image's own edge",
+    )
 
     def shape(self, before: Shape) -> Shape:
         """Twice the border more in height and width."""

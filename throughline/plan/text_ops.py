@@ -38,7 +38,10 @@ class Tokenize(Op):
     )
     lower: Literal["auto", "always", "never"] = Field(
         default="auto",
-        description="whether text is lower-cased before; auto: if no token has a capital letter",
+        description=(
+            "whether text is lower-cased before: always, never, or auto, which is if no token has a"
+            " capital letter"
+        ),
     )
 
     @property

@@ -305,7 +305,7 @@ class SnapshotSettings(Settings):
 class WindowSettings(Settings):
     """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
     (`tokens`): what the model sees and what it is to predict. They never cross from one split into
-    another. Set with other data they are refused.
+    another. With other data, values other than the defaults are refused.
     """
 
     length: int = Field(default=24, ge=1, description="time steps the model sees")

@@ -157,7 +157,7 @@ class TrainSettings(Settings):
         default="1 epoch",
         description=(
             "`N epochs` or `N steps` between checkpoints that an interrupted training goes on from;"
-            " within an epoch only configurations that can seek (read: snapshot)"
+            " within an epoch only configurations that can seek (read: snapshot or indexed_shards)"
         ),
     )
 

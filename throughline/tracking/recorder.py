@@ -97,7 +97,13 @@ class Recorder:
         return None if self.run_id else self._follows or self._tags.get(UNSENT_TAG)
 
     def __enter__(self) -> Recorder:
-        self._guarded(self._start, starts=True)
+        try:
+            self._guarded(self._start, starts=True)
+        except BaseException as error:  # a signal, while MLflow begins the run
+            self.__exit__(type(error), error, None)
+            if run_id := self.run_id:
+                self._guarded(lambda: mlflow.MlflowClient().set_terminated(run_id, "KILLED"))
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -18,6 +18,7 @@ from throughline.settings import NamedObject, TrainSettings
 from throughline.shared.errors import UnknownModel
 
 AUTO = "auto"
+ROWS = 4  # of a batch that a loss is asked about
 LOSSES = {
     "class": "sparse_categorical_crossentropy",
     "next_token": "sparse_categorical_crossentropy",
@@ -98,6 +99,21 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
         jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
         steps_per_execution=settings.steps_per_execution,
     )
+
+
+def gives_one_number(loss: Any, model: keras.Model) -> bool:
+    """Whether a loss gives one number for a batch, and not one for each example."""
+    shape: Any = getattr(model, "output_shape", None)
+    if loss is None or not isinstance(shape, tuple):
+        return False
+    call = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    outputs = np.full([size or ROWS for size in shape], 0.5, np.float32)
+    for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # numbers, or vectors
+        try:
+            return np.ndim(call(labels, outputs)) == 0
+        except Exception:  # noqa: BLE001 - of other labels than its own it may raise anything
+            continue
+    return False
 
 
 def describe_own_compile(settings: TrainSettings) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.global_state import get_global_attribute
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 # Ops that draw by a state of their own, or by that of a tf.random.Generator.
 _DRAWING = re.compile(
@@ -62,12 +64,16 @@ def find_incomplete(model: keras.Model) -> str | None:
 
 
 def find_draws(graph: tf.Graph) -> set[str]:
-    """The ops of a graph, and of the functions that it calls, whose draws go on from a state that
-    no variable of Keras holds: not those of Keras' random layers, whose seeds are variables.
+    """What a graph draws, and the functions that it calls, from a state that no variable of a model
+    holds: not what Keras' random layers do, whose seeds are variables.
     """
     definition = graph.as_graph_def()
     nodes = [definition.node, *(one.node_def for one in definition.library.function)]
-    return {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
+    draws = {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
+    shared = get_global_attribute(GLOBAL_SEED_GENERATOR)
+    read = {id(one) for one in getattr(graph, "variables", ())}
+    unseeded = shared is not None and id(shared.state.value) in read
+    return draws | ({"keras.random without a seed"} if unseeded else set())
 
 
 def _variables(model: keras.Model) -> list[Any]:

@@ -205,7 +205,7 @@ def check_port(address: str) -> None:
       ImpossiblePlan: another program listens there.
     """
     port = int(address.rpartition(":")[2])
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
+    with _open_socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
@@ -214,6 +214,14 @@ def check_port(address: str) -> None:
                 f"TF_CONFIG: port {port} of {address} cannot be used on this host"
                 f" ({error.strerror}); give this process another one"
             ) from error
+
+
+def _open_socket() -> socket.socket:
+    """One of IPv6, which listens to IPv4, too; of IPv4 where the kernel has no IPv6."""
+    try:
+        return socket.socket(socket.AF_INET6)
+    except OSError:
+        return socket.socket(socket.AF_INET)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ import numpy as np
 
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
+from throughline.training.compiling import gives_one_number
 from throughline.training.replicas import Replicas, digest_to_int
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # as Keras names the variables of random layers
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-ROWS = 4  # of a batch that a loss is asked about
+PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 
 
 def check_weights(replicas: Replicas, model: keras.Model) -> None:
@@ -40,7 +41,8 @@ def check_gradients_add_up(model: keras.Model) -> None:
     """Check that the gradients of slices, as Keras adds them up, are those of the whole batch.
 
     Raises:
-      UnknownModel: the optimizer clips those of a slice, or a loss is not divided by its examples.
+      UnknownModel: the optimizer clips those of a slice, or does now and then what processes do
+        together in each step, or a loss is not divided by its examples.
     """
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
@@ -49,6 +51,11 @@ def check_gradients_add_up(model: keras.Model) -> None:
             raise UnknownModel(
                 f"train.optimizer: of several processes {clip} clips the gradient of each slice,"
                 " not that of the batch; leave it out, or train in one process"
+            )
+        if periodic := next((name for name in PERIODIC if getattr(one, name, None)), None):
+            raise UnknownModel(
+                f"train.optimizer: {periodic} has several processes meet in some steps alone, for"
+                " which TensorFlow has no form; leave it out, or train in one process"
             )
     if any(getattr(each, "_keras_mask", None) is not None for each in outputs):
         raise UnknownModel(
@@ -63,7 +70,7 @@ def check_gradients_add_up(model: keras.Model) -> None:
             reason = "ignore_class divides it by what counts in each slice, not in the batch"
         elif getattr(loss, "reduction", None) == "mean_with_sample_weight":
             reason = "its reduction divides it by the weights of each slice, not of the batch"
-        elif _is_one_number(loss, model):
+        elif gives_one_number(loss, model):
             reason = "it is one number for a slice, which Keras does not divide by that of slices"
         else:
             continue
@@ -71,21 +78,6 @@ def check_gradients_add_up(model: keras.Model) -> None:
             f"train.loss: {name} is not that of the batch with several processes: {reason}; use a"
             " loss of single examples, all of which count, or train in one process"
         )
-
-
-def _is_one_number(loss: Any, model: keras.Model) -> bool:
-    """Whether a loss gives one number for a batch, and not one for each example."""
-    shape: Any = getattr(model, "output_shape", None)
-    if loss is None or not isinstance(shape, tuple):
-        return False
-    call = loss.call if isinstance(loss, keras.losses.Loss) else loss
-    outputs = np.full([size or ROWS for size in shape], 0.5, np.float32)
-    for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # numbers, or vectors
-        try:
-            return np.ndim(call(labels, outputs)) == 0
-        except Exception:  # noqa: BLE001 - of other labels than its own it may raise anything
-            continue
-    return False
 
 
 def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:

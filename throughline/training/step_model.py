@@ -22,7 +22,7 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.settings import Sampling, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, UnknownModel, did_you_mean
-from throughline.training.compiling import compile_model
+from throughline.training.compiling import compile_model, gives_one_number
 
 Prepare = Callable[[Any], Any]
 
@@ -142,6 +142,11 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
     else:
         network = models.network
     compile_model(network, settings, target=models.target, steps=feed.steps_per_epoch)
+    if feed.class_weights is not None and gives_one_number(network.loss, network):
+        raise UnknownModel(
+            "train.class_weights: the loss is one number for a batch, in which no example can weigh"
+            " more than another; leave it out, or return a loss for each example"
+        )
     weigh = None if feed.class_weights is None else _make_weigh(feed.class_weights)
     if models.emulation or not (postprocess or gather or weigh):
         return network

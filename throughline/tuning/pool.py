@@ -21,6 +21,7 @@ from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
 FILL = "fill"  # the heat in which caches are filled
+LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 
@@ -83,7 +84,8 @@ class Pool:
     def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
         """Open those of the names that are not, as many at a time as there are cores, the first of
         them and then more `until` a moment of the monotonic clock, after which no cache is filled
-        either; all are stopped afterwards. One that fails is dropped.
+        either, and one that is not full a minute later is given up; all are stopped afterwards. One
+        that fails is dropped.
         """
         waiting = [
             name
@@ -102,7 +104,7 @@ class Pool:
                 if opened and opened.has_cache and start + number and time.monotonic() > until:
                     self.end(name)
                 elif opened:  # caches are filled one after another
-                    self._admit(name, opened)
+                    self._admit(name, opened, until)
 
     def end(self, name: str) -> None:
         """End a contestant, if it is open."""
@@ -145,12 +147,12 @@ class Pool:
         contestant.stop()
         return opened
 
-    def _admit(self, name: str, opened: Opened) -> None:
+    def _admit(self, name: str, opened: Opened, until: float) -> None:
         """Let a contestant fill its cache, or load what it reads; note what its training costs
         besides its epochs.
         """
         order = "fill" if opened.has_cache else "load" if opened.loads else ""
-        timed = self._time_alone(name, order) if order else (0.0, False)
+        timed = self._time_alone(name, order, until) if order else (0.0, False)
         if timed is None:
             return
         seconds, disturbed = timed
@@ -168,11 +170,11 @@ class Pool:
         )
         self._watch(name)
 
-    def _time_alone(self, name: str, order: str) -> tuple[float, bool] | None:
+    def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
         """What a contestant needs once [s], to fill its cache or to load, while all others stand
         still, and whether other programs disturbed it: it is measured once more then, by another
         process, and if they still are at work that is a disturbed round. None where the contestant
-        is lost.
+        is lost, or has been given up since the time is up.
         """
         for again in (False, True):
             if again:
@@ -181,10 +183,14 @@ class Pool:
                 if self._wait_for(name) is None:
                     return None
             with OtherProcesses() as others:
+                allowed_s = min(OPENING_S, max(LEAST_FILL_S, until - time.monotonic()))
                 try:
-                    seconds = self._open[name][0].ask(order, timeout_s=OPENING_S)
+                    seconds = self._open[name][0].ask(order, timeout_s=allowed_s)
                 except ContestantLost as lost:
-                    self._lose(name, lost)
+                    if lost.passing and time.monotonic() > until:
+                        self.end(name)
+                    else:
+                        self._lose(name, lost)
                     return None
             timed = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
             if not timed.disturbed:

@@ -165,18 +165,28 @@ def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Datase
 
 
 def sample_stream_by_class(
-    dataset: tf.data.Dataset, sampling: Sampling, data: PreparedData, split: str, *, seed: tf.Tensor
+    dataset: tf.data.Dataset,
+    sampling: Sampling,
+    data: PreparedData,
+    split: str,
+    *,
+    seed: tf.Tensor,
+    reordered: bool,
 ) -> tf.data.Dataset:
-    """Draw from one stream per class, again and again, as many examples as the split has."""
+    """Draw from one stream per class, again and again, as many examples as the split has. A stream
+    that is not `reordered` from epoch to epoch begins each class at a place that the epoch's `seed`
+    says: else those at its end would never be drawn of a class that has more than its share.
+    """
     count = data.shards.examples(split)
-    _, weights = read_labels_and_weights(sampling, data, split)
+    labels, weights = read_labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
-    parts = [
-        dataset.filter(
-            lambda element, label=label: element["label"] == label, name="class"
-        ).repeat()
-        for label in classes
-    ]
+    sizes = np.bincount(labels, minlength=len(weights))
+
+    def stream(label: int) -> tf.data.Dataset:
+        own = dataset.filter(lambda element: element["label"] == label, name="class").repeat()
+        return own if reordered else own.skip(seed % max(1, int(sizes[label])), name="class")
+
+    parts = [stream(label) for label in classes]
     fractions = [float(weights[label] / weights.sum()) for label in classes]
     examples = tf.data.Dataset.sample_from_datasets(
         parts, fractions, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False

@@ -128,11 +128,23 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
     """
     column = context.value
     if context.schema.is_text:
+        most = np.iinfo(column.dtype).max
+        if any(len(one) and (one.min() < 0 or one.max() > most) for one in inputs):
+            raise ImpossiblePlan(
+                f"preprocess: its tokens are not all from 0 to {most:,}, which a snapshot of this"
+                " tokenizer stores; have your op return its tokens alone"
+            )
         return [tokens.astype(column.dtype) for tokens in inputs]
     if (dtype := inputs[0].dtype) != column.dtype:
         raise ImpossiblePlan(
             f"preprocess: its result is {dtype}, and a snapshot stores {column.dtype}; have your op"
             f" return {column.dtype}, or move it to postprocess"
+        )
+    channels = column.shape[-1] if column.shape else None
+    if isinstance(inputs, list) and any(one.shape[-1] != channels for one in inputs):
+        raise ImpossiblePlan(
+            f"preprocess: its result is of shape {inputs[0].shape}, and a snapshot stores images of"
+            f" {channels} channels; have your op return that, or move it to postprocess"
         )
     return inputs
 

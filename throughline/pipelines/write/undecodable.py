@@ -49,18 +49,15 @@ def find_undecodable(
     problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
     for shard in shards:
-        path = files.path(shard)
-        for number, record in enumerate(
-            read_records(path, compression=shard.compression, damaged=[])
-        ):
+        path, broken = files.path(shard), list[str]()
+        records = read_records(path, compression=shard.compression, damaged=broken)
+        for count, record in enumerate(records):
             try:
                 run(tf.constant(record))
             except tf.errors.OpError as error:
                 reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
-                problem = (
-                    f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded:"
-                    f" {reason}"
-                )
+                named = f"record {count + len(broken)}{_name(ops[0], record, names)}"
+                problem = f"{path}: {named} cannot be decoded: {reason}"
                 problems.setdefault(shard.name, []).append(problem)
                 unusable[digest_blake3(record)] = problem
     return Damage(problems=problems, unusable=unusable)
