@@ -154,6 +154,19 @@ def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
         sizes_for_tokens(1000, [64, 512], workers=2)
 
 
+def test_every_example_is_in_a_bucket_that_is_drawn_from():
+    draw = np.random.default_rng(0)
+    for examples in [*range(8, 60), *range(8, 60)]:
+        lengths = draw.choice([3, 6, 12], examples, p=draw.dirichlet([1, 1, 1]))
+        buckets = make_buckets(lengths, [4, 8, 16], [8, 8, 8], workers=8)
+        assert buckets.counts.sum() == examples and (buckets.used > 0).all()
+        assert buckets.used.sum() == examples // 8 * 8 and (buckets.used % 8 == 0).all()
+        for start, count, boundary in zip(
+            buckets.starts, buckets.counts, buckets.boundaries, strict=True
+        ):
+            assert (lengths[buckets.rows[start : start + count]] <= boundary).all()
+
+
 @pytest.mark.parametrize("tokens", [None, 400], ids=["batch_size", "tokens"])
 def test_joined_slices_are_one_process_batches_whatever_their_number(tokens):
     lengths = np.random.default_rng(0).integers(1, 40, 203)

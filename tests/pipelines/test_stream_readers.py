@@ -117,6 +117,15 @@ def test_shuffled_shards_stay_whole_and_another_seed_has_another_order(data):
     assert orders == {KEYS[0] + KEYS[1], KEYS[1] + KEYS[0]}
 
 
+def test_the_order_of_shards_is_that_of_its_seed_alone(data):
+    orders = set()
+    for process_seed in range(8):
+        tf.random.set_seed(process_seed)
+        step = Read(source="shards", shuffle_files=True)
+        orders.add(tuple(keys_of(read(step, data, "train", seed=4))))
+    assert len(orders) == 1
+
+
 def test_arrays_are_the_decoded_records_of_the_split(data):
     elements = list(read(Read(source="arrays"), data, "train", seed=0).as_numpy_iterator())
     assert [(one["key"], one["label"]) for one in elements] == list(LABELS.items())

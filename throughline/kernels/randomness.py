@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
+GRAPH_SEED = 1  # of graphs that tf.data calls, in which seeds of ops say all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from throughline.kernels.randomness import GRAPH_SEED
 from throughline.pipelines.dataset import BuildContext, build_gather, build_steps
 from throughline.pipelines.read.snapshot_reader import Columns, SnapshotReader
 from throughline.pipelines.read.stream_readers import open_next_epoch_early
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Cache, Prefetch, Read, Step
 
-GRAPH_SEED = 1
 Steps = tuple[Step, ...]
 
 

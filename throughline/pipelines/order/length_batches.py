@@ -71,9 +71,15 @@ def make_buckets(
     ends = np.searchsorted(lengths[rows], boundaries, side="right")
     spare = len(lengths) % workers
     even = ends // workers * workers
+    shifted = (ends - spare) // workers * workers  # of those from the largest bucket on
     largest = int(np.argmax(np.diff(even, prepend=0)))
+    left = shifted - np.concatenate([[0], even[:-1]])  # to each, if what is left out is of it
+    if left[largest] <= 0:
+        largest = int(np.argmax(left))
+    if left[largest] <= 0:  # one bucket for all
+        even, largest = np.zeros_like(even), len(ends) - 1
     above = np.arange(len(ends)) >= largest
-    ends = np.where(above, (ends - spare) // workers * workers + spare, even)
+    ends = np.where(above, shifted + spare, even)
     counts = np.diff(ends, prepend=0)
     used = counts - spare * (np.arange(len(ends)) == largest)
     occupied = used > 0

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.kernels.elements import apply_ops, split_tokens, split_window
+from throughline.kernels.randomness import GRAPH_SEED
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.ops import Op, Parse
 from throughline.plan.schema import COLUMNS
@@ -43,11 +44,7 @@ def _read_shards(
     if step.interleave is None and not step.shuffle_files:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
     shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
-    shards = (
-        shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=False, name="shards")
-        if step.shuffle_files
-        else shards
-    )
+    shards = _shuffle(shards, len(paths), seed) if step.shuffle_files else shards
     if step.interleave is None:
         return shards.flat_map(
             lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
@@ -61,6 +58,23 @@ def _read_shards(
         num_parallel_calls=step.parallel.num_parallel_calls(useful=interleave.cycle_length),
         name="interleave",
     )
+
+
+def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.data.Dataset:
+    """Shards in the order of a seed, whatever the seed of TensorFlow's own that a process has set:
+    of that only graphs are free, which have one themselves.
+    """
+
+    def mix(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset.shuffle(count, seed=seed, reshuffle_each_iteration=False, name="shards")
+
+    def mix_in_graph(_: tf.Tensor) -> tf.data.Dataset:
+        tf.random.set_seed(GRAPH_SEED)
+        return mix(shards)
+
+    if not tf.executing_eagerly():
+        return mix(shards)
+    return tf.data.Dataset.range(1).flat_map(mix_in_graph, name="shards")
 
 
 def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
