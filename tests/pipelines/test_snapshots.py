@@ -43,6 +43,23 @@ def test_what_an_op_returns_is_not_cut_to_whole_numbers(stored, request, tmp_pat
         )
 
 
+class Gray(Op):
+    """An op of one's own that forgets to say that it leaves one channel of three."""
+
+    name = "gray"
+
+    def compute(self, element, draw):
+        return {**element, "image": element["image"][..., :1]}
+
+
+@pytest.mark.parametrize("kind", ["photos", "unlike"])
+def test_images_of_other_channels_than_are_stored_are_refused(stored, request, tmp_path, kind):
+    shards = request.getfixturevalue("photos") / "shards"
+    ops = (Decode(), *([Resize(height=8, width=8)] * (kind == "photos")), Gray())
+    with pytest.raises(ImpossiblePlan, match=r"shape \(.*1\).*, and a snapshot stores .*3"):
+        snapshot(read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=ops)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "before", "after"),

@@ -159,8 +159,8 @@ def find_last_activation(model: keras.Model) -> str | None:
 
 def _find_activation(tensor: Any) -> str | None:
     operation, node, index = tensor._keras_history
-    if isinstance(operation, keras.Model) and operation.outputs:
-        return _find_activation(operation.outputs[index])
+    if isinstance(operation, keras.Model) and (outputs := getattr(operation, "outputs", None)):
+        return _find_activation(outputs[index])
     kind = type(operation)
     if not kind.__module__.startswith("keras."):
         return None

@@ -141,7 +141,7 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
             f" return {column.dtype}, or move it to postprocess"
         )
     channels = column.shape[-1] if column.shape else None
-    if isinstance(inputs, list) and any(one.shape[-1] != channels for one in inputs):
+    if channels and isinstance(inputs, list) and any(one.shape[-1] != channels for one in inputs):
         raise ImpossiblePlan(
             f"preprocess: its result is of shape {inputs[0].shape}, and a snapshot stores images of"
             f" {channels} channels; have your op return that, or move it to postprocess"
