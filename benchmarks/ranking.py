@@ -31,6 +31,7 @@ class Run:
 
     pipeline: str
     relative_rates: tuple[float, ...]
+    rate_doubt: float
     reference_examples_per_s: float
     raw_examples_per_s: float
     stall_pct: float
@@ -44,6 +45,7 @@ def profiled(
     from throughline.assembly.inputs import open_input_pipeline, open_inputs
     from throughline.assembly.model import build_models_for
     from throughline.config.params import check
+    from throughline.diagnosis.summary import summarize_rounds
     from throughline.measurement.train_steps import TrainingLoop, time_training
     from throughline.shared.allocator import raise_malloc_thresholds
 
@@ -57,6 +59,7 @@ def profiled(
     return Run(
         pipeline=name,
         relative_rates=tuple(state.relative_rates),
+        rate_doubt=summarize_rounds(state).rate_doubt,
         reference_examples_per_s=params.batch_size / state.reference_step_ms * 1e3,
         raw_examples_per_s=params.batch_size / state.train_step_ms * 1e3,
         stall_pct=state.stall_pct,
@@ -97,6 +100,7 @@ def simulate(comparisons: int = 300, noise: float = 0.05) -> None:
                     Run(
                         pipeline="naive" if not number else str(number),
                         relative_rates=tuple(draw.lognormal(0, noise, rounds)),
+                        rate_doubt=0.0,
                         reference_examples_per_s=1.0,
                         raw_examples_per_s=1.0,
                         stall_pct=0.0,

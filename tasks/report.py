@@ -54,7 +54,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
             plots / "histories",
         )
         pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
-            columns=["relative_rates", "held_out"]
+            columns=["relative_rates", "rate_doubt", "held_out"]
         ).to_csv(plots / "throughput.csv", index=False)
         page = _page(comparison, results, layout, folder)
         (folder / "index.html").write_text(page, encoding="utf-8")

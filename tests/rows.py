@@ -53,6 +53,7 @@ def row(
             "relative_rates",
             tuple(relative * math.exp(spread / relative * place / 4) for place in range(-4, 5)),
         ),
+        rate_doubt=more.pop("rate_doubt", 0.0),
         stall_pct=stall,
         stall_pct_low=stall - 2,
         stall_pct_high=stall + 2,

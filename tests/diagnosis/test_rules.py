@@ -47,6 +47,7 @@ def straggling(p95: float) -> dict:
     return {"breakdown": replace(WAITING, iterators=(replace(STRAGGLING, call_ms_p95=p95),))}
 
 
+EPOCH = {"epoch_ms": 50 * STEP_MS}
 # A rule's topic and name, a configuration, what is just no fault, what is one, and the evidence.
 LIMITS = [
     (parallelism, "no_prefetch", {}, {"load": HostLoad(serial_ms=0.49)},
@@ -78,11 +79,19 @@ LIMITS = [
      {"config": {"map": {"parallel": 9}}}, "9 calls at once on 4 cores"),
     (sizes, "few_threads", {}, {"config": {"threads": 4}}, {"config": {"threads": 3}},
      "3 threads for 4 cores"),
-    (sizes, "buffer_memory", {"shuffle": {"size": 2000}}, {"batch_mib": 64.0},
-     {"batch_mib": 64.0, "config": {"prefetch": 1}}, "takes up to 4,000 MiB of memory"),
+    (sizes, "buffer_memory", {"shuffle": {"size": 2000}}, {**EPOCH, "shard_mib": 400.0},
+     {**EPOCH, "shard_mib": 400.0, "config": {"prefetch": 1}}, "takes up to 4,000 MiB of memory"),
+    # All 3,200 records of 8 shards, and no more.
+    (sizes, "buffer_memory", {"shuffle": {"size": 9999}}, {**EPOCH, "shard_mib": 250.0},
+     {**EPOCH, "shard_mib": 251.0}, "takes up to 2,008 MiB of memory"),
     (sizes, "few_shards", WELL, {"shard_count": 4}, {"shard_count": 3}, "3 shards for 4 readers"),
     (sizes, "small_shards", {}, {"shard_count": 64, "shard_mib": 0.5},
      {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
+    (sizes, "small_shards", {}, {"shard_count": 65, "shard_mib": 0.5, "config": {"cache": {}}},
+     {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
+    (parallelism, "sequential_map", {}, {"config": {"cache": {"after": "preprocess"}},
+     "costs": replace(PHOTO_COSTS, ops={"resize": OpCost(example_us=300, batch_us=None)})}, {},
+     "one call after another"),
     (padding, "padding", {}, {"padding_pct": 23.9, "padding_pct_in_buckets": 20.0},
      {"padding_pct": 24.0, "padding_pct_in_buckets": 20.0},
      "24 % of what the model computes on is padding, 20 % in buckets"),

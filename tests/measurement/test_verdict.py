@@ -97,13 +97,27 @@ def state(model_ms, train_ms, prepared):
 
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
     trained = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
-    cross_check = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
+    cross_check = cross_check_from(
+        state(10, 40, prepared=8), trained, batch_size=32, mean_batch=32, steps=16
+    )
     assert cross_check.step_ms == 20
     assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), (
         "of 16 steps 8 may have cost nothing"
     )
 
 
+def test_a_last_batch_that_is_small_leaves_open_how_long_its_step_takes():
+    trained = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
+    cross_check = cross_check_from(
+        state(10, 40, prepared=0), trained, batch_size=32, mean_batch=24, steps=4
+    )
+    assert (cross_check.step_ms, cross_check.low_pct, cross_check.high_pct) == (
+        15, pytest.approx(100 / 3), 50,
+    )  # fmt: skip
+
+
 def test_a_single_epoch_starts_cold_and_is_no_witness():
     for trained in (TrainThroughput(train_examples_per_s=9.0, cold_examples_per_s=9.0), None):
-        assert cross_check_from(state(10, 40, 2), trained, batch_size=1, steps=9) is None
+        assert (
+            cross_check_from(state(10, 40, 2), trained, batch_size=1, mean_batch=1, steps=9) is None
+        )

@@ -324,6 +324,9 @@ def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, pr
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "put").exists()
+    seen = 0
+    while seen < (seen := proxy.count("PUT")):  # what was under way arrives
+        time.sleep(0.5)
     there = {one.name for one in store.list()}
     assert there and not [name for name in there if "/index/" in name]
     proxy.fault = lambda method, path: None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from made_up import made_up
 from rows import row
 
 from throughline.reporting.comparison_noise import critical_value
 from throughline.reporting.ranking import find_tied, find_winners, ratio_interval
+from throughline.results.profiling import RoundTimes
 
 
 def draw_rows(draw, count, rounds, *, uneven=False):
@@ -47,6 +51,20 @@ def test_more_rounds_and_fewer_configurations_need_less():
     rates = [tuple(each.relative_rates) for each in draw_rows(np.random.default_rng(2), 7, 9)]
     few = critical_value(tuple(each[:3] for each in rates))
     assert few > critical_value(tuple(rates)) > critical_value(tuple(rates[:2])) > 1.9
+
+
+def test_what_both_sides_only_enclose_wins_nothing_however_many_rounds_there_are():
+    base = row("naive", 0.55, relative_rates=(0.55,) * 12)
+    rates = (1.0, 0.5) * 12
+    rounds = replace(
+        made_up(RoundTimes), side="undecided", round_full_ms=(10.0,), round_drained_ms=(20.0,)
+    )
+    certain, enclosed = (
+        row("a", 0.75, relative_rates=rates, rate_doubt=doubt) for doubt in (0.0, rounds.rate_doubt)
+    )
+    assert find_winners([base, certain]) == [certain]
+    assert find_winners([base, enclosed]) == []
+    assert replace(rounds, side="full").rate_doubt == 0
 
 
 def test_one_round_decides_nothing():

@@ -75,6 +75,7 @@ def profile(
             if trained and trained.processes == worker.count == 1 and timed_alike
             else None,
             batch_size=pipeline.examples_per_step,
+            mean_batch=pipeline.examples / worker.count / pipeline.steps_per_epoch,
             steps=pipeline.steps_per_epoch,
         )
         on_accelerator = count_training_gpus() > 0 or models.emulation is not None
@@ -170,6 +171,7 @@ def collect_facts(
     pipeline, config = share_of_worker(pipeline, config)
     shards = data.shards.for_split(pipeline.split)
     gap = input_throughput.epoch_gap_s
+    batch_s = pipeline.examples_per_step / input_throughput.input_examples_per_s
     wait_ms = breakdown.wait_ms_mean
     return Facts(
         config=config,
@@ -194,7 +196,8 @@ def collect_facts(
         available_memory_mib=worker.share(available_memory()) / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
-        epoch_gap_ms=None if gap is None else gap * 1e3,
+        # Without what any batch takes, which the first one does, too.
+        epoch_gap_ms=None if gap is None else max(0.0, gap - batch_s) * 1e3,
         epoch_ms=state.train_step_ms * steps_per_epoch,
         cold_examples_per_s=input_throughput.cold_examples_per_s,
         input_examples_per_s=input_throughput.input_examples_per_s,

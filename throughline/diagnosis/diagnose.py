@@ -31,7 +31,8 @@ from throughline.shared.errors import ImpossiblePlan
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 # Rules that explain a wait whose end nothing here can predict.
-UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")
+GPU_IDLE = "gpu_idle"  # which a training can be that waits for nothing
+UNPREDICTABLE_RULES = ("slow_service", GPU_IDLE)
 TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first
 # Calibration factors up to which a prediction has high and medium confidence.
 HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0
@@ -97,7 +98,8 @@ def _find_first(findings: Sequence[Finding], *, bound: bool) -> Finding | None:
     """
     worth = 1 + WORTH_PCT / 100
     gaining = (each for each in findings if bound and (each.predicted_gain or 0) > worth)
-    unpredictable = (each for each in findings if each.rule in UNPREDICTABLE_RULES)
+    unexplained = UNPREDICTABLE_RULES if bound else (GPU_IDLE,)
+    unpredictable = (each for each in findings if each.rule in unexplained)
     return next(gaining, None) or next(unpredictable, None)
 
 

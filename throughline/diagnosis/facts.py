@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from throughline.diagnosis.cost_model import Costs, HostLoad, delivers_batches
@@ -10,7 +11,7 @@ from throughline.measurement.verdict import CrossCheck, Stall
 from throughline.plan.ops import Op
 from throughline.plan.parallelism import Parallelism
 from throughline.plan.plan import Plan
-from throughline.plan.steps import Map
+from throughline.plan.steps import Cache, Map, Shuffle, Step
 from throughline.results.profiling import Breakdown
 from throughline.settings import PipelineConfig
 
@@ -81,14 +82,37 @@ class Facts:
         return 100 * milliseconds / self.train_step_ms >= WORTH_PCT
 
     @property
+    def warm_steps(self) -> Sequence[Step]:
+        """The steps of the plan that work in an epoch whose caches are full: those after the last
+        of them.
+        """
+        steps = self.plan.steps
+        caches = [number for number, step in enumerate(steps, 1) if isinstance(step, Cache)]
+        return steps[max(caches, default=0) :]
+
+    @property
+    def examples(self) -> float:
+        """Examples of an epoch, as many as its steps have at most."""
+        return self.epoch_ms / self.train_step_ms * self.batch_size
+
+    @property
+    def shuffled_mib(self) -> float:
+        """An example where it is shuffled: its record before the first map, else as in a batch."""
+        steps = itertools.takewhile(lambda step: not isinstance(step, Shuffle), self.plan.steps)
+        if any(isinstance(step, Map | Cache) for step in steps):
+            return self.batch_mib / self.batch_size
+        return self.shard_mib * self.shard_count / self.examples
+
+    @property
     def map_steps(self) -> list[Map]:
-        """The maps of the plan."""
-        return [step for step in self.plan.steps if isinstance(step, Map)]
+        """The maps among them."""
+        return [step for step in self.warm_steps if isinstance(step, Map)]
 
     def per_example_map(self) -> Map | None:
-        """The map that is called for single examples, if any."""
+        """The one of them that is called for single examples, if any."""
         before = itertools.takewhile(lambda step: not delivers_batches(step), self.plan.steps)
-        return next((step for step in before if isinstance(step, Map)), None)
+        single = [step for step in before if isinstance(step, Map)]
+        return next((step for step in self.map_steps if step in single), None)
 
     def work_ms(self, op: Op, *, batched: bool) -> float:
         """Work of an op in a step, on one core."""

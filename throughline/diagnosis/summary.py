@@ -10,10 +10,11 @@ from pathlib import Path
 
 from throughline.diagnosis.trace_breakdown import iterator_table
 from throughline.measurement.other_processes import OtherProcesses
-from throughline.measurement.rounds import UNDECIDED_SIDE, SteadyState
+from throughline.measurement.rounds import SteadyState
 from throughline.measurement.verdict import CrossCheck
 from throughline.results.build import InputThroughput
 from throughline.results.profiling import (
+    UNDECIDED_SIDE,
     Breakdown,
     Diagnosis,
     ProcessProfile,

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
+from throughline.results.profiling import UNDECIDED_SIDE
 from whowaits.timing.blocks import median_interval
 
 # From which blocks the steady state is read; undecided where the two kinds disagree.
 Side = Literal["both", "drained", "full", "undecided"]
-UNDECIDED_SIDE: Final = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)

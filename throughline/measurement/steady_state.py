@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from throughline.measurement.rounds import UNDECIDED_SIDE, Round, Side, SteadyState, TimedBlock
+from throughline.measurement.rounds import Round, Side, SteadyState, TimedBlock
+from throughline.results.profiling import UNDECIDED_SIDE
 from whowaits.timing.blocks import median_interval
 
 WARM_UP_STEPS = 3  # before a block, or a trace, that are not timed

@@ -36,6 +36,7 @@ from throughline.training.step_model import Feed, make_step_model
 MAX_EPOCHS = 1_000_000
 MAX_STEPS = 1 << 40
 BATCHES_IN_MEMORY = 64
+FEW_STEPS = 100  # of an epoch: of more, one that is shorter hardly counts
 CALLS = 5  # that are timed by themselves
 # Cores in use that count as none, and how long to wait for that.
 PAUSE_S, IDLE_CORES, IDLE_TIMEOUT_S = 0.01, 0.2, 5.0
@@ -58,11 +59,13 @@ class TrainingLoop:
         warm_up_steps: int = WARM_UP_STEPS,
     ) -> None:
         if pipeline.plan.gathers_on_device:
-            self._batches: Iterator = iter(
-                tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
-            )
+            steps = tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
+            last = pipeline.steps_per_epoch - 1
+            if _ends_short(pipeline):
+                steps = steps.filter(lambda step: step % pipeline.steps_per_epoch != last)
+            self._batches: Iterator = iter(steps)
         else:
-            self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
+            self._batches = iter(_without_short(pipeline.dataset(epochs=MAX_EPOCHS), pipeline))
         self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
         self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
         self._step = _train_function(models, settings, Feed.of(pipeline, settings))
@@ -102,6 +105,27 @@ class TrainingLoop:
     def pull(self) -> None:
         """Take a batch and leave it unused."""
         next(self._batches)
+
+
+def _ends_short(pipeline: InputPipeline) -> bool:
+    """Whether epochs of few steps end with a smaller batch. Its step is none as those that are
+    compared with the model alone, and would pass for a shorter wait.
+    """
+    return (
+        1 < pipeline.steps_per_epoch <= FEW_STEPS
+        and pipeline.examples % pipeline.batch_size > 0
+        and not pipeline.plan.batching
+        and not _differs_in_length(pipeline)
+    )
+
+
+def _without_short(batches: tf.data.Dataset, pipeline: InputPipeline) -> tf.data.Dataset:
+    size = int(pipeline.examples_per_step)
+
+    def is_full(*batch: Any) -> tf.Tensor:
+        return tf.equal(tf.shape(tf.nest.flatten(batch)[0])[0], size)
+
+    return batches.filter(is_full, name="full") if _ends_short(pipeline) else batches
 
 
 def make_model_only_step(

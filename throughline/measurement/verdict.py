@@ -52,8 +52,9 @@ class Stall:
 class CrossCheck:
     """The stall by the training's own warm epochs [%].
 
-    `low_pct` takes every step of an epoch as measured; `high_pct` counts as free the steps whose
-    batches lay prepared while the validation ran.
+    `low_pct` takes every step of an epoch as measured, the last one, which may be small, as any
+    other; `high_pct` counts that by its examples, and as free the steps whose batches lay prepared
+    while the validation ran.
     """
 
     low_pct: float
@@ -71,18 +72,26 @@ class Verdict:
 
 
 def cross_check_from(
-    state: SteadyState, trained: TrainThroughput | None, *, batch_size: float, steps: int
+    state: SteadyState,
+    trained: TrainThroughput | None,
+    *,
+    batch_size: float,
+    mean_batch: float,
+    steps: int,
 ) -> CrossCheck | None:
-    """The cross-check from the rates of the training's epochs; None where it had one epoch only,
-    which starts cold, or none was timed.
+    """The cross-check from the rates of the training's epochs, of `steps` of `mean_batch` examples,
+    most of them of `batch_size`; None where it had one epoch only, which starts cold, or none was
+    timed.
     """
     if trained is None or trained.train_examples_per_s == trained.cold_examples_per_s:
         return None
-    step_ms = 1e3 * batch_size / trained.train_examples_per_s
+    step_ms, full_ms = (
+        1e3 * size / trained.train_examples_per_s for size in (mean_batch, batch_size)
+    )
     free = min(state.prepared, steps - 1)
     low, high = (
         max(0.0, 100 * (1 - state.model_step_ms / ms))
-        for ms in (step_ms, step_ms * steps / (steps - free))
+        for ms in (step_ms, full_ms * steps / (steps - free))
     )
     return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
 

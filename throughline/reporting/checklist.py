@@ -118,9 +118,12 @@ def _shuffled(it: Subject) -> Judged:
 
 @point("maps in parallel, or on whole batches")
 def _mapped(it: Subject) -> Judged:
-    parallel, vectorized = it.config.map.parallel, it.config.vectorize
-    return parallel != "none" or vectorized or it.config.snapshot_on == "device", (
-        f"map.parallel: {parallel}, vectorize: {str(vectorized or it.reads_snapshot).lower()}"
+    parallel = it.config.map.parallel
+    if it.reads_snapshot:
+        return True, f"map.parallel: {parallel}, on whole batches"
+    vectorized = it.config.vectorize
+    return parallel != "none" or vectorized, (
+        f"map.parallel: {parallel}, vectorize: {str(vectorized).lower()}"
     )
 
 

@@ -271,6 +271,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         disturbed_by=profiled.disturbed_by,
         train_examples_per_s=throughput and throughput.train_examples_per_s,
         relative_rates=result.rounds.relative_rates,
+        rate_doubt=result.rounds.rate_doubt,
         reference_examples_per_s=profiled.reference_examples_per_s,
         input_examples_per_s=built.throughput.input_examples_per_s,
         cold_examples_per_s=built.throughput.cold_examples_per_s,

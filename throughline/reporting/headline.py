@@ -159,8 +159,10 @@ def _same_examples(top: MeasuredRow, base: MeasuredRow) -> str:
     """
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
-    if top.difference_mean is not None:
-        what = f"examples whose pixels differ by {top.difference_mean:.2f} of 256 levels on average"
+    differences = [row.difference_mean for row in (base, top) if row.difference_mean is not None]
+    if differences:
+        most = max(differences)
+        what = f"examples whose pixels differ by {most:.2f} of 256 levels on average"
     return f"{what}, drawn by class in {_enumerate(drawn)}" if drawn else what
 
 

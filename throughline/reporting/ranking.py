@@ -40,6 +40,13 @@ class Ranked(Protocol):
         ...
 
     @property
+    def rate_doubt(self) -> float:
+        """By how much its speed may be another besides noise, as a logarithm: where the steady
+        state is undecided, which both sides of the measurement only enclose.
+        """
+        ...
+
+    @property
     def reference_examples_per_s(self) -> float:
         """The reference model's speed in its rounds."""
         ...
@@ -92,6 +99,7 @@ def ratio_interval(row: Ranked, other: Ranked, *, among: Sequence[Ranked]) -> tu
     margin = critical * math.hypot(
         spread_of_center(row.relative_rates), spread_of_center(other.relative_rates)
     )
+    margin += row.rate_doubt + other.rate_doubt
     ratio = relative_rate(row) / relative_rate(other)
     if not math.isfinite(margin):
         return 0.0, math.inf

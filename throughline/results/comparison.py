@@ -35,6 +35,7 @@ class MeasuredRow:
     disturbed_by: str
     train_examples_per_s: float | None
     relative_rates: tuple[float, ...]
+    rate_doubt: float
     reference_examples_per_s: float
     input_examples_per_s: float
     cold_examples_per_s: float

@@ -4,9 +4,11 @@ few metrics by which people compare configurations.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from throughline.results.base import ResultFile
 from throughline.results.build import BuildResult
@@ -148,6 +150,9 @@ class Diagnosis(ResultFile):
     costs: Mapping[str, Any] = field(default_factory=dict)
 
 
+UNDECIDED_SIDE: Final = "undecided"  # of a measurement whose two sides only enclose the truth
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundTimes(ResultFile):
     """The rounds of the measurement. `round_…_ms` hold one value per round, the mean time of its
@@ -166,6 +171,16 @@ class RoundTimes(ResultFile):
     round_drained_ms: tuple[float, ...]
     train_step_times_ms: tuple[float, ...]
     relative_rates: tuple[float, ...]
+
+    @property
+    def rate_doubt(self) -> float:
+        """Half of how far both sides of an undecided measurement are apart, as a logarithm; else
+        0. Rounds do not lessen it.
+        """
+        if self.side != UNDECIDED_SIDE:
+            return 0.0
+        full, drained = map(statistics.median, (self.round_full_ms, self.round_drained_ms))
+        return abs(math.log(full / drained)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

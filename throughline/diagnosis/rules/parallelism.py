@@ -32,7 +32,7 @@ def _sequential_map(facts: Facts) -> str | None:
     if not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
     per_example_map = facts.per_example_map()
-    steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
+    steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     work = facts.decoding_ms() + sum(
         facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops
     )
@@ -80,7 +80,7 @@ def _sequential_read(facts: Facts) -> str | None:
     step = facts.plan.steps[0]
     if not isinstance(step, Read) or step.source != "shards" or facts.shard_count == 1:
         return None
-    if not step.parallel.is_sequential:
+    if not step.parallel.is_sequential or facts.plan.caches:
         return None
     work = facts.batch_size * facts.costs.read_us.get(step.source, 0.0) / 1e3
     return (

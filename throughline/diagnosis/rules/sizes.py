@@ -6,6 +6,8 @@ from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 from throughline.plan.steps import Shuffle
 
+FEW_SHARDS = 64  # are opened in no time
+
 
 @rule(
     params_key="map.parallel",
@@ -45,12 +47,8 @@ def _buffer_memory(facts: Facts) -> str | None:
     ]
     # This epoch's, and that of the next one, which is opened ahead.
     held = 2 if facts.config.prefetch != "none" else 1
-    used = (
-        held
-        * max((int(step.size) for step in mixes), default=0)
-        * facts.batch_mib
-        / facts.batch_size
-    )
+    most = max((int(step.size) for step in mixes), default=0)
+    used = held * min(most, facts.examples) * facts.shuffled_mib
     return (
         f"what is shuffled takes up to {used:,.0f} MiB of memory"
         if used > facts.available_memory_mib / 10
@@ -70,7 +68,8 @@ def _count_readers(facts: Facts) -> int:
 )
 def _few_shards(facts: Facts) -> str | None:
     turns = facts.config.interleave
-    if facts.plan.reads_snapshot or turns is None or facts.shard_count >= turns.cycle_length:
+    enough = turns is None or facts.shard_count >= turns.cycle_length
+    if facts.plan.reads_snapshot or facts.plan.caches or turns is None or enough:
         return None
     return f"{facts.shard_count} shards for {turns.cycle_length} readers"
 
@@ -81,7 +80,9 @@ def _few_shards(facts: Facts) -> str | None:
     change=Change(other={"shard.target_size_mib": 128, "shard.min_shards": 8}),
 )
 def _small_shards(facts: Facts) -> str | None:
-    if facts.plan.seekable or facts.shard_mib >= 1 or facts.shard_count <= 64:  # noqa: PLR2004 - few shards are opened in no time
+    if facts.plan.seekable or facts.plan.caches or facts.shard_mib >= 1:
+        return None
+    if facts.shard_count <= FEW_SHARDS:
         return None
     return (
         f"{facts.shard_count} shards of {facts.shard_mib:.2f} MiB: opening files takes longer than"

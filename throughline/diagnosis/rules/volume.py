@@ -43,7 +43,7 @@ def _decode_bound(facts: Facts) -> str | None:
 def _host_widening(facts: Facts) -> str | None:
     if facts.config.postprocess_on == "device" or facts.plan.device_ops:
         return None
-    steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
+    steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     per_example_map = facts.per_example_map()
     casts = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
     work = sum(facts.work_ms(op, batched=step is not per_example_map) for op, step in casts)
