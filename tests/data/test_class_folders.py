@@ -4,6 +4,9 @@ is left out is counted.
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -40,6 +43,41 @@ def test_folders_named_as_splits_are_splits(tmp_path):
         ("Val/cat/2.png", "cat", "validation"),
         ("test/bird/owl/3.png", "bird/owl", "test"),
     }
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("training_set/cat/1.png", "test_set/cat/2.png"),
+        ("data/train/cat/1.png", "data/test/cat/2.png"),
+    ],
+)
+def test_a_class_that_is_in_folders_like_splits_is_not_two(tmp_path, names):
+    lay_out(tmp_path, *names)
+    with pytest.raises(UnreadableSource, match="look like one class in two splits"):
+        scan(tmp_path)
+    files, _ = scan(tmp_path, folders="classes")
+    assert len({label for _, label, _ in files}) == 2
+    lay_out(tmp_path / "other", "train tracks/1.png", "test tubes/2.png", "dev boards/a/3.png")
+    assert len(scan(tmp_path / "other")[0]) == 3
+
+
+def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
+    lay_out(tmp_path / "photos", *(f"cat/{number}.png" for number in range(40)))
+    real = os.open
+
+    def fail(path, *arguments, **more):
+        if str(path).endswith("7.png"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", fail)
+    settings = DataSettings(
+        source="image_folder", path=str(tmp_path / "photos"), max_reject_fraction=0.5
+    )
+    with pytest.raises(UnreadableSource, match=r"7\.png: cannot be read: .*run the stage again"):
+        ingest(settings, tmp_path / "manifest")
+    assert not (tmp_path / "manifest").exists()
 
 
 def test_without_a_folder_for_validation_some_of_training_is_assigned(tmp_path):

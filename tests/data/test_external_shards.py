@@ -56,6 +56,13 @@ def test_a_name_with_the_words_of_two_splits_is_refused(name):
     assert split_names.find_split("val/valid-dev.tfrecord") == "validation"
 
 
+@pytest.mark.parametrize("names", [("mnistTrain0.rec", "mnistTest1.rec"), ("traindata", "valdata")])
+def test_splits_that_names_say_within_a_word_are_refused(tmp_path, names):
+    with pytest.raises(UnreadableSource, match="seem to be splits, which their names say within"):
+        split_names.find_splits(tmp_path, names)
+    assert split_names.find_splits(tmp_path, ("strain.rec", "contest.rec")) == [None, None]
+
+
 def test_encoded_images_stay_where_they_are(tmp_path):
     images = [png(number) for number in range(3)]
     sizes = sorted(map(len, images))

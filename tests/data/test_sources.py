@@ -100,7 +100,7 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
     assert scanned.rejected == [
         Rejected(id="row 2: b.png", reason="label missing"),
         Rejected(id="row 3", reason="path missing"),
-        Rejected(id="row 4: c.png", reason="split tset is not one of train, validation, test"),
+        Rejected(id="row 4: c.png", reason="split is not one of train, validation, test: tset"),
     ]
 
 
@@ -139,7 +139,8 @@ def test_what_is_no_table_is_named(tmp_path):
         (" train ", "train", None),
         (float("nan"), None, None),
         ("", None, None),
-        ("dev", None, "split dev is not one of train, validation, test"),
+        ("dev", None, "split is not one of train, validation, test: dev"),
+        (["train"], None, "split is no name: ['train']"),
     ],
 )
 def test_a_table_may_name_a_row_s_split(value, split, reason):

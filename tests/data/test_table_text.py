@@ -261,6 +261,18 @@ def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lin
     assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
 
 
+def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
+    path = tmp_path / "series.csv"
+    path.write_text("load, MW;temp, C\n310,5;4,1\n298,0;3,9\n")
+    with pytest.raises(UnreadableSource, match=r"divide every line alike.*set data\.delimiter"):
+        find_delimiter(path, DataSettings(source="table", path=str(path)))
+    assert (
+        find_delimiter(path, DataSettings(source="table", delimiter=";", path=str(path)))[0] == ";"
+    )
+    path.write_text("\nx;label\n1,5;a\n2,5;b\n")
+    assert find_delimiter(path, DataSettings(source="table", path=str(path)))[0] == ";"
+
+
 def test_only_plain_notation_is_a_number():
     cells = pa.array(
         ["1", "-.5", "2.", "1e-3", "+7", "", "inf", "nan", "1_000", "0x1", "1,5", "1 2"]

@@ -158,7 +158,7 @@ def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
         "3": "text missing",
         "4": "not utf-8: byte 0xe9 at 0",
         "5": "other fields than the header: 4, not 3",
-        "6": "split tset is not one of train, validation, test",
+        "6": "split is not one of train, validation, test: tset",
     }
 
 

@@ -85,7 +85,7 @@ def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, sp
     assert read_reasons(manifest) == {
         (
             "row 23: 22.png" if source == "image_table" else "row 23"
-        ): f"split {split} is not one of train, validation, test"
+        ): f"split is not one of train, validation, test: {split}"
     }
     assert manifest.stats["examples"] == {"train": 12, "validation": 6, "test": 5}
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol
 
 from throughline.plan.schema import Encoding, Feature, Storage
 from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
 
 if TYPE_CHECKING:
     from throughline.data.sources.base import ExampleFile
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 
 class RejectedValue(Exception):
     """The reason why something cannot be used as an example, in words for the list of rejects."""
+
+
+# Errors that say something of a file, and will say it again.
+OF_THE_FILE = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+    errno.EISDIR,
+    errno.ENOTDIR,
+)
 
 
 class UnreadableFile(RejectedValue):
@@ -129,6 +143,12 @@ class StoredFile:
         except RuntimeError as error:  # of Python 3.11 and 3.12
             raise RejectedValue("cannot be read: a loop of links") from error
         except OSError as error:
+            if error.errno not in OF_THE_FILE:
+                raise UnreadableSource(
+                    f"{self.path}: cannot be read: {error.strerror}",
+                    "that is the disk's fault, or the machine's, and not the file's: run the stage"
+                    " again when that is over",
+                ) from error
             raise UnreadableFile(f"cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise RejectedValue(f"is no path: {error}") from error

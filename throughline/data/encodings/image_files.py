@@ -161,6 +161,8 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError as error:
         raise RejectedValue("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
+    except MemoryError:  # of this machine, now
+        raise
     except Exception as error:  # parsers of hostile bytes raise anything
         raise RejectedValue(f"damaged image: {error or type(error).__name__}") from error
 

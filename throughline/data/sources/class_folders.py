@@ -9,6 +9,7 @@ with its reason, other kinds of file are counted.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,7 @@ def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes:
     tops = sorted({file.label.partition("/")[0] for file in files})
     named = [top for top in tops if top.lower() in SPLITS_BY_WORD]
     if not named:
+        _refuse_hidden_splits({file.label for file in files}, settings)
         return False
     flat = sorted({file.label for file in files if file.label in named})
     if len(named) == len(tops) and (not flat or not classes):
@@ -108,6 +110,28 @@ def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes:
         f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
         " they hold a folder per class for training, validation and test",
     )
+
+
+def _refuse_hidden_splits(labels: Collection[str], settings: DataSettings) -> None:
+    """Refuse folders whose names hold words of several splits and that hold the same classes, such
+    as training_set/cat and test_set/cat: as classes they would all be trained on.
+    """
+    seen: dict[tuple[str, ...], dict[str, str]] = {}
+    for label in sorted(labels):
+        parts = label.split("/")
+        for depth, part in enumerate(parts[:-1]):
+            words = re.findall("[a-z]+", part.lower())
+            splits = {SPLITS_BY_WORD[word] for word in words if word in SPLITS_BY_WORD}
+            if len(splits) == 1:
+                others = seen.setdefault((*parts[:depth], "", *parts[depth + 1 :]), {})
+                others[splits.pop()] = label
+                if len(others) > 1:
+                    raise UnreadableSource(
+                        f"{settings.path}: {' and '.join(others.values())} look like one class in"
+                        " two splits",
+                        "name these folders train, validation and test, directly below data.path;"
+                        " or set data.folders: classes if they are classes",
+                    )
 
 
 def divide_by_split(

@@ -146,6 +146,7 @@ def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -
             lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
         except UnicodeError as error:
             raise _wrong_encoding(path, settings, error) from error
+    lines = [line for line in lines if line.strip()]  # of which a reader sees the first as header
     if not lines:
         return usual, ""
     header = {each: lines[0].count(each) for each in DELIMITERS}
@@ -160,6 +161,12 @@ def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -
         ),
     )
     found = present[0] if present else usual
+    alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
+    if len(alike) > 1 and len(lines) > 1:
+        raise UnreadableSource(
+            f"{path}: {' and '.join(_NAMES[each] for each in alike)}s divide every line alike, so"
+            " it is open which of them is between cells; set data.delimiter"
+        )
     return found, (
         "" if found == usual else f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"
     )

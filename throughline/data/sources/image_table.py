@@ -140,7 +140,11 @@ def _describe(table: TextTable) -> list[ColumnReading]:
 def _find_table(path: Path) -> Path:
     if not path.is_dir():
         return path
-    tables = sorted(one for one in path.iterdir() if one.suffix.lower() in TABLES)
+    tables = sorted(
+        one
+        for one in path.iterdir()
+        if one.suffix.lower() in TABLES and not one.name.startswith(".")
+    )
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables) or "none"
         raise DataNotFound(

@@ -50,9 +50,11 @@ def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str 
     done about names that are refused.
 
     Raises:
-      UnreadableSource: only some names say a split, or one says two.
+      UnreadableSource: only some names say a split, one says two, or they say them within words.
     """
     splits = [find_split(name) for name in names]
+    if not any(splits):
+        _refuse_glued(root, names, remedy)
     if None in splits and any(splits):
         named = next(name for name, split in zip(names, splits, strict=True) if split)
         raise UnreadableSource(
@@ -60,6 +62,21 @@ def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str 
             f" so that all names, or none, hold a word such as train, validation or test{remedy}"
         )
     return leave_validation_open(splits)
+
+
+def _refuse_glued(root: Path, names: Sequence[str], remedy: str) -> None:
+    """Refuse names that differ by `train` and another split within a word, as traindata and
+    testdata do: what is for testing would be trained on.
+    """
+    kinds = {re.sub(r"\d+", "", name.lower()): name for name in names}
+    for kind, name in kinds.items():
+        for split in SPLITS_BY_WORD if "train" in kind else ():
+            other = kinds.get(kind.replace("train", split))
+            if split != "train" and other:
+                raise UnreadableSource(
+                    f"{root}: {name} and {other} seem to be splits, which their names say within a"
+                    f" word; rename them, such as train-data and test-data{remedy}"
+                )
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:

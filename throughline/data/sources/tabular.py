@@ -236,13 +236,15 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     """The split that a table names for a row, None where it leaves that open, and why it cannot be
     used, if so.
     """
+    if isinstance(value, list | tuple | dict | np.ndarray):
+        return None, f"split is no name: {value}"
     split = "" if bool(pd.isna(value)) else str(value).strip()
     if not split:
         return None, None
     return (
         (split, None)
         if split in SPLITS
-        else (None, f"split {split} is not one of {', '.join(SPLITS)}")
+        else (None, f"split is not one of {', '.join(SPLITS)}: {split}")
     )
 
 
