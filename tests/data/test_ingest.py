@@ -23,6 +23,7 @@ from project import SMALL, run_stages, write_params
 from throughline.data.encodings.image_files import DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
+from throughline.data.sources import image_table
 from throughline.shared.errors import (
     DataNotFound,
     MissingInput,
@@ -302,6 +303,15 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     assert tested["id"].tolist() == ["b/test.jpg"], (
         "where the source names a test split, nothing else is dealt to it"
     )
+
+
+def test_a_class_of_a_list_is_not_spelled_in_two_ways(folder):
+    (folder / "list.csv").write_text("path,label\na/01.jpg,1\na/02.jpg,1.0\nb/03.jpg,2\n")
+    settings = data_settings(folder / "list.csv", "image_table")
+    with pytest.raises(UnreadableSource, match=r"label holds 1 and 1\.0, the same value"):
+        image_table.scan(settings)
+    told = settings.model_copy(update={"label_kind": "class"})
+    assert {file.label for file in image_table.scan(told).files} == {"1", "1.0", "2"}
 
 
 def test_a_table_may_lack_files_and_stays_inside_its_folder(folder, tmp_path):

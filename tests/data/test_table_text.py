@@ -261,6 +261,17 @@ def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lin
     assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
 
 
+def test_quotes_after_a_blank_are_no_part_of_a_class(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text('x, label\n1.5, "cat"\n2.5, cat\n3.5, dog\n')
+    settings = DataSettings(source="table", path=str(path), label_column="label")
+    with pytest.raises(UnreadableSource, match=r"line 2: the quotes of ' \"cat\"' come after"):
+        read_table(path, settings)
+    assert len(read_table(path, settings.model_copy(update={"quoting": "none"}))) == 3
+    path.write_text('x,label\n1,"said, ""so"", twice"\n2,b\n')
+    assert len(read_table(path, settings)) == 2, "quotes within a cell are its own"
+
+
 def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("load, MW;temp, C\n310,5;4,1\n298,0;3,9\n")

@@ -201,7 +201,21 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
             raise _wrong_encoding(path, settings, error) from error
         except csv.Error as error:
             raise _explain(str(error), f"{path}, line {start}", reader.line_num - start) from error
+        if settings.quoting != "none" and any(' "' in line for line in lines.recent):
+            _refuse_blank_before_quote(cells, f"{path}, line {start}")
         yield Record(cells=cells, line=start, text=lines.recent)
+
+
+def _refuse_blank_before_quote(cells: Sequence[str], where: str) -> None:
+    """Refuse a cell that is quoted after a blank: it would keep its quotes, and be another one than
+    the same without.
+    """
+    if cell := next((one for one in cells if one[:1] == " " and one.lstrip(" ")[:1] == '"'), None):
+        raise UnreadableSource(
+            f"{where}: the quotes of {cell[:40]!r} come after a blank and would be a part of it",
+            "remove blanks before quotes, or set data.quoting: none if quotes are ordinary"
+            " characters here",
+        )
 
 
 def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:

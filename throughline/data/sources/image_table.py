@@ -22,6 +22,7 @@ from throughline.data.sources.table import (
     check_missing,
     choose_columns,
     code_rows,
+    refuse_double_spelling,
     refuse_two_uses,
 )
 from throughline.data.sources.tabular import (
@@ -53,6 +54,8 @@ def scan(settings: DataSettings) -> Files:
     table = read_table(path, settings)
     _check(table)
     kind: LabelKind = "number" if settings.label_kind == "number" else "class"
+    if settings.label_kind == "auto":
+        refuse_double_spelling(table, settings.label_column)
     listed = settings.numeric or settings.categorical
     columns = (
         choose_columns(table, settings.numeric, settings.categorical) if listed else TableColumns()

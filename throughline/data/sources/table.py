@@ -74,7 +74,7 @@ def scan(settings: DataSettings) -> Arrays:
         if settings.label_column in table.columns:
             kind = _label_kind(table, settings)
             if kind == "class" and settings.label_kind == "auto":
-                _refuse_double_spelling(table, settings.label_column)
+                refuse_double_spelling(table, settings.label_column)
             if kind == "number" and settings.label_kind == "auto":
                 _refuse_merging_label(table, settings.label_column)
     problems.refuse()
@@ -329,7 +329,7 @@ def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
     return "class"
 
 
-def _refuse_double_spelling(table: TextTable, name: str) -> None:
+def refuse_double_spelling(table: TextTable, name: str) -> None:
     """Refuse a label in which 1 and 1.0, or true and True, would be two classes."""
     texts, spelled = pc.unique(table.columns[name]), {}
     values = read_numbers(texts, table.decimal_of(name)).tolist()
