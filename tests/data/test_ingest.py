@@ -310,8 +310,8 @@ def test_a_class_of_a_list_is_not_spelled_in_two_ways(folder):
     settings = data_settings(folder / "list.csv", "image_table")
     with pytest.raises(UnreadableSource, match=r"label holds 1 and 1\.0, the same value"):
         image_table.scan(settings)
-    told = settings.model_copy(update={"label_kind": "class"})
-    assert {file.label for file in image_table.scan(told).files} == {"1", "1.0", "2"}
+    kept = settings.model_copy(update={"label_kind": "class"})
+    assert {file.label for file in image_table.scan(kept).files} == {"1", "1.0", "2"}
 
 
 def test_a_table_may_lack_files_and_stays_inside_its_folder(folder, tmp_path):

@@ -61,7 +61,7 @@ def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
 
     monkeypatch.setattr(mlflow, "start_run", interrupted)
     with pytest.raises(KeyboardInterrupt), Recorder(KEY, run_id=first.run_id):
-        pytest.fail("the run had not begun")
+        pytest.fail("the run is not there yet")
     assert mlflow.active_run() is None
     assert mlflow.get_run(first.run_id).info.status == "KILLED"
 

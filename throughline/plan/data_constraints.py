@@ -51,16 +51,13 @@ def find_data_problems(
         problems += _of_windows(config, encoding)
     else:
         problems += _of_sequences(config) if text else _of_equal_lengths(config)
-    if not (windows or text):  # whose augmenting ops a snapshot calls with single examples
-        on_device = config.postprocess_on == "device"
-        ops_in_batches = [
-            (section, op)
-            for section, op in ops
-            if section == "postprocess" and not (on_device and op.device)
-        ]
-        problems += _of_single_examples(config, encoding, ops_in_batches)
-    else:
-        problems += _of_single_examples(config, encoding, ops)
+    on_device = config.postprocess_on == "device"
+    in_batches = [  # of other data a snapshot calls augmenting ops with single examples
+        (section, op)
+        for section, op in ops
+        if windows or text or (section == "postprocess" and not (on_device and op.device))
+    ]
+    problems += _of_single_examples(config, encoding, in_batches)
     if encoding.name == "image":
         problems += _of_sizes(config, [op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":

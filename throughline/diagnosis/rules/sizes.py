@@ -68,8 +68,9 @@ def _count_readers(facts: Facts) -> int:
 )
 def _few_shards(facts: Facts) -> str | None:
     turns = facts.config.interleave
-    enough = turns is None or facts.shard_count >= turns.cycle_length
-    if facts.plan.reads_snapshot or facts.plan.caches or turns is None or enough:
+    if turns is None or facts.plan.reads_snapshot or facts.plan.caches:
+        return None
+    if facts.shard_count >= turns.cycle_length:
         return None
     return f"{facts.shard_count} shards for {turns.cycle_length} readers"
 
