@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
-import typer
 
 from flows.run.processes import supervised
 from throughline.shared.errors import ServiceFailed
+from throughline.shared.progress import note
 
 HOST = "127.0.0.1"
-STARTUP_TIMEOUT_S = 120.0
+STARTUP_TIMEOUT_S = 180.0  # a first one makes its database; a busy machine takes its time
+POLL_S = 0.1
 LAST_LINES = 15
 BROKEN = 500  # statuses from here on are not of what was asked
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
@@ -50,10 +51,8 @@ class Running:
         if self.process.poll() is None:
             return ""
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        return (
-            f"{self.server.name} ended with exit code {self.process.returncode}; {self.log} ends"
-            f" with:\n{tail}"
-        )
+        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} is empty"
+        return f"{self.server.name} ended with exit code {self.process.returncode}; {said}"
 
     def check(self) -> None:
         """Raise ServiceFailed if it has ended, with the last lines of its log."""
@@ -83,12 +82,12 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
                     if full and began - starting_s - restarted_at[0] < RESTARTS_WITHIN_S:
                         raise ServiceFailed(end)
                     restarted_at.append(began - starting_s)
-                    typer.echo(f"{end}\nrestarting {one.server.name}")
+                    note(f"{end}\nrestarting {one.server.name}")
                     again = run_servers(one.server, logs=logs, append=True)
                     try:
                         (running[place],) = starts.enter_context(again)
                     except ServiceFailed as error:  # it counts as one that has ended again
-                        typer.echo(str(error))
+                        note(str(error))
                     starting_s += time.monotonic() - began
 
         yield look_after
@@ -112,7 +111,7 @@ def run_servers(
             Running(server=server, process=process, log=log)
             for server in servers
             for log in [logs / f"{server.name}.log"]
-            for process in [processes.enter_context(_started(server, log, "a" if append else "w"))]
+            for process in [processes.enter_context(_started(server, log, append=append))]
         ]
         try:
             for one in running:
@@ -125,10 +124,12 @@ def run_servers(
 
 
 @contextmanager
-def _started(server: ServerProcess, log: Path, mode: str) -> Iterator[subprocess.Popen]:
+def _started(server: ServerProcess, log: Path, *, append: bool) -> Iterator[subprocess.Popen]:
     environment = {**os.environ, **server.environment}
+    if not append:
+        log.write_bytes(b"")
     with (
-        log.open(mode) as file,
+        log.open("a") as file,  # another command's may write to it, too
         supervised(server.command, environment=environment, output=file) as process,
     ):
         yield process
@@ -143,7 +144,7 @@ def _wait_until(running: Running) -> None:
                 f"{running.server.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
                 f" is {running.log}"
             )
-        time.sleep(0.3)
+        time.sleep(POLL_S)
 
 
 def responds(url: str) -> bool:

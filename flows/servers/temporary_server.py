@@ -8,9 +8,8 @@ same, below our supervisors.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,16 +30,22 @@ from prefect.settings import (
 )
 
 from flows.run.locks import STATE_DIR
-from flows.run.processes import supervised
 from flows.servers.credentials import USER, random_secret
-from flows.servers.services import HOST, find_free_port, is_of_connection, responds
+from flows.servers.services import (
+    HOST,
+    ServerProcess,
+    find_free_port,
+    is_of_connection,
+    keep_running,
+    responds,
+)
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold
+from throughline.shared.progress import note
 
 NONE_RUNNING: Mapping[str, str] = MappingProxyType({})
 ATTEMPTS = 3  # another process may take the port first
-STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time
-POLL_S = 0.1
+LOOK_AFTER_S = 0.5
 DRAIN_TIMEOUT_S = 5.0
 REACH_TIMEOUT_S = 10.0
 
@@ -72,39 +77,39 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     for attempt in range(1, ATTEMPTS + 1):
-        port = find_free_port()
-        url = f"http://{HOST}:{port}/api"
+        # Other users of the machine reach the port, too.
+        port, password = find_free_port(), f"{USER}:{random_secret()}"
         with ExitStack() as server:
             # One at a time: the first ever makes the tables, and two that do it together fail.
-            password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
             with hold(
                 PREFECT_HOME.value() / "throughline.lock",
                 "a start of Prefect's server",
                 lambda who: None,
             ):
-                process = server.enter_context(start_server(port, password))
-                healthy = becomes_healthy(process, url)
-            if healthy:
-                # It has no UI: the log names no page.
-                with temporary_settings(
-                    updates={
-                        PREFECT_API_URL: url,
-                        PREFECT_API_AUTH_STRING: password,
-                        PREFECT_UI_URL: "",
-                    }
-                ):
-                    try:
-                        yield
-                    finally:
-                        _send_what_is_queued()
-                return
-        if attempt == ATTEMPTS:
-            raise ServiceFailed(
-                f"Prefect's temporary server ended with exit code {process.returncode}, or did not"
-                f" answer within {STARTUP_TIMEOUT_S:.0f} s. Should its database in"
-                f" {PREFECT_HOME.value()} be why: `export PREFECT_HOME=$PWD/.throughline/prefect`"
-                " gives this project one of its own"
-            )
+                try:
+                    server.enter_context(start_server(port, password))
+                except ServiceFailed as failure:
+                    if attempt < ATTEMPTS:
+                        continue
+                    raise ServiceFailed(
+                        "Prefect's temporary server does not start. Should its database in"
+                        f" {PREFECT_HOME.value()} be why: `export"
+                        " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
+                        f" own. {failure}"
+                    ) from failure
+            # It has no UI: the log names no page.
+            with temporary_settings(
+                updates={
+                    PREFECT_API_URL: f"http://{HOST}:{port}/api",
+                    PREFECT_API_AUTH_STRING: password,
+                    PREFECT_UI_URL: "",
+                }
+            ):
+                try:
+                    yield
+                finally:
+                    _send_what_is_queued()
+            return
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
@@ -151,35 +156,46 @@ def _send_what_is_queued() -> None:
 
 
 @contextmanager
-def start_server(port: int, password: str) -> Iterator[subprocess.Popen]:
+def start_server(port: int, password: str) -> Iterator[None]:
     """A Prefect server without UI on a port of this machine, with its database in PREFECT_HOME, for
-    as long as the block lasts.
+    as long as the block lasts; one that ends meanwhile is started again, and clients wait for it.
+
+    Raises:
+      ServiceFailed: it ended at once, or did not answer in time.
     """
+    ended = threading.Event()
     folder = str(Path(prefect.__file__).parents[1])
-    command = [
-        *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
-        "prefect.server.api.server:create_app",
-        *("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on"),
-    ]
-    environment = {
-        **os.environ,
-        **get_current_settings().to_environment_variables(exclude_unset=True),
-        "PREFECT_UI_ENABLED": "0",
-        "PREFECT_SERVER_API_AUTH_STRING": password,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
-        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT__SERVER_EPHEMERAL": "1",
-        "PREFECT__SERVER_FINAL": "1",
-    }
-    with supervised(command, environment=environment, output=None) as process:
-        yield process
+    server = ServerProcess(
+        name="temporary-prefect-server",
+        command=[
+            *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
+            "prefect.server.api.server:create_app",
+            *("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on"),
+        ],
+        healthy=lambda: ended.is_set() or responds(f"http://{HOST}:{port}/api/health"),
+        environment={
+            **get_current_settings().to_environment_variables(exclude_unset=True),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT_SERVER_API_AUTH_STRING": password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT__SERVER_FINAL": "1",
+        },
+    )
+    with keep_running(server, logs=PREFECT_HOME.value()) as look_after:
 
+        def look_after_it() -> None:
+            try:
+                while not ended.wait(LOOK_AFTER_S):
+                    look_after()
+            except ServiceFailed as failure:  # the run's next calls say that it is away
+                note(str(failure))
 
-def becomes_healthy(process: subprocess.Popen, url: str) -> bool:
-    """Wait until the server of a process answers at `url`; returns whether it does."""
-    deadline = time.monotonic() + STARTUP_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if responds(f"{url}/health"):
-            return True
-        time.sleep(POLL_S)
-    return False
+        thread = threading.Thread(target=look_after_it)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

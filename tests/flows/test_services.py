@@ -36,7 +36,7 @@ def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(
             time.sleep(0.05)
     assert "the reason" in str(failed.value)
     assert log.read_text() == "the reason\n" * (1 + MOST_RESTARTS)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("restarting worker") == MOST_RESTARTS and "the reason" in said
 
 
@@ -61,7 +61,7 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(
         for _ in range(1000):
             look_after()
             time.sleep(0.01)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
 
 
@@ -93,6 +93,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_started_again(tmp_path, numbe
         cwd=tmp_path,
         env=variables,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     ) as process:
         try:
@@ -132,6 +133,6 @@ def test_of_several_servers_the_one_that_ends_is_started_again(tmp_path, monkeyp
         while "restarting" not in said:
             time.sleep(0.05)
             look_after()
-            said += capsys.readouterr().out
+            said += capsys.readouterr().err
         look_after()
     assert "mlflow ended with exit code 3" in said and "prefect-server ended" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
 from base64 import b64encode
@@ -14,7 +15,13 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.logging import disable_run_logger
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    temporary_settings,
+)
+from shared_servers import prefect_template
 
 from flows.orchestration.artifacts import link_to_report
 from flows.servers.credentials import exclusive, published_environment, use_running_servers
@@ -108,6 +115,26 @@ def test_of_the_server_of_make_ui_no_variable_is_to_be_unset(tmp_path, monkeypat
     ):
         pytest.fail("the block was entered")
     assert url in str(failed.value) and "unset" not in str(failed.value)
+
+
+@pytest.mark.slow
+def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    prefect_template.copy(tmp_path / "home", dict(os.environ))
+    with (
+        temporary_settings({PREFECT_HOME: tmp_path / "home"}, restore_defaults={PREFECT_API_URL}),
+        prefect_server(),
+        get_client(sync_client=True) as client,
+    ):
+        client.hello()
+        below = psutil.Process().children(recursive=True)
+        (first,) = [process for process in below if process.cmdline()[1:3] == ["-m", "uvicorn"]]
+        first.kill()
+        first.wait()
+        client.hello()  # waits for the next one
+        children = psutil.Process().children(recursive=True)
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert "restarting temporary-prefect-server" in capfd.readouterr().err
 
 
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):

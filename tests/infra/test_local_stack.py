@@ -279,7 +279,7 @@ def test_stores_that_end_are_started_again(local, capsys):
         said = ""
         while said.count("restarting ") < 2:
             look_after()
-            said += capsys.readouterr().out
+            said += capsys.readouterr().err
             time.sleep(0.1)
         assert s3.open_client(home).cat("dvc/kept") == b"kept"
         asked = ("psql", "-d", "prefect", "-Atc", "SELECT 1")
