@@ -63,7 +63,7 @@ def comparison(
       measure_again: configurations that are profiled once more although nothing has changed, such
         as those that another program has disturbed; they are not trained again
     """
-    selected = select_pipelines(pipelines)
+    selected = select_pipelines(list(dict.fromkeys(pipelines)))
     with start_run(changes, name, only=selected) as run:
         chosen = selected or list(run.params.pipelines)
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]

@@ -28,6 +28,7 @@ from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
+from throughline.shared.errors import InvalidParams
 from throughline.shared.files import dump_json
 from throughline.shared.layout import Layout, from_here
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
@@ -66,6 +67,8 @@ def training(
       measure: whether to measure where time goes; without, the run ends with the training, which
         waits for no other that measures, and is no experiment yet
     """
+    if measure_again and not measure:
+        raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
     with start_run(changes, name, only=[pipeline]) as run:
         run = run.with_forced(list_profiles(measure_again, [pipeline]))
         run = run if measure else run.without_measuring()

@@ -54,15 +54,19 @@ class StageProgress:
     """A bar on the run's page: how many of its stages are done."""
 
     def __init__(self, stages: int) -> None:
-        self._stages, self._done = stages, 0
-        self._artifact: Any = create_progress_artifact(
-            0.0, key="progress", description=f"none of {stages} stages yet"
-        )
+        self._stages, self._done, self._artifact = stages, 0, None
+        with _for_the_page():
+            self._artifact = self._create()
+
+    def _create(self) -> Any:
+        what = f"none of {self._stages} stages yet"
+        return create_progress_artifact(0.0, key="progress", description=what)
 
     @_for_the_page()
     def advance(self, stage: str) -> None:
         """One more stage is done."""
         self._done += 1
+        self._artifact = self._artifact or self._create()
         update_progress_artifact(
             self._artifact,
             100 * self._done / self._stages,

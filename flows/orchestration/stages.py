@@ -74,7 +74,7 @@ def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
       UnknownPipeline: one of them is not.
     """
     check_pipelines_exist(chosen, names, option="--measure-again")
-    return [f"profile@{name}" for name in names]
+    return [f"profile@{name}" for name in dict.fromkeys(names)]
 
 
 @task(

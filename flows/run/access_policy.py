@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.run.git_calls import list_files
-from throughline.config.named_files import find_named_files
+from throughline.config.named_files import NETWORK, find_named_files, read_model_objects
 from throughline.config.params_file import read_yaml
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
@@ -30,6 +30,7 @@ SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # Of a worker's environment: the tf.data service of the stack that it belongs to.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
 # Their functions are not made to be called with anybody's options.
+LAYERS = "throughline.models."  # whose classes a model's file may need
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
@@ -175,21 +176,29 @@ class AccessPolicy:
         return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
 
     def _code(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        tracked: frozenset[str] | None = None
         known = {
             name for section in SECTIONS_WITH_CODE for name in _import_paths(self.own.get(section))
         }
+        unknown = [one for one in self._named_code(asked) if one[1] not in known]
+        tracked = frozenset(list_files(self.project, "--", "*.py") if unknown else ())
+        for where, name in unknown:
+            if not _is_module(name.partition(":")[0], tracked):
+                yield (
+                    f"{where}: {name} is not part of this project; runs from the UI may use"
+                    " its modules that git knows, and what params.yaml names already"
+                )
+
+    def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """What would be imported, and where it is named: in a section, or by the file of a model
+        that the project's own parameters do not name.
+        """
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
-                if name in known:
-                    continue
-                if tracked is None:
-                    tracked = frozenset(list_files(self.project, "--", "*.py"))
-                if not _is_module(name.partition(":")[0], tracked):
-                    yield (
-                        f"{section}: {name} is not part of this project; runs from the UI may use"
-                        " its modules that git knows, and what params.yaml names already"
-                    )
+                yield section, name
+        for key, file in sorted({*find_named_files(asked)} - {*find_named_files(self.own)}):
+            for name in read_model_objects(self.project / file) if key == NETWORK else ():
+                if not _is_own_layer(name):
+                    yield f"{key}: {file}", name
 
     def _services(self, asked: Mapping[str, Any]) -> Iterator[str]:
         granted = {*self.limits.service_addresses, os.environ.get(OWN_SERVICE, ""), "", None}
@@ -259,6 +268,12 @@ def _import_paths(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _import_paths(inner)
+
+
+def _is_own_layer(name: str) -> bool:
+    """Whether an import path names a class of this program that a model's file may hold."""
+    module, _, attribute = name.partition(":")
+    return module.startswith(LAYERS) and attribute.lstrip("_")[:1].isupper()
 
 
 def _is_module(module: str, tracked: frozenset[str]) -> bool:

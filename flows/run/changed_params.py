@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
@@ -41,7 +42,8 @@ class NamedChanges:
         apply_overrides(document, self.overrides)
         for override in self.overrides:
             *parents, key = _split_key(override)
-            _drop_comment(reduce(getitem, parents, document), key)
+            with suppress(KeyError, TypeError):  # a later one has replaced what it is in
+                _drop_comment(reduce(getitem, parents, document), key)
         return document
 
     def name_origin(self, problem: str) -> str:
@@ -118,10 +120,11 @@ def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     """
     joined = deepcopy(dict(first))
     for key, value in second.items():
-        name = key.removesuffix("!")
+        marked = isinstance(key, str) and key.endswith("!")
+        name = key.removesuffix("!") if marked else key
         replaces, is_new = f"{name}!" in joined, not {name, f"{name}!"} & joined.keys()
         before = joined.pop(f"{name}!" if replaces else name, None)
-        if is_new or key.endswith("!") or not isinstance(value, Mapping):
+        if is_new or marked or not isinstance(value, Mapping):
             joined[key] = value
         elif not isinstance(before, Mapping):
             joined[f"{name}!"] = value

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from flows.run.dvc_calls import DVC, dvc_environment
+from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment
 from flows.run.git_calls import find_committer, own_index, run_git, sign_as_nobody, without_hooks
 from flows.run.locks import hold_briefly
 from flows.run.processes import run_supervised
 from flows.run.workspace import Workspace
 from throughline.config.params_file import PARAMS_FILE
+from throughline.shared.errors import WorkspaceProblem
 
 LAST_STAGE = "report"
 
 
 def is_saved(workspace: Workspace, name: str) -> bool:
-    """Whether the project's commit has a DVC experiment `name`."""
-    reference = _experiment(workspace.root, name)
-    return bool(run_git(workspace.root, "for-each-ref", "--format=%(refname)", reference))
+    """Whether the project's commit has a DVC experiment `name` of the results and parameters that
+    are in the workspace: not of an earlier run, nor of one that was cut while it was kept.
+    """
+    root, experiment = workspace.root, _experiment(workspace.root, name)
+    params = workspace.params or (root / PARAMS_FILE).read_text(encoding="utf-8")
+    present = {LOCK_FILE: (root / LOCK_FILE).read_text(encoding="utf-8"), PARAMS_FILE: params}
+    with suppress(WorkspaceProblem):  # there is none, or one without such a file
+        return all(
+            run_git(root, "show", f"{experiment}:{file}") == text.removesuffix("\n")
+            for file, text in present.items()
+        )
+    return False
 
 
 def _experiment(root: Path, name: str) -> str:

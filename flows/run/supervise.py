@@ -117,13 +117,18 @@ def end_children(child: int, code: int | None, grace_s: float) -> int:
     """
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
-    while children := _children():
+    foreign: set[int] = set()  # another user's, which we cannot end
+    while children := [process for process in _children() if process not in foreign]:
         insist = time.monotonic() > deadline
         for process in children:
             # Killed processes leave us their children, which are met in the next round.
             if insist:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.kill(process, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                except PermissionError:
+                    foreign.add(process)
             elif process not in asked:
                 asked.add(process)
                 _terminate(process)
@@ -135,7 +140,7 @@ def end_children(child: int, code: int | None, grace_s: float) -> int:
 
 def _terminate(process: int) -> None:
     """Ask a child to end: its whole group, if that is not our own."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         group = os.getpgid(process)
         if group == os.getpgrp():
             os.kill(process, signal.SIGTERM)

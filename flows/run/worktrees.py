@@ -70,7 +70,8 @@ def forget_worktree(project: Path, root: Path) -> None:
 
 def _is_worktree(project: Path, root: Path) -> bool:
     """Whether a folder is the top of a worktree of the project."""
-    with suppress(WorkspaceProblem, OSError):
+    # No other error says that it is none, such as that the machine has no memory.
+    with suppress(WorkspaceProblem, FileNotFoundError, NotADirectoryError):
         top = Path(run_git(root, "rev-parse", "--show-toplevel"))
         return top.samefile(root) and _find_git(root).samefile(_find_git(project))
     return False

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,10 @@ class Running:
         """How it has ended, with the last lines of its log; empty while it runs."""
         if self.process.poll() is None:
             return ""
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} is empty"
+        tail = ""
+        with suppress(OSError):  # somebody has removed it
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} has no more of it"
         return f"{self.server.name} ended with exit code {self.process.returncode}; {said}"
 
     def check(self) -> None:
@@ -86,7 +88,7 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
                     again = run_servers(one.server, logs=logs, append=True)
                     try:
                         (running[place],) = starts.enter_context(again)
-                    except ServiceFailed as error:  # it counts as one that has ended again
+                    except (ServiceFailed, OSError) as error:  # as if it had ended again
                         note(str(error))
                     starting_s += time.monotonic() - began
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from flows.run.locks import STATE_DIR
 from flows.servers.credentials import USER, random_secret
 from flows.servers.services import (
     HOST,
+    STARTUP_TIMEOUT_S,
     ServerProcess,
     find_free_port,
     is_of_connection,
@@ -86,10 +88,12 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
                 "a start of Prefect's server",
                 lambda who: None,
             ):
+                started_at = time.monotonic()
                 try:
                     server.enter_context(start_server(port, password))
                 except ServiceFailed as failure:
-                    if attempt < ATTEMPTS:
+                    waited_s = time.monotonic() - started_at
+                    if attempt < ATTEMPTS and waited_s < STARTUP_TIMEOUT_S:
                         continue
                     raise ServiceFailed(
                         "Prefect's temporary server does not start. Should its database in"
@@ -189,13 +193,14 @@ def start_server(port: int, password: str) -> Iterator[None]:
             try:
                 while not ended.wait(LOOK_AFTER_S):
                     look_after()
-            except ServiceFailed as failure:  # the run's next calls say that it is away
-                note(str(failure))
+            except Exception as failure:  # noqa: BLE001 - the run's next calls say that it is away
+                note(f"Prefect's temporary server is not started again: {failure}")
 
-        thread = threading.Thread(target=look_after_it)
-        thread.start()
+        thread = threading.Thread(target=look_after_it, daemon=True)
         try:
+            thread.start()
             yield
         finally:
             ended.set()
-            thread.join()
+            if thread.ident:
+                thread.join()

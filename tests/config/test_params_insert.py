@@ -16,6 +16,8 @@ TEXTS = {
     "a comment after it": "pipelines:\n    naive:\n        read: shards\n    # more\n\nb: [1]\n",
     "lines of Windows": "pipelines:\r\n  naive: {read: shards}\r\nb: 1\r\n",
     "a flow mapping over lines": "pipelines:\n  naive: {read: shards,\n    prefetch: 2}\nb: 1\n",
+    "an empty value at the end": "pipelines:\n  naive:\n    read: shards\n    cache:\n",
+    "an empty value before a section": "pipelines:\n  a: {}\n  b:\n    cache:\nc: 1\n",
     "an anchor": "x: &x {read: shards}\npipelines:\n  naive: *x\n  other:\n    <<: *x\nb: 1\n",
 }
 
@@ -59,6 +61,7 @@ def test_the_same_configuration_is_not_added_twice(tmp_path):
     ("text", "why"),
     [
         ("pipelines: {naive: {read: shards}}\n", "no lines can be added"),
+        ("x: &x {read: shards}\npipelines:\n  naive:\n    *x\n", "no lines can be added"),
         ("pipelines:\n  tuned: {read: shards}\n", "says something else"),
     ],
 )

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -187,6 +188,11 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
     resolved = resolve(folder, Changes(overrides=["pipelines.naive.prefetch=2"]))
     with open_workspace(resolved, name="tuned") as workspace:
         assert is_saved(workspace, "tuned"), "so the same command does not keep it again"
+        other = replace(workspace, params=(folder / "params.yaml").read_text())
+        assert not is_saved(other, "tuned"), "it was cut before its parameters were replaced"
+        lock = workspace.root / "dvc.lock"
+        lock.write_text(lock.read_text().replace("train@", "trained@"))
+        assert not is_saved(workspace, "tuned"), "it is of an earlier run"
     run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
     again = run(folder, "python", "-m", "flows.comparison", *CHANGE)
     assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.run.parameters import Changes, find_numbers
 from flows.run.resolution import resolve, share_resolved
-from throughline.config.params_file import parse_yaml, read_yaml
+from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams, UnknownPipeline
 
 TRAIN = "train: {epochs: 2, learning_rate: 0.01}\n"
@@ -243,6 +243,29 @@ def test_a_problem_of_the_file_itself_is_the_file_s(project):
         file.write("measur: {}\n")
     with pytest.raises(InvalidParams, match=r"params\.yaml: measur is not a field"):
         resolve(project, Changes(overlay={"batch_size": 8}))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.options.width=64", "model={name: small_cnn}"],
+        ["pipelines.naive.map.parallel=2", "pipelines.naive={read: shards}"],
+    ],
+)
+def test_the_later_of_two_overrides_wins(project, overrides):
+    whole = resolve(project, Changes(overrides=overrides[1:]))
+    assert resolve(project, Changes(overrides=overrides)).params == whole.params
+
+
+@pytest.mark.parametrize("text", ["my photos #1", "#1", "a#b"])
+def test_an_override_is_not_cut_where_yaml_has_comments(text):
+    document = {}
+    apply_overrides(document, [f"data.path={text}", "a=[1, 2] # two"])
+    assert document == {"data": {"path": text}, "a": [1, 2]}
+
+
+def test_keys_of_overlays_need_be_no_text():
+    assert join_overlays({"a": {1: 0, "b": 1}}, {"a": {1: 2}}) == {"a": {1: 2, "b": 1}}
 
 
 def test_what_was_said_of_a_former_value_is_not_said_of_the_new_one():

@@ -21,7 +21,7 @@ from throughline.config.params import check
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory
-from throughline.tuning.contest import Training, _mean_batch
+from throughline.tuning.contest import Training
 from throughline.tuning.contestant import Contestant, ContestantLost, do_once
 from throughline.tuning.jobs import Entry, Opened
 
@@ -72,7 +72,7 @@ def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
     one = Training(entry)
     examples, steps = one._pipeline.examples, one._pipeline.steps_per_epoch
     assert examples % 100
-    assert _mean_batch(one._pipeline) == examples / steps < 100
+    assert one._sample.mean_batch == examples / steps < 100
 
 
 def test_the_workers_of_its_service_count_as_its_memory_and_a_kill_is_said(layout, tmp_path):

@@ -12,7 +12,8 @@ from pathlib import Path
 from throughline.shared.layout import MODEL_SPEC
 
 TOKENIZER = "preprocess: tokenize.model"
-MODELS = {"model.from": "from", "model.weights": "weights"}
+NETWORK = "model.from"
+MODELS = {NETWORK: "from", "model.weights": "weights"}
 
 
 def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -90,8 +90,8 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def _read_value(text: str) -> Any:
     """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth,
-    which the parser pays for dearly. Ruamel's own parser takes module:name in brackets, as YAML 1.2
-    does; libyaml does not.
+    which the parser pays for dearly; a plain text is all that is written. Ruamel's own parser takes
+    module:name in brackets, as YAML 1.2 does; libyaml does not.
     """
     if not text.strip():
         return None
@@ -99,4 +99,7 @@ def _read_value(text: str) -> Any:
         raise ValueError("too long or too deep")
     if any(isinstance(event, AliasEvent) for event in YAML(typ="safe", pure=True).parse(text)):
         raise ValueError("aliases are not expanded here")
-    return YAML(typ="safe", pure=True).load(text)
+    value, written = YAML(typ="safe", pure=True).load(text), text.strip()
+    # What YAML takes for a comment is part of a path, such as `my photos #1`.
+    is_cut = isinstance(value, str) and written.startswith(value)
+    return written if is_cut or written.startswith("#") else value

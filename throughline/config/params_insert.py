@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
 from throughline.config.params_file import parse_yaml
-from throughline.shared.errors import Untunable
+from throughline.shared.errors import InvalidParams, Untunable
 from throughline.shared.files import atomic_file
 
 SECTION = "pipelines"
@@ -58,12 +59,18 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
         )
     changed = _insert(text, name, config)
     expected = {**before, SECTION: {**before[SECTION], name: dict(config)}}
-    if changed is None or parse_yaml(changed, path.name) != expected:
+    if changed is None or _parse_or_none(changed, path.name) != expected:
         raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as it is. {by_hand}")
     with atomic_file(path.resolve()) as temporary, temporary.open("w", newline="") as file:
         shutil.copymode(path, temporary)
         file.write(changed)
     return True
+
+
+def _parse_or_none(text: str, name: str) -> dict[str, Any] | None:
+    with suppress(InvalidParams):
+        return parse_yaml(text, name)
+    return None
 
 
 def _insert(text: str, name: str, config: Mapping[str, Any]) -> str | None:
@@ -90,6 +97,8 @@ def _find_value(root: Node | None, key: str) -> Node | None:
 
 def _last_line(node: Node) -> int:
     """The last line that a node takes, without the comments and blank lines after it."""
+    if node.start_mark.index == node.end_mark.index:  # an empty value, of which the key says where
+        return 0
     if isinstance(node, CollectionNode) and not node.flow_style:
         pairs = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]
         return max(map(_last_line, pairs), default=node.start_mark.line)

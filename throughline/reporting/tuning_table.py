@@ -59,7 +59,8 @@ def to_terminal(result: TuningResult) -> Table:
     for each in shown:
         table.add_row(*map(Text, _cells(each)), style="" if each.dropped else "bold")
     if hidden := len(result.candidates) - len(shown):
-        table.caption = f"and {hidden} forms that were not raced"
+        forms = "1 form that was" if hidden == 1 else f"{hidden} forms that were"
+        table.caption = f"and {forms} not raced"
     return table
 
 

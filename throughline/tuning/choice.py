@@ -31,7 +31,7 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 class Choice:
     """What is chosen, what it is compared with, and how many times as long it takes; `pays_from` is
     the first epoch after which it has taken less than the baseline. `disturbed`: others were at
-    work when it was to be confirmed.
+    work when it was to be confirmed; `lost`: one of one's own was, and may be the fastest.
     """
 
     outcome: Outcome
@@ -43,6 +43,7 @@ class Choice:
     pays_from: int | None
     reason: str = ""
     disturbed: bool = False
+    lost: bool = False
 
 
 def choose(
@@ -173,11 +174,12 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     """The last line of a search."""
     incumbent = f"`{choice.incumbent}`"
     if choice.outcome == "undecided":
-        advice = (
-            "Run it again while nothing else runs"
-            if choice.disturbed or race.disturbed_by()
-            else "The same command goes on there; or give a longer --time"
-        )
+        if choice.disturbed or race.disturbed_by():
+            advice = "Run it again while nothing else runs"
+        elif choice.lost:
+            advice = "The same command tries it once more; or take it out of pipelines"
+        else:
+            advice = "The same command goes on there; or give a longer --time"
         return (
             f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. {advice}"
         )

@@ -23,6 +23,7 @@ from throughline.assembly.training import open_batches
 from throughline.config.params import Params
 from throughline.measurement.train_steps import repeat_batch, repeat_batches
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.sequence_batches import sequence_lengths
 from throughline.pipelines.read.stream_readers import read
 from throughline.plan.steps import Read
 from throughline.shared.layout import Layout
@@ -55,10 +56,13 @@ class Training:
         address = self._service.enter_context(open_input_service(entry.config))
         pipeline, self._step, self._sample = _open(entry, address=address)
         self._pipeline = pipeline
+        started_at = time.perf_counter()
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
+        saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
+        self._saved_s = time.perf_counter() - started_at if saves else 0.0
         self._left, has_cache = 0, bool(pipeline.plan.caches)
         if has_cache:
-            zeros = _repeat_zeros(self._batches.element_spec, pipeline.batch_size)
+            zeros = _repeat_zeros(pipeline, self._batches.element_spec)
             advance(self._step, zeros)  # builds the graph, and what the device needs for it
             self._step.settle()
         else:
@@ -77,15 +81,23 @@ class Training:
         """Train through the first epoch, in which a cache is filled; returns what that takes of all
         examples [s].
         """
-        done, started_at = 0, time.perf_counter()
+        started_at = time.perf_counter()
+        first = done = self._advance()
+        began_at = time.perf_counter()
         while done < self._sample.steps:
             done += self._advance()
         self._step.settle()
-        return (time.perf_counter() - started_at) / self._sample.share
+        ended_at, sample = time.perf_counter(), self._sample
+        saved_s = self._saved_s / sample.share
+        if done == first:
+            return (ended_at - started_at) / sample.share + saved_s
+        # What an epoch begins with, as opening files, is not the more for more examples.
+        more = (sample.steps / sample.share - first) / (done - first)
+        return began_at - started_at + (ended_at - began_at) * more + saved_s
 
     def turn(self) -> Turn:
         """Train for a moment, from the state in which the last turn has left all buffers."""
-        return _take_turn(self._step, self._advance, _mean_batch(self._pipeline))
+        return _take_turn(self._step, self._advance, self._sample.mean_batch)
 
     def _advance(self) -> int:
         """Run the next execution, as `fit` does; returns its steps."""
@@ -116,14 +128,13 @@ class Ceiling:
 
 
 class Fit:
-    """Trains a few epochs, of at most `steps`, by `fit` itself, with a cache that is full; `opened`
+    """Trains a few epochs, of so many `steps`, by `fit` itself, with a cache that is full; `opened`
     is the rate of all but the first of them [examples/s].
     """
 
     def __init__(self, entry: Entry, steps: int) -> None:
         with open_input_service(entry.config) as address:
-            pipeline, step, _ = _open(entry, address=address)
-            steps = min(steps, pipeline.steps_per_epoch)
+            pipeline, step, sample = _open(entry, address=address)
             held_out = open_input_pipeline(
                 _only(entry),
                 entry.name,
@@ -144,7 +155,7 @@ class Fit:
                 callbacks=[clock],
             )
         counted = clock.seconds[1:]
-        self.opened = len(counted) * steps * _mean_batch(pipeline) / sum(counted)
+        self.opened = len(counted) * steps * sample.mean_batch / sum(counted)
 
 
 class _EpochClock(keras.callbacks.Callback):
@@ -171,12 +182,13 @@ class _Report:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """The share of the training split's examples that there are for an entry, and the steps of
-    their epoch.
+    """The share of the training split's examples that there are for an entry, the steps of their
+    epoch, and the examples of a batch, on average over an epoch, whose last one may be small.
     """
 
     share: float
     steps: int
+    mean_batch: float
 
 
 def _open(
@@ -196,15 +208,13 @@ def _open(
         make_step_model(models, params.train, Feed.of(pipeline, params.train, gathers=gathers))
     )
     share = given.shards.examples("train") / data.shards.examples("train")
-    steps = pipeline.steps_per_epoch
+    steps, counted = pipeline.steps_per_epoch, pipeline
     if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
-        steps = min(steps, math.ceil(share * replace(pipeline, data=data).steps_per_epoch))
-    return pipeline, step, _Sample(share=share, steps=steps)
-
-
-def _mean_batch(pipeline: InputPipeline) -> float:
-    """Examples of a batch, on average over an epoch, whose last one may be small."""
-    return pipeline.examples / pipeline.steps_per_epoch
+        whole = replace(pipeline, data=data)
+        steps = min(steps, math.ceil(share * whole.steps_per_epoch))
+        counted = whole if pipeline.plan.batching else pipeline
+    mean_batch = counted.examples / counted.steps_per_epoch
+    return pipeline, step, _Sample(share=share, steps=steps, mean_batch=mean_batch)
 
 
 def _find_loaded(pipeline: InputPipeline) -> Read | None:
@@ -213,11 +223,14 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
     return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
-def _repeat_zeros(spec: Any, examples: int) -> Iterator[Any]:
-    """Batches of so many examples of zeros, of the form of others."""
+def _repeat_zeros(pipeline: InputPipeline, spec: Any) -> Iterator[Any]:
+    """Batches of zeros, of the form of others; texts are as long as the longest."""
+    is_text = pipeline.plan.spec.schema.is_text
+    longest = int(sequence_lengths(pipeline.data, pipeline.split).max()) if is_text else 1
 
     def zeros(one: Any) -> tf.Tensor:
-        sizes = [size or (1 if place else examples) for place, size in enumerate(one.shape)]
+        unknown = (longest if place else pipeline.batch_size for place in range(len(one.shape)))
+        sizes = [size or other for size, other in zip(one.shape, unknown, strict=True)]
         return tf.zeros(sizes, one.dtype)
 
     batch = tf.nest.map_structure(zeros, spec)

@@ -30,12 +30,12 @@ PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLo
 
 class ContestantLost(Exception):
     """A contestant that was killed, failed or does not answer; says which of it. `failure` is what
-    it said itself.
+    it said itself; `late`: it was at work when the time for it was up.
     """
 
-    def __init__(self, reason: str, failure: Failure | None = None) -> None:
+    def __init__(self, reason: str, failure: Failure | None = None, *, late: bool = False) -> None:
         super().__init__(reason)
-        self.failure = failure
+        self.failure, self.late = failure, late
 
     @property
     def passing(self) -> bool:
@@ -122,7 +122,7 @@ class Contestant:
     def _receive(self, timeout_s: float) -> Any:
         try:
             if not self._pipe.poll(timeout_s):
-                raise ContestantLost(f"does not answer within {timeout_s:.0f} s")
+                raise ContestantLost(f"does not answer within {timeout_s:.0f} s", late=True)
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise ContestantLost(self._describe_end()) from None

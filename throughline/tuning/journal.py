@@ -120,9 +120,11 @@ class Journal:
 
     def forget_disturbed(self) -> None:
         """Let the rounds in which other programs were at work be raced again, and all that follows
-        from a cache that was filled meanwhile.
+        from a cache that was filled meanwhile; prices, too, are measured once more then.
         """
         entrances = self.pages.entrances
+        if any(one.disturbed for one in self.pages.rounds):
+            self.pages.predicted = None
         again = {name for name, entrance in entrances.items() if entrance.disturbed}
         self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
         self.pages.rounds = [

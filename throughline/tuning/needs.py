@@ -75,6 +75,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as people write them: 38 MiB, 1.1 GiB."""
+    """Bytes as people write them: 12 kiB, 38 MiB, 1.1 GiB."""
     mib = count / 2**20
+    if mib < 1:
+        return f"{count / 2**10:.0f} kiB"
     return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"  # noqa: PLR2004

@@ -22,6 +22,7 @@ from throughline.tuning.space import CEILING
 
 FILL = "fill"  # the heat in which caches are filled
 LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
+FILL_SHARE = 0.5  # of the whole time, within which it would have to be full
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 
@@ -49,6 +50,7 @@ class Pool:
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
         self._turns: dict[str, Turn] = {}
+        self._opened_at = time.monotonic()
 
     def __enter__(self) -> Pool:
         return self
@@ -174,8 +176,9 @@ class Pool:
         """What a contestant needs once [s], to fill its cache or to load, while all others stand
         still, and whether other programs disturbed it: it is measured once more then, by another
         process, and if they still are at work that is a disturbed round. None where the contestant
-        is lost, or has been given up since the time is up.
+        is lost, has been given up since the time is up, or is out since it takes most of it.
         """
+        whole_s = until - self._opened_at
         for again in (False, True):
             if again:
                 self.end(name)
@@ -187,7 +190,11 @@ class Pool:
                 try:
                     seconds = self._open[name][0].ask(order, timeout_s=allowed_s)
                 except ContestantLost as lost:
-                    if lost.passing and time.monotonic() > until:
+                    if lost.late and allowed_s >= min(OPENING_S, FILL_SHARE * whole_s):
+                        what = "filling its cache" if order == "fill" else "loading"
+                        self._journal.drop(name, f"{what} takes longer than {allowed_s:.0f} s")
+                        self.end(name)
+                    elif lost.passing and time.monotonic() > until:
                         self.end(name)
                     else:
                         self._lose(name, lost)

@@ -56,9 +56,9 @@ def survey_data(question: Question, folder: Path) -> Survey:
         raise Untunable(
             f"the prepared data cannot be surveyed, or a few steps trained: {lost}"
         ) from lost
-    if surveyed.steps_per_epoch < FEWEST_STEPS:
+    if (steps := surveyed.steps_per_epoch) < FEWEST_STEPS:
         raise Untunable(
-            f"an epoch has {surveyed.steps_per_epoch} steps, and at least {FEWEST_STEPS} are"
+            f"an epoch has {steps} step{'s' * (steps > 1)}, and at least {FEWEST_STEPS} are"
             " needed to see how fast they are; use more data, or a smaller batch_size"
         )
     return surveyed

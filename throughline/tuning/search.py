@@ -26,7 +26,7 @@ from throughline.tuning.choice import (
     pick_survivors,
 )
 from throughline.tuning.confirmation import Confirmation, confirm, prove
-from throughline.tuning.contestant import ContestantLost, do_once
+from throughline.tuning.contestant import OPENING_S, ContestantLost, do_once
 from throughline.tuning.jobs import Entry
 from throughline.tuning.journal import Journal
 from throughline.tuning.needs import Need, find_excess
@@ -50,6 +50,7 @@ MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
 MOST_CONFIRMED = 2  # of those that lead, one after another where `fit` does not confirm the lead
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
+PRICING_SHARE, LEAST_PRICING_S = 0.5, 30.0  # of what is left for racing then
 
 
 class Search:
@@ -229,7 +230,7 @@ class Search:
 
     @property
     def _own(self) -> list[str]:
-        return [name for name in self.rivals if name in self._own_names]
+        return [name for name in self._own_names if name in self.rivals]
 
     def _is_searched(self, name: str) -> bool:
         return self._candidates[name].family not in (OWN, RULES)
@@ -296,6 +297,7 @@ class Search:
             held_ms=turn.held_ms if turn else step_ms,
         )
         echo("measuring what the parts of the pipelines cost")
+        left_s = PRICING_SHARE * (self._racing_until - time.monotonic())
         try:
             predicted: dict[str, float] = do_once(
                 "price",
@@ -304,9 +306,12 @@ class Search:
                 list(self._candidates.values()),
                 model_step,
                 log=self.journal.folder / "price.log",
+                timeout_s=min(OPENING_S, max(LEAST_PRICING_S, left_s)),
             )
         except ContestantLost as lost:
             echo_problem(f"no prices, forms are tried in their own order: {lost}")
+            if lost.late:
+                self.journal.note_prices({})
         else:
             self.journal.note_prices(predicted)
 
@@ -329,7 +334,7 @@ class Search:
         if not lost:
             return choice
         why = f"`{lost[0]}`, one of your own, {self.journal.pages.dropped[lost[0]]}"
-        return replace(choice, outcome="undecided", reason=why)
+        return replace(choice, outcome="undecided", reason=why, lost=True)
 
     def _list_unraced(self) -> list[str]:
         """What the time did not suffice for: of what is given each, and families of which no form

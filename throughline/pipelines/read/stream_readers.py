@@ -194,7 +194,8 @@ def sample_stream_by_class(
     count = data.shards.examples(split)
     labels, weights = read_labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
-    sizes = np.bincount(labels, minlength=len(weights))
+    # Of shards that are a sample, as many of each class as there are on average.
+    sizes = np.bincount(labels, minlength=len(weights)) * count // len(labels)
 
     def stream(label: int) -> tf.data.Dataset:
         own = dataset.filter(lambda element: element["label"] == label, name="class").repeat()
