@@ -1,10 +1,10 @@
 """Look after the shards and snapshots in the object store of `storage.url`.
 
 verify reads every object of this project's shards and snapshot and compares it with its digests;
-nothing is kept. gc lists snapshots and shards that no commit, branch, tag, stash or experiment of
-this clone reaches and that nobody has written to for a day; with --yes it removes them. Those of
-another project with the same storage.url are among them. Where a part of the history cannot be
-read, nothing is removed.
+nothing is kept. gc lists snapshots and shards that no commit, branch, tag, stash, experiment or
+worktree of this clone reaches and that nobody has written to for a day; with --yes it removes them.
+Those of another project with the same storage.url are among them, and what others have pushed and
+this clone has not fetched. Where a part of the history cannot be read, nothing is removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,14 +30,17 @@ from throughline.data.shards.index import Shard
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.shared.files import PARTIAL
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore, StoredObject, open_store
 from throughline.shared.progress import echo, echo_result, in_threads, progress
+from throughline.shared.scratch import Scratch
 
 LEFT_ALONE = timedelta(days=1)  # since the last object of a snapshot: somebody may be writing it
 SHOWN = 3
 THREADS = 8
 DELETED_TOGETHER = 500
+NOTES = ".done-*.json"
 
 
 def verify(params: Params, layout: Layout) -> str:
@@ -48,15 +50,15 @@ def verify(params: Params, layout: Layout) -> str:
     Raises:
       ObjectStoreFailed: an object is missing or damaged; names it and the shard or rows.
     """
-    with tempfile.TemporaryDirectory(dir=layout.snapshot.parent) as scratch:
-        data = open_prepared_data(
-            manifest=layout.manifest,
-            shards=layout.shards,
-            snapshot=layout.snapshot,
-            preprocess=params.preprocess,
-            storage=Storage(url=params.storage.url, cache=Path(scratch)),
-        )
-        sizes = [*_verify_shards(data, open_store(params.storage.url)), *_verify_columns(data)]
+    scratch = Scratch()
+    data = open_prepared_data(
+        manifest=layout.manifest,
+        shards=layout.shards,
+        snapshot=layout.snapshot,
+        preprocess=params.preprocess,
+        storage=Storage(url=params.storage.url, cache=scratch.new_folder()),
+    )
+    sizes = [*_verify_shards(data, open_store(params.storage.url)), *_verify_columns(data)]
     if not sizes:
         return "shards and columns are in files; `python -m tasks.verify` checks them"
     return f"{len(sizes):,} objects, {sum(sizes) / 2**20:,.1f} MiB: all digests match"
@@ -95,13 +97,14 @@ def find_unreachable(
     objects: Sequence[StoredObject], reachable: set[str], *, now: datetime
 ) -> dict[str, list[StoredObject]]:
     """The objects of the snapshots, by key, and those of shards, that are not reachable and that
-    nobody has written to of late; what else is in the bucket is none of them.
+    nobody has written to of late, of a snapshot to none of its objects; what else is in the bucket
+    is none of them.
     """
     found: dict[str, list[StoredObject]] = {}
     for one in objects:
-        folder = one.name.partition("/")[0]
+        folder, is_old = one.name.partition("/")[0], now - one.modified_at >= LEFT_ALONE
         of_snapshot = is_of_snapshot(one.name) and folder not in reachable
-        if of_snapshot or (is_of_shard(one.name) and one.name not in reachable):
+        if of_snapshot or (is_of_shard(one.name) and one.name not in reachable and is_old):
             found.setdefault(folder, []).append(one)
     return {
         folder: group
@@ -112,29 +115,32 @@ def find_unreachable(
 
 def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
     """Keys of the snapshots, and names of the objects of shards, that a commit or experiment of the
-    project in `root` has, of its worktree, and of its runs.
+    project in `root` has, or one of its worktrees, those of runs among them, finished or not.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read; says which, and what to do.
     """
     outputs = ("snapshot", "shards") if with_shards else ("snapshot",)
     unreadable, keys = [], set[str]()
-    for folder in (root, *root.glob(".throughline/workspaces/*")):
-        for path in itertools.chain(*(folder.glob(f"data/{one}*/{INDEX}") for one in outputs)):
+    folders = _list_worktrees(root)
+    for path in itertools.chain(*(_list_present(folder, outputs) for folder in folders)):
+        try:
             keys |= _read_names(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            unreadable.append(str(path))
     if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
         unreadable.append("the commits before this shallow clone")
     cache = find_cache(root)
     locks = {
         commit: _git(root, "show", f"{commit}:./dvc.lock") for commit in _commits_of_lock(root)
     }
-    here = root / "dvc.lock"
-    locks |= {"dvc.lock": here.read_text()} if here.exists() else {}
-    for commit, lock in locks.items():
+    present = [folder / "dvc.lock" for folder in folders]
+    locks |= {str(file): file.read_text() for file in present if file.exists()}
+    for where, lock in locks.items():
         try:
             keys |= _read_lock(lock, cache, outputs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError):
-            unreadable.append(commit[:10])
+            unreadable.append(where if where.endswith("dvc.lock") else where[:10])
     if unreadable:
         more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
         raise WorkspaceProblem(
@@ -143,6 +149,25 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
             " needs of DVC's cache (`dvc fetch --all-commits shard snapshot`) first"
         )
     return keys
+
+
+def _list_worktrees(root: Path) -> set[Path]:
+    """The folder of the project in every worktree of its repository, and those of its runs."""
+    listed = _git(root, "worktree", "list", "--porcelain", "-z").split("\0")
+    tops = [Path(line.removeprefix("worktree ")) for line in listed if line.startswith("worktree ")]
+    below = _git(root, "rev-parse", "--show-prefix").strip()
+    runs = root.absolute().glob(".throughline/workspaces/*")
+    return {root.absolute(), *(top / below for top in tops), *runs}
+
+
+def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
+    """What says, in a folder, which objects are there for it: indexes, also of unfinished outputs,
+    and the notes of their shards.
+    """
+    for one in outputs:
+        yield from folder.glob(f"data/{one}/{INDEX}")
+        yield from folder.glob(f"data/{one}.*{PARTIAL}/{INDEX}")
+        yield from folder.glob(f"data/{one}.*{PARTIAL}/{NOTES}")
 
 
 def _commits_of_lock(root: Path) -> list[str]:
@@ -166,11 +191,16 @@ def _read_lock(lock: str, cache: Path, outputs: Sequence[str]) -> set[str]:
 
 
 def _read_names(path: Path) -> set[str]:
-    """The key of the snapshot that an index is of, or the names of the objects of its shards."""
+    """The key of the snapshot that an index is of, or the names of the objects of its shards; what
+    a note says of one shard.
+    """
     index = json.loads(path.read_bytes())
     if "key" in index:
         return {index["key"]}
-    return {object_name(shard["digest"]) for shard in index["shards"]}
+    if "objects" in index:
+        return {name.partition("/")[0] for name in index["objects"]}
+    shards = index.get("shards", [index])
+    return {object_name(shard["digest"]) for shard in shards}
 
 
 def _git(root: Path, *words: str) -> str:

@@ -49,8 +49,8 @@ def upload(source: Path, url: str) -> str:
         files = {path.relative_to(source).as_posix(): path for path in found}
     if not files:
         raise DataNotFound(f"{source} has no files in it")
-    for path in files.values():
-        _check_readable(path)
+    for name, path in files.items():
+        _check_readable(name, path)
     sizes = in_threads(partial(_put, store), files.items(), workers=READERS)
     size = sum(progress(sizes, total=len(files), label="upload", unit="files"))
     return f"{len(files):,} objects, {size / 2**20:,.1f} MiB, in {url}"
@@ -80,7 +80,10 @@ def _list_files(source: Path) -> Iterator[Path]:
                 yield path
 
 
-def _check_readable(path: Path) -> None:
+def _check_readable(name: str, path: Path) -> None:
+    if os.fsencode(name).decode(errors="replace") != name:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UnexpectedFiles(f"{shown} is no UTF-8, as names of objects are; rename it")
     try:
         path.open("rb").close()
     except OSError as error:

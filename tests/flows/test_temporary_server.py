@@ -121,19 +121,23 @@ def test_of_the_server_of_make_ui_no_variable_is_to_be_unset(tmp_path, monkeypat
 def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     prefect_template.copy(tmp_path / "home", dict(os.environ))
+    others = psutil.Process().children(recursive=True)
     with (
         temporary_settings({PREFECT_HOME: tmp_path / "home"}, restore_defaults={PREFECT_API_URL}),
         prefect_server(),
         get_client(sync_client=True) as client,
     ):
         client.hello()
-        below = psutil.Process().children(recursive=True)
-        (first,) = [process for process in below if process.cmdline()[1:3] == ["-m", "uvicorn"]]
+        (first,) = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process not in others and process.cmdline()[1:3] == ["-m", "uvicorn"]
+        ]
         first.kill()
         first.wait()
         client.hello()  # waits for the next one
-        children = psutil.Process().children(recursive=True)
-    assert not psutil.wait_procs(children, timeout=20)[1]
+        below = [one for one in psutil.Process().children(recursive=True) if one not in others]
+    assert not psutil.wait_procs(below, timeout=20)[1]
     assert "restarting temporary-prefect-server" in capfd.readouterr().err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,28 @@ def test_what_still_works_for_earlier_work_cannot_write_into_the_folder_of_other
     with resumable_folder(tmp_path / "x", key="other"), pytest.raises(FileNotFoundError):
         (earlier / "member").write_text("of earlier work")
     assert not [*(tmp_path / "x").iterdir()]
+
+
+def test_what_is_cut_while_it_is_thrown_away_is_never_gone_on_with(tmp_path, monkeypatch):
+    with pytest.raises(InterruptedError), resumable_folder(tmp_path / "x", key="one") as earlier:
+        (earlier / "finished").write_text("all of it")
+        (earlier / "note").write_text("finished is complete")
+        raise InterruptedError
+
+    def cut(folder: Path, **_: object) -> None:
+        if (folder / "finished").exists():
+            (folder / "finished").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", cut)
+        with resumable_folder(tmp_path / "x", key="other"):
+            pass
+    with pytest.raises(FileNotFoundError), atomic_file(earlier / "late") as file:
+        file.write_text("of earlier work")
+    with resumable_folder(tmp_path / "x", key="one") as again:
+        assert not [*again.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_what_a_process_that_was_killed_elsewhere_has_begun_is_not_in_the_finished_folder(tmp_path):

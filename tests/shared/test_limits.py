@@ -66,10 +66,12 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
         (tmp_path / "cgroup").write_text(f"8:pids:/elsewhere\n{listed}")
         kind = "cgroup none rw,memory,cpu,cpuacct" if first else "cgroup2 none rw"
         shown = str(mount).replace(" ", "\\040")
-        (tmp_path / "mountinfo").write_text(
-            "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-            "39 31 0:36 / /pids rw,relatime shared:8 - cgroup none rw,pids\n"
-            f"35 31 0:32 {root} {shown} rw,relatime shared:9 - {kind}\n"
+        (tmp_path / "mountinfo").write_bytes(
+            b"23 1 8:1 / / rw - ext4 /dev/sda1 rw\n24 1 8:2 / /\xff rw - ext4 /dev/sda2 rw\n"
+            + os.fsencode(
+                "39 31 0:36 / /pids rw,relatime shared:8 - cgroup none rw,pids\n"
+                f"35 31 0:32 {root} {shown} rw,relatime shared:9 - {kind}\n"
+            )
         )
         return tmp_path
 

@@ -5,6 +5,7 @@ cannot.
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import threading
 import time
@@ -47,6 +48,14 @@ def test_what_is_written_is_read_listed_and_removed(bucket_url):
     assert [one.name for one in opened.list("a")] == ["a/one"]
     opened.delete(["a/one", "a/none", "b/two"])
     assert not list(opened.list())
+
+
+def test_the_endpoint_of_s3_alone_comes_first_as_for_dvc(bucket_url, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", os.environ["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    store = open_store(bucket_url)
+    store.write("there", b"1")
+    assert store.read("there") == b"1"
 
 
 def test_an_object_that_is_missing_or_too_short_is_named(bucket_url):

@@ -127,6 +127,35 @@ def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url
     assert len(list(store.list())) == 1
 
 
+@pytest.mark.slow
+def test_what_another_worktree_and_unfinished_outputs_have_is_kept(history, tmp_path):
+    run(history, "git", "worktree", "add", "-q", "--detach", str(tmp_path / "other"))
+    data = tmp_path / "other" / "data"
+    notes = {
+        "snapshot/index.json": {"key": "5" * 32},
+        f"snapshot.{'0' * 12}.partial/.done-a.json": {"objects": [f"{'6' * 32}/train/x/0"]},
+        f"shards.{'0' * 12}.partial/.done-b.json": {"digest": "7" * 32},
+        "shards_of_others/index.json": {"shards": [{}]},
+    }
+    for name, value in notes.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(json.dumps(value))
+    assert {"5" * 32, "6" * 32, f"shards/{'7' * 32}"} < find_reachable(history)
+    (data / "snapshot/index.json").write_text("{")
+    with pytest.raises(WorkspaceProblem, match=r"other/data/snapshot/index\.json need"):
+        find_reachable(history)
+    run(history, "git", "worktree", "remove", "--force", str(tmp_path / "other"))
+
+
+def test_a_shard_that_somebody_writes_keeps_no_other():
+    now = datetime.now(UTC)
+    old, new = (
+        StoredObject(name=f"shards/{digest}", bytes=1, modified_at=now - ago, tag="")
+        for digest, ago in ((FIRST, 2 * LEFT_ALONE), (SECOND, LEFT_ALONE / 2))
+    )
+    assert find_unreachable([old, new], set(), now=now) == {"shards": [old]}
+
+
 def test_a_snapshot_that_somebody_writes_is_left_alone():
     now = datetime.now(UTC)
 

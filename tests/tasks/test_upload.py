@@ -49,7 +49,7 @@ def test_a_link_counts_as_the_folder_that_it_leads_to(folder, bucket_url):
     assert read_all(bucket_url) == FILES
 
 
-@pytest.mark.parametrize("case", ["outside", "file outside", "twice", "broken", "pipe"])
+@pytest.mark.parametrize("case", ["outside", "file outside", "twice", "broken", "pipe", "name"])
 def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bucket_url, case):
     bad = folder / "birds"
     if case == "outside":
@@ -58,6 +58,9 @@ def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bu
         bad.symlink_to("/etc/passwd")
     elif case == "twice":
         bad.symlink_to("cats")
+    elif case == "name":
+        bad.mkdir()
+        Path(os.fsdecode(os.fsencode(bad) + b"/\xff.png")).write_bytes(b"1")
     elif case == "broken":
         bad.symlink_to("nowhere")
     else:

@@ -26,7 +26,7 @@ from throughline.shared.errors import MissingInput, expect_current_schema
 from throughline.shared.files import digest_blake2b, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
-VALUES, TABLE_INPUT = "values.npy", "columns.npy"
+EXAMPLES, VALUES, TABLE_INPUT = "examples.parquet", "values.npy", "columns.npy"
 DOCUMENTS = "documents.bin"
 COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
@@ -97,7 +97,7 @@ def digest_manifest(
 def write_manifest(manifest: Manifest) -> None:
     """Write a manifest into its folder, the summary last."""
     folder = manifest.folder
-    manifest.examples.to_parquet(folder / "examples.parquet", index=False)
+    manifest.examples.to_parquet(folder / EXAMPLES, index=False)
     manifest.rejected.to_csv(folder / "rejected.csv", index=False)
     summary = {
         "digest": manifest.digest,
@@ -126,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
         count, rejects = sum(stats["examples"].values()), stats["rejected"]
     return Manifest(
-        examples=_read_table(folder / "examples.parquet", COLUMNS, rows=count),
+        examples=_read_table(folder / EXAMPLES, COLUMNS, rows=count),
         classes=classes,
         schema=schema,
         rejected=_read_table(folder / "rejected.csv", ("id", "reason"), rows=rejects),

@@ -135,12 +135,12 @@ class ObjectFolder:
         parts, marks = [], find_folder_marks(self.objects)
         for one in self.objects:
             path = folder / one.name
-            if one.name in marks:
+            if one.name in marks and one.bytes == 0:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
+                path.touch(exist_ok=False)  # folders that tell no case have one file for two
             except OSError as error:
                 raise UnreadableSource(
                     f"{self.store.address(one.name)} cannot be copied to a file of this name:"

@@ -77,10 +77,11 @@ def _address(cluster: Any) -> str:
 def _connect(address: str, security: Security | None = None) -> Iterator[Client]:
     try:
         client = Client(address, timeout=ANSWER_S, security=security)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
         raise EngineFailed(
             f"engine.address: no Dask scheduler answers at {address} within {ANSWER_S:.0f} s; start"
-            " one with `dask scheduler`, or leave `engine` out of params.yaml"
+            " one in the project's folder with `PYTHONPATH=. dask scheduler`, or leave `engine` out"
+            " of params.yaml"
         ) from error
     try:
         yield client
@@ -175,6 +176,13 @@ class DaskEngine:
             raise EngineFailed(
                 f"engine: a worker has no module {error.name}; start workers in the project's"
                 " folder with its environment: `PYTHONPATH=. dask worker`"
+            ) from error
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, ModuleNotFoundError):
+                raise
+            raise EngineFailed(
+                f"engine: the scheduler has no module {error.__cause__.name}; start it in the"
+                " project's folder with its environment: `PYTHONPATH=. dask scheduler`"
             ) from error
 
 

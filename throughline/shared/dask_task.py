@@ -17,11 +17,17 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from throughline.shared.code_identity import HERE, code_digest, project_files
+from throughline.shared.code_identity import HERE, code_digest, imported_packages, project_files
 from throughline.shared.errors import DataNotFound, EngineFailed, ObjectStoreFailed
 from throughline.shared.files import digest_blake2b
-from throughline.shared.libraries import LIBRARIES, TOKENIZERS, installed_versions
+from throughline.shared.libraries import (
+    LIBRARIES,
+    TOKENIZERS,
+    find_distributions,
+    installed_versions,
+)
 
+OURS = ("throughline", "tasks", "whowaits")  # packages of this program
 _ONE_AT_A_TIME = threading.Lock()
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # A worker has one thread, and as many workers run as there are cores.
@@ -90,6 +96,12 @@ def check_worker(stage: Stage) -> None:
                 f"engine: a worker at {node} has started before {name} was changed, or has another"
                 " module of that name; restart the workers"
             )
+    for name, version in _find_versions(stage.modules).items():
+        if _VERSIONS.setdefault(name, version) != version:
+            raise EngineFailed(
+                f"engine: a worker at {node} has started before {name} was updated; restart the"
+                " workers"
+            )
     if describe_program(stage.modules) != stage.program:
         raise EngineFailed(
             f"engine: a worker at {node} has another program than the stage, or other versions of"
@@ -128,6 +140,7 @@ class _LoadedModules:
 
 
 _LOADED = _LoadedModules()
+_VERSIONS: dict[str, str] = {}  # of libraries when this process first looked
 
 
 def _file_of(name: str) -> str:
@@ -148,12 +161,17 @@ def _digest_source(file: str | Path) -> str:
 
 def describe_program(modules: tuple[str, ...]) -> str:
     """The digest of modules, with all that they import of the project, and the versions of the
-    libraries that the stages use.
+    libraries that the stages use, or that modules of one's own import.
     """
-    libraries: Mapping[str, str] = installed_versions(
-        sorted({*TOKENIZERS, *(name for names in LIBRARIES.values() for name in names)})
-    )
-    return f"{code_digest(*modules, roots=_roots())} {sorted(libraries.items())}"
+    versions = sorted(_find_versions(modules).items())
+    return f"{code_digest(*modules, roots=_roots())} {versions}"
+
+
+def _find_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
+    own = [name for name in modules if name.partition(".")[0] not in OURS]
+    packages = imported_packages(*own, roots=_roots(), without=OURS) if own else ()
+    libraries = {*TOKENIZERS, *(name for names in LIBRARIES.values() for name in names)}
+    return installed_versions(sorted(libraries.union(find_distributions(packages))))
 
 
 def find_modules(pickled: bytes) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from throughline.shared.host_mark import host_mark, is_forgotten
 PARTIAL = ".partial"
 DIGITS = 12  # of the digest of its work in the name of a partial folder
 OLD = ".old"
+THROWN = ".thrown"
 COPIED_BYTES = 1 << 20  # at once
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -98,8 +99,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     failure removed.
 
     The temporary name is drawn, so that threads and processes may write the same file at the same
-    time; it holds host and process, so that `clear_leftovers` knows whose it was.
+    time; it holds host and process, so that `clear_leftovers` knows whose it was. A partial folder
+    that was thrown away is not made again for it: FileNotFoundError.
     """
+    if gone := [one for one in path.parents if one.name.endswith(PARTIAL) and not one.exists()]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(gone[0]))
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = f"{host_mark()}-{os.getpid()}-{secrets.token_hex(8)}"
     temporary = path.with_name(f".{path.name}.{drawn}.tmp")
@@ -181,11 +185,13 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     sight, finds no folder of that name, since each work has its own.
     """
     _recover(path)
+    for thrown in path.parent.glob(f".{glob.escape(path.name)}.*{THROWN}"):
+        shutil.rmtree(thrown, ignore_errors=True)
     digest = digest_blake2b(key.encode())[:DIGITS]
     partial = path.with_name(f"{path.name}.{digest}{PARTIAL}")
     for other in path.parent.glob(f"{glob.escape(path.name)}.{DIGITS * '?'}{PARTIAL}"):
         if other != partial:
-            shutil.rmtree(other)
+            _throw_away(other, path)
     partial.mkdir(parents=True, exist_ok=True)
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
         clear_leftovers(folder)
@@ -267,6 +273,15 @@ def _recover(path: Path) -> None:
         if old.exists() and not path.exists():
             os.replace(old, path)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _throw_away(partial: Path, path: Path) -> None:
+    """Remove a partial folder. It has another name first: one that is removed in part would be
+    taken for what an interrupted run has left.
+    """
+    thrown = path.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}")
+    os.replace(partial, thrown)
+    shutil.rmtree(thrown, ignore_errors=True)
 
 
 def _is_alive(process: int) -> bool:

@@ -96,8 +96,8 @@ def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Pat
     file system, and the folders of the cgroup and of those above it.
     """
     try:
-        groups = dict(_groups((process / "cgroup").read_text(), controller))
-        mounts = (process / "mountinfo").read_text()
+        groups = dict(_groups(_read(process / "cgroup"), controller))
+        mounts = _read(process / "mountinfo")
     except OSError:  # no /proc, or none that may be read
         return
     for line in mounts.splitlines():
@@ -125,9 +125,14 @@ def _groups(lines: str, controller: str) -> Iterator[tuple[str, str]]:
             yield "cgroup", path
 
 
+def _read(file: Path) -> str:
+    """The text of a file with paths in it, which need be no UTF-8."""
+    return file.read_text(errors="surrogateescape")
+
+
 def _unescape(path: str) -> str:
     """A path of mountinfo, where blanks, line breaks and backslashes are octal."""
-    return path.encode().decode("unicode_escape").encode("latin-1").decode()
+    return os.fsdecode(os.fsencode(path).decode("unicode_escape").encode("latin-1"))
 
 
 def _left_below_limit(folder: Path, version: CgroupVersion) -> int | None:

@@ -36,6 +36,9 @@ BACKOFF = {
 PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores take 10,000
 PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
 _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
+# What is read at the same time shares the network and the time limit, too, and is in memory.
+READS_AT_ONCE = 32
+_READING = threading.BoundedSemaphore(READS_AT_ONCE)
 # What is asked for credentials on machines of providers, where the environment has none.
 CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
@@ -138,7 +141,7 @@ class ObjectStore:
         """All bytes of an object, or `length` of them from `start` on; an error where it is not the
         one that was listed.
         """
-        with self._in_words(one.name):
+        with self._in_words(one.name), _READING:
             whole = length is None
             options = None if whole else {"range": (start, start + length)}  # type: ignore[operator]
             answer = self.client.get(one.name, options=options)
@@ -246,9 +249,12 @@ def open_store(url: str) -> ObjectStore:
     # Options that are given would hide those of the environment.
     provider = PROVIDERS[urlsplit(checked).scheme]
     plain = os.environ.get(f"{provider.variables}_ALLOW_HTTP", "").lower() in _TRUE
+    # That of S3 alone, which the client does not know, and DVC's does.
+    endpoint = os.environ.get(f"{provider.endpoint}_S3") if provider.variables == "AWS" else None
     try:
         client = from_url(
             quote(checked, safe=":/"),  # it takes % for the beginning of a code
+            config={"endpoint": endpoint} if endpoint else None,
             client_options={
                 "allow_http": plain,
                 "connect_timeout": timedelta(seconds=CONNECT_S),

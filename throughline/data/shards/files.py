@@ -169,19 +169,22 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with suppress(DiskRefused), hold_fetch(cached, shard.name):
+        with suppress(DiskRefused, OSError), hold_fetch(cached, shard.name):  # readers fetch it
             _move_to_other_disk(path, cached)
         path.unlink()
 
 
 def _move_to_other_disk(path: Path, cached: Path) -> None:
     unfinished = cached.with_name(cached.name + PARTIAL)
-    with unfinished.open("wb") as file:
-        check_space(file.fileno(), unfinished, path.stat().st_size)
-        with path.open("rb") as source:
-            shutil.copyfileobj(source, file, RANGE_BYTES)
-    flush(unfinished)
-    os.replace(unfinished, cached)
+    try:
+        with unfinished.open("wb") as file:
+            check_space(file.fileno(), unfinished, path.stat().st_size)
+            with path.open("rb") as source:
+                shutil.copyfileobj(source, file, RANGE_BYTES)
+        flush(unfinished)
+        os.replace(unfinished, cached)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def is_put(store: ObjectStore, shard: Shard) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pandas as pd
 
 from throughline.data.manifest import (
     DOCUMENTS,
+    EXAMPLES,
     SPLITS,
     Manifest,
     map_documents,
@@ -77,7 +78,12 @@ class OrderedExamples:
         self._of: dict[str, pd.DataFrame] = {}
 
     def __reduce__(self) -> tuple[Callable[..., OrderedExamples], tuple[Path, str]]:
-        return _open_examples, (self.manifest.folder, self.manifest.digest)
+        return _open_examples, (self.manifest.folder.absolute(), self._file_digest)
+
+    @cached_property
+    def _file_digest(self) -> str:
+        """Of the examples with the places where they are, which the manifest's own leaves out."""
+        return digest_file(self.manifest.folder / EXAMPLES)
 
     def of(self, split: str) -> pd.DataFrame:
         """The rows of one split."""
@@ -99,7 +105,7 @@ class OrderedExamples:
 @lru_cache(maxsize=1)
 def _open_examples(folder: Path, digest: str) -> OrderedExamples:
     manifest = read_manifest(folder)
-    if manifest.digest != digest:
+    if digest_file(folder / EXAMPLES) != digest:
         raise DataNotFound(f"{folder} has changed since the stage read it; run `dvc repro`")
     return OrderedExamples(manifest)
 
