@@ -184,6 +184,9 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
             make_misfit(tmp_path / "column.csv", b"size;kolor;price\n1;red;2\n"): (
                 "no column color; did you mean kolor?"
             ),
+            make_misfit(tmp_path / "columns.csv", b"size;width\n1;2\n"): (
+                "no column price; known: size, width; no column color; known: size, width."
+            ),
             make_misfit(tmp_path / "quote.csv", b'size,price,color\n1,2,"red\n3,4,red\n'): (
                 "line 2: a quoted cell that goes on for 1 more lines does not end as one; a stray"
                 " quote?"

@@ -208,8 +208,10 @@ def _explain(error: UserError, path: Path) -> str:
     """What is wrong with the file at `path`, in a line without its path; no parameter of a training
     helps here.
     """
-    what = " ".join((error.problem if isinstance(error, UnreadableSource) else str(error)).split())
-    return what.removeprefix(str(path)).lstrip(":, ").rstrip(".")
+    unreadable = [error] if isinstance(error, UnreadableSource) else []
+    found = [one.problem for each in unreadable for one in each.several or [each]] or [str(error)]
+    whats = [" ".join(one.split()).removeprefix(str(path)).lstrip(":, ") for one in found]
+    return "; ".join(what.rstrip(".") for what in whats)
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
