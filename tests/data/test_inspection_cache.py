@@ -179,6 +179,9 @@ def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(op
     assert opened.open("one").find([opened.file]) != [None], "such as by a run with changes"
     for number in range(inspection_cache.OTHERS_KEPT + 1):
         opened.open(f"other{number}")
+        assert opened.open("one").find([opened.file]) != [None], "it was used between them"
+    for number in range(inspection_cache.OTHERS_KEPT + 1):
+        opened.open(f"more{number}")
     assert opened.open("one").find([opened.file]) == [None]
 
 
@@ -210,7 +213,9 @@ def test_a_file_whose_name_is_no_text_is_kept_too(opened):
 
 def test_files_that_are_gone_are_forgotten_once_they_are_the_larger_part(opened):
     def count() -> int:
-        (table,) = opened.database.execute("SELECT name FROM sqlite_master").fetchone()
+        (table,) = opened.database.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE 'inspections%'"
+        ).fetchone()
         return opened.database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
     present = ExampleFile(id="a/y.jpg", path=opened.path, label="a")
@@ -344,7 +349,9 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, capsys):
     assert "all 24 files were read; 0 have the size" in capsys.readouterr().out
     (path,) = photos.kept.iterdir()
     with closing(sqlite3.connect(path)) as database, database:
-        (table,) = database.execute("SELECT name FROM sqlite_master").fetchone()
+        (table,) = database.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE 'inspections%'"
+        ).fetchone()
         query = f"SELECT * FROM {table} WHERE file = ?"
         file, stamp, at, found, _ = database.execute(query, (b"a/00.jpg",)).fetchone()
         found = found.replace(found.split('"')[1], "0" * 32)

@@ -37,6 +37,9 @@ _SURPLUS = 1000  # files that are gone and still listed, next to as many as ther
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
 ) WITHOUT ROWID"""
+_USED = "CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, used_ns INTEGER)"
+_TABLES = """SELECT name FROM sqlite_master LEFT JOIN used USING (name)
+    WHERE name LIKE 'inspections%' ORDER BY coalesce(used_ns, 0)"""
 
 
 def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
@@ -77,15 +80,18 @@ class InspectionCache:
 
     def prepare(self) -> None:
         """Make room for what this program and these settings find, in place of what others did,
-        but for the last few.
+        but for the few that were used last.
         """
         with self._usable() as database:
             if database:
-                tables = "SELECT name FROM sqlite_master WHERE name LIKE 'inspections%'"
-                others = [name for (name,) in database.execute(tables) if name != self._table]
+                database.execute(_USED)
+                others = [name for (name,) in database.execute(_TABLES) if name != self._table]
                 for name in others[:-OTHERS_KEPT]:
                     database.execute(f"DROP TABLE IF EXISTS {name}")
                 database.execute(_CREATE.format(self._table))
+                with database:
+                    used = self._table, self.now()
+                    database.execute("INSERT OR REPLACE INTO used VALUES (?, ?)", used)
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
         """What was found in files that have not changed since; None of all others."""
