@@ -87,7 +87,7 @@ check: setup
 	ruff format --check . && ruff check . && pyright
 
 bench: setup
-	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
+	@grep -l '^if __name__ == "__main__":' benchmarks/*.py | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
 
 mutations: setup
 	python -m tests.mutation_testing $(MUTATIONS)
@@ -96,5 +96,5 @@ fuzz: setup
 	python -m tests.fuzz.fuzz_parsers --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 audit: setup
-	@uv export --quiet --locked --no-emit-project --format requirements-txt > .venv/locked.txt
+	@uv export --quiet --locked --no-emit-workspace --format requirements-txt > .venv/locked.txt
 	uvx pip-audit==2.10.1 --requirement .venv/locked.txt --disable-pip

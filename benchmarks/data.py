@@ -195,6 +195,7 @@ def windows(work: Path) -> Workload:
     document = {
         "data": {"source": "time_series", "path": str(path)},
         "preprocess": ["decode"],
+        "postprocess": ["standardize"],
         "window": {"length": 24},
         "batch_size": 256,
         "pipelines": presets("time_series"),

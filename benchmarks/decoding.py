@@ -1,9 +1,7 @@
 """Whether ingest and TensorFlow agree about which image files can be used: on files mutated at
-random, and how long ingest takes.
+random.
 
-    python -m benchmarks.decoding --files 3000            # ends with exit code 1 where they
-    disagree; --seed repeats a run python -m benchmarks.decoding --files 0 --time 8000   # seconds
-    for so many small PNGs
+    python -m benchmarks.decoding --files 3000   # exit code 1 where they disagree; --seed repeats
 
 Each mutated file is examined as ingest does. What is accepted must decode in TensorFlow, to the
 size that ingest says. What is refused although TensorFlow decodes it is counted as well: Pillow is
@@ -19,7 +17,6 @@ import secrets
 import struct
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -251,23 +248,8 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
     return seen, disagreements
 
 
-def time_ingest(count: int, folder: Path) -> float:
-    """Seconds that ingest takes for so many small PNGs in two classes."""
-    from throughline.data.ingest import ingest
-    from throughline.settings import DataSettings
-
-    draw = np.random.default_rng(0)
-    for number in range(count):
-        path = folder / "images" / "ab"[number % 2] / f"{number:05d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-    started = time.perf_counter()
-    ingest(DataSettings(source="image_folder", path=str(folder / "images")), folder / "manifest")
-    return time.perf_counter() - started
-
-
 def main() -> None:
-    """Compare, or time, and print."""
+    """Compare, and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -275,15 +257,8 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=secrets.randbelow(2**32), help="repeat the run of this seed"
     )
-    parser.add_argument(
-        "--time", type=int, default=0, metavar="PNGS", help="time the ingest of so many small PNGs"
-    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        if options.time:
-            print(f"ingest of {options.time:,} PNGs: {time_ingest(options.time, Path(name)):.2f} s")
-        if not options.files:
-            return
         print(f"seed {options.seed}", flush=True)
         seen, disagreements = compare(options.files, options.seed, Path(name))
     print(", ".join(f"{count} {what}" for what, count in sorted(seen.items())))

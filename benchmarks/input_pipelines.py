@@ -17,7 +17,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -177,24 +177,32 @@ def start_workers(
     return pipes
 
 
+def take_turns(pipes: Mapping[str, Connection]) -> dict[str, float]:
+    """One round: the examples per second of each of the workers, one after another."""
+    rates = {}
+    for name, pipe in pipes.items():
+        pipe.send("turn")
+        rates[name] = pipe.recv()
+    return rates
+
+
 def compare(
     workload: data.Workload, names: list[str], rounds: int
 ) -> tuple[dict[str, dict[str, Any]], list[float]]:
     """Let the configurations take turns; returns their results and the memcpy rates of the same
     rounds.
     """
-    plans, examples, rates, copied = {}, {}, {name: [] for name in names}, []
+    plans, examples, turns, copied = {}, {}, [], []
     with ExitStack() as stack:
         pipes = start_workers(workload, names, stack)
         for name, pipe in pipes.items():
             plans[name], examples[name] = pipe.recv()
             print(f"  {workload.name}: {name} is ready", file=sys.stderr, flush=True)
         for number in range(rounds):
-            for name, pipe in pipes.items():
-                pipe.send("turn")
-                rates[name].append(pipe.recv())
+            turns.append(take_turns(pipes))
             copied.append(memcpy_rate((224, 224, 3), 64))
             print(f"  {workload.name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        rates = {name: [one[name] for one in turns] for name in names}
         gaps = {}
         for name, pipe in pipes.items():
             epoch_s = examples[name] / statistics.median(rates[name])

@@ -10,16 +10,16 @@ left out, and this is said.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import data
 from benchmarks.command_line import data_command_line, open_work, write_results
-from benchmarks.input_pipelines import worker
+from benchmarks.input_pipelines import start_workers, take_turns
 
 OURS = ("naive", "map_parallel", "heuristic", "unordered", "fast_decode", "snapshot", "optimized")
 THEIRS = ("torch_pil", "torch_opencv", "webdataset", "grain", "spdl", "dali")
@@ -75,42 +75,40 @@ class Theirs:
 
 def run_all(workload: data.Workload, theirs: Theirs, rounds: int) -> dict[str, list[float]]:
     """Images per second of every loader, round by round."""
-    context = multiprocessing.get_context("spawn")
-    pipes, started = {}, {}
-    for name in OURS:
-        ours, other = context.Pipe()
-        process = context.Process(target=worker, args=(workload, name, other), daemon=True)
-        process.start()
-        ours.recv()
-        pipes[name] = ours
-    for name in THEIRS:
-        started[name] = subprocess.Popen(
-            theirs.command(name),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
     rates: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, pipe in pipes.items():
-            pipe.send("turn")
-            rates.setdefault(name, []).append(pipe.recv())
-        for name, process in list(started.items()):
-            answer = query_rate(process)
-            if answer is None:
-                print(
-                    f"{name}: left out, its process ended with code {process.wait()}",
-                    file=sys.stderr,
-                )
-                del started[name]
-                continue
-            rates.setdefault(name, []).append(answer)
-    for pipe in pipes.values():
-        pipe.send("end")
-    for process in started.values():
-        process.kill()
+    with ExitStack() as stack:
+        pipes = start_workers(workload, list(OURS), stack)
+        for pipe in pipes.values():
+            pipe.recv()
+        started = {name: start_peer(theirs.command(name), stack) for name in THEIRS}
+        for _ in range(rounds):
+            turns = take_turns(pipes)
+            for name, process in list(started.items()):
+                answer = query_rate(process)
+                if answer is None:
+                    print(
+                        f"{name}: left out, its process ended with code {process.wait()}",
+                        file=sys.stderr,
+                    )
+                    del started[name]
+                    continue
+                turns[name] = answer
+            for name, rate in turns.items():
+                rates.setdefault(name, []).append(rate)
     return rates
+
+
+def start_peer(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
+    """Start a peer, which is killed with the block of the stack."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    stack.callback(process.kill)
+    return process
 
 
 def query_rate(process: subprocess.Popen[str]) -> float | None:

@@ -39,7 +39,7 @@ from ruamel.yaml import YAML
 
 from benchmarks import data, peers
 from benchmarks.command_line import command_line, write_results
-from benchmarks.input_pipelines import start_workers, turn
+from benchmarks.input_pipelines import start_workers, take_turns, turn
 from benchmarks.tuning import run
 from throughline.data.known_datasets import make_photos
 from throughline.results.tuning import TuningResult
@@ -294,7 +294,6 @@ def race(
     alternation.
     """
     context, pipes = multiprocessing.get_context("spawn"), {}
-    rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         for workload in workloads:
             pipes |= start_workers(workload, list(workload.params.pipelines), stack)
@@ -307,12 +306,11 @@ def race(
             stack.callback(pipes[name].send, "end")
         for pipe in pipes.values():
             pipe.recv()
+        rounds = []
         for number in range(ROUNDS):
-            for name, pipe in pipes.items():
-                pipe.send("turn")
-                rates.setdefault(name, []).append(pipe.recv())
+            rounds.append(take_turns(pipes))
             print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-    return {name: statistics.median(values) for name, values in rates.items()}
+    return {name: statistics.median(one[name] for one in rounds) for name in pipes}
 
 
 if __name__ == "__main__":

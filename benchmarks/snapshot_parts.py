@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import data
 from benchmarks.command_line import data_command_line, open_work, write_results
-from benchmarks.input_pipelines import start_workers
+from benchmarks.input_pipelines import start_workers, take_turns
 
 FRACTIONS = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0)
 ROUNDS = 15
@@ -46,16 +46,12 @@ def name_of(fraction: float) -> str:
 
 def measure(workload: data.Workload, rounds: int) -> dict[str, list[float]]:
     """Microseconds per example of each configuration, per round."""
-    taken: dict[str, list[float]] = {name: [] for name in workload.params.pipelines}
     with ExitStack() as stack:
-        pipes = start_workers(workload, list(taken), stack)
+        pipes = start_workers(workload, list(workload.params.pipelines), stack)
         for pipe in pipes.values():
             pipe.recv()
-        for _ in range(rounds):
-            for name, pipe in pipes.items():
-                pipe.send("turn")
-                taken[name].append(1e6 / pipe.recv())
-    return taken
+        turns = [take_turns(pipes) for _ in range(rounds)]
+    return {name: [1e6 / one[name] for one in turns] for name in pipes}
 
 
 def summarize(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:

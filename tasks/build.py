@@ -36,6 +36,7 @@ from throughline.results.build import BuildResult, Difference, PlanSummary, Proc
 from throughline.settings import MeasureSettings
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo, echo_fact, echo_result
+from throughline.shared.termination import exit_on_sigterm
 from throughline.training.processes import run_one_of_several
 from throughline.training.replicas import Replicas
 
@@ -235,4 +236,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     run_one_of_several(main)

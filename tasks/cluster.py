@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 
 from throughline.plan.clusters import find_tf_config
 from throughline.plan.training_workers import TF_CONFIG
+from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
 
@@ -37,6 +39,8 @@ def main() -> None:
     with report_user_errors():
         hosts = list(filter(None, options.hosts.split(",")))
         os.environ[TF_CONFIG] = find_tf_config(os.environ, hosts)
+        if shutil.which(options.command[0]) is None:
+            raise ServiceFailed(f"there is no program {options.command[0]}")
     os.execvp(options.command[0], options.command)
 
 

@@ -33,6 +33,7 @@ from throughline.shared.layout import Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
+from throughline.shared.termination import exit_on_sigterm
 from throughline.tuning.budgets import (
     Budgets,
     find_limits,
@@ -196,15 +197,16 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Search for the best configuration, and say what it gains."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # contestants end with the block
+    exit_on_sigterm()  # contestants end with the block
     with command_cli(main, declare_options) as (params, options):
         budgets = read_budgets(**{name: getattr(options, name) for name in Budgets.model_fields})
         before = PARAMS_FILE.read_text()
         try:
             result = tune(params, Layout(Path()), budgets)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stop:
             echo("stopped; the same command goes on where it was")
-            raise SystemExit(128 + signal.SIGINT) from None
+            code = stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+            raise SystemExit(code) from None
         print_table(result)
         if result.outcome == "found":
             echo(write_yaml(TUNED, result.config))

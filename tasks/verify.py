@@ -8,13 +8,45 @@ instead of the damaged ones.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
 from throughline.config.cli import stage_cli
-from throughline.data.columns.index import verify
+from throughline.data.columns.index import Column, verify
 from throughline.data.storage import Storage
-from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.shared.errors import CorruptShard
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.shared.errors import CorruptColumn, CorruptShard, ObjectStoreFailed
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo, progress
+
+
+def find_damaged_shards(stored: PreparedData) -> Iterator[CorruptShard]:
+    """What is wrong with the shards."""
+    shards = stored.shards.shards
+    for shard in progress(shards, total=len(shards), label="verify", unit="shards"):
+        yield from map(CorruptShard, stored.find_damage(shard))
+
+
+def find_damaged_columns(stored: PreparedData) -> Iterator[CorruptColumn | ObjectStoreFailed]:
+    """What is wrong with each column of the snapshot; those in an object store are fetched."""
+    snapshot = stored.snapshot
+
+    def check(split: str, column: Column) -> None:
+        if stored.fetched:
+            stored.memmap(split, column.name)
+        alone = replace(snapshot, splits={split: snapshot.splits[split]}, columns=(column,))
+        verify(stored.columns_folder, alone)
+
+    pairs = itertools.product(snapshot.splits, snapshot.columns)
+    checks: list[Callable[[], None]] = [partial(check, *pair) for pair in pairs]
+    checks += [stored.fetched.verify_regions] if stored.fetched else []
+    for each in checks:
+        try:
+            each()
+        except (CorruptColumn, ObjectStoreFailed) as error:
+            yield error
 
 
 def main() -> None:
@@ -29,19 +61,9 @@ def main() -> None:
             storage=Storage.of(params.storage, layout),
         )
         shards = stored.shards.shards
-        problems = [
-            problem
-            for shard in progress(shards, total=len(shards), label="verify", unit="shards")
-            for problem in stored.find_damage(shard)
-        ]
-        if problems:
-            raise CorruptShard("\n".join(problems))
-        for split in stored.snapshot.splits if stored.fetched else ():
-            for column in stored.snapshot.columns:
-                stored.memmap(split, column.name)
-        verify(stored.columns_folder, stored.snapshot)
-        if stored.fetched:
-            stored.fetched.verify_regions()
+        damage = [*find_damaged_shards(stored), *find_damaged_columns(stored)]
+        if damage:
+            raise type(damage[0])("\n".join(map(str, damage)))
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")

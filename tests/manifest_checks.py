@@ -27,6 +27,9 @@ IMAGES = {service["image"] for service in COMPOSE["services"].values()}
 OPERATING = (ROOT / "docs" / "operating.md").read_text()
 SECRETS = set(re.findall(r"(?:'|\\n)([A-Z0-9_]+)=", OPERATING))  # that its command writes
 README = (FOLDER / "README.md").read_text()
+OBJECT_STORAGE = (FOLDER / "overlays" / "object-storage" / "kustomization.yaml").read_text()
+# As params.yaml says it with that overlay.
+STORAGE = YAML(typ="safe").load(re.findall(r"`storage: (\{.*?\})`", OBJECT_STORAGE)[0])
 SECRET, CONFIG_MAP = (
     re.findall(rf"create {kind} (\S+) +--from", README) for kind in ("secret generic", "configmap")
 )
@@ -47,6 +50,7 @@ def find_faults(manifests: Sequence[Manifest]) -> list[str]:
         check_selectors,
         check_ports,
         check_references,
+        check_caches,
         check_privileges,
         check_images,
         check_commands,
@@ -98,6 +102,22 @@ def check_references(manifests: Sequence[Manifest]) -> Iterator[str]:
                 secret = re.search(r"PASSWORD|SECRET|AUTH_STRING|_KEY_ID", variable["name"])
                 if secret and not key:
                     yield f"{workload.name}: {variable['name']} is not from a secret"
+
+
+def check_caches(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Where one pod has a volume at `storage.cache`, all have it that work in the project and reach
+    the store: nobody writes into an image.
+    """
+    mounts = {
+        workload.name: {mount["mountPath"] for mount in container["volumeMounts"]}
+        for workload in list_workloads(manifests)
+        for container in workload.containers
+        if container.get("workingDir") == "/project"
+        and "AWS_ENDPOINT_URL" in {variable["name"] for variable in container.get("env", [])}
+    }
+    if any(STORAGE["cache"] in paths for paths in mounts.values()):
+        for name in [name for name, paths in mounts.items() if STORAGE["cache"] not in paths]:
+            yield f"{name}: has no volume at {STORAGE['cache']}, which is storage.cache"
 
 
 def check_privileges(manifests: Sequence[Manifest]) -> Iterator[str]:

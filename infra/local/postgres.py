@@ -120,25 +120,15 @@ def _tool(name: str) -> str:
     return found
 
 
-def _run(
-    home: StackConfig, tool: str, *arguments: str, said: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(home: StackConfig, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **home.databases}
     return subprocess.run(
-        [_tool(tool), *arguments],
-        env=environment,
-        input=said,
-        capture_output=True,
-        text=True,
-        check=False,
+        [_tool(tool), *arguments], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def _run_checked(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> str:
-    """Run one of Postgres' programs, with `said` as its input, which no other user of the machine
-    sees, unlike arguments.
-    """
-    done = _run(home, tool, *arguments, said=said)
+def _run_checked(home: StackConfig, tool: str, *arguments: str) -> str:
+    done = _run(home, tool, *arguments)
     if done.returncode != 0:
         raise ServiceFailed(f"{tool} failed: {done.stderr.strip()}")
     return done.stdout

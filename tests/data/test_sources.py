@@ -206,6 +206,8 @@ def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason
     ("text", "reason"),
     [
         ("day,heat\n1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),
+        ("day,heat\n1,1\n2,inf\n3,1\n", "row 2, column heat is 'inf', no number"),
+        ("day,heat\n1,1\n2,1e300\n3,1\n", "row 2, column heat exceeds the range of float32"),
         ("day,heat\n1,1\n3,1\n2,1\n", "day does not increase in row 3"),
         ("day,heat\n1,1\n1,1\n", "day does not increase in row 2"),
         ("day,place\n1,x\n2,y\n", "no numeric column; set data.numeric"),
@@ -216,6 +218,8 @@ def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason
     ],
     ids=[
         "gap",
+        "infinite",
+        "too large",
         "backwards",
         "doubled",
         "no numbers",

@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 from docs_blocks import read_blocks
-from project import ROOT, environment, run, share_servers, write_params
+from project import ROOT, environment, run, run_quietly, share_servers, write_params
 
 from throughline.config.params_file import read_yaml
 
@@ -51,9 +51,9 @@ def test_every_command_of_the_page_runs_and_does_what_it_says(first):
     assert "epochs: 1" in (other / "params.yaml").read_text()
     assert (other / "runs" / "optimized" / "model.keras").is_file()
     assert (other / "data" / "snapshot" / "train" / "image.bin").is_file()
-    assert {*json.loads(printed_by(other, "dvc", "status", "--json"))} <= {"identities", "report"}
+    assert {*json.loads(run_quietly(other, "dvc", "status", "--json"))} <= {"identities", "report"}
     assert "short" not in git(folder, "worktree", "list")
-    assert "up to date" in printed_by(folder, "dvc", "status")
+    assert "up to date" in run_quietly(folder, "dvc", "status")
 
 
 def save_otherwise(path) -> None:
@@ -63,13 +63,7 @@ def save_otherwise(path) -> None:
 
 
 def git(folder, *arguments: str) -> str:
-    return printed_by(folder, "git", *arguments)
-
-
-def printed_by(folder, *command: str) -> str:
-    return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True
-    ).stdout
+    return run_quietly(folder, "git", *arguments)
 
 
 @pytest.mark.slow
@@ -79,7 +73,7 @@ def test_a_remote_of_one_clone_serves_earlier_runs_and_stays_when_one_is_applied
     git(tmp_path, "init", "--quiet", "--bare", "-b", "main", "origin.git")
     git(tmp_path, "init", "--quiet", "-b", "main", "project")
     git(folder, "remote", "add", "origin", "../origin.git")
-    printed_by(folder, "dvc", "init", "--quiet")
+    run_quietly(folder, "dvc", "init", "--quiet")
     stage = "stages: {s: {cmd: cp params.yaml out.txt, params: [a], outs: [out.txt]}}"
     (folder / "dvc.yaml").write_text(stage)
     for value, keep in (
@@ -87,14 +81,14 @@ def test_a_remote_of_one_clone_serves_earlier_runs_and_stays_when_one_is_applied
         (2, ["dvc", "exp", "save", "-n", "two"]),
     ):
         (folder / "params.yaml").write_text(f"a: {value}\n")
-        printed_by(folder, "dvc", "repro", "--quiet")
+        run_quietly(folder, "dvc", "repro", "--quiet")
         git(folder, "add", "--all")
-        printed_by(folder, *keep)
+        run_quietly(folder, *keep)
     git(folder, "reset", "--hard", "--quiet", "HEAD")
     store = tmp_path / "store"
-    printed_by(folder, "dvc", "remote", "add", "--local", "--default", "store", str(store))
+    run_quietly(folder, "dvc", "remote", "add", "--local", "--default", "store", str(store))
     git(folder, "push", "--quiet", "origin", "main")
-    printed_by(folder, "dvc", "exp", "push", "origin", "two")
+    run_quietly(folder, "dvc", "exp", "push", "origin", "two")
     assert [file.read_text() for file in store.rglob("*") if file.is_file()] == ["a: 2\n"]
-    printed_by(folder, "dvc", "exp", "apply", "two")
-    assert "store" in printed_by(folder, "dvc", "remote", "list")
+    run_quietly(folder, "dvc", "exp", "apply", "two")
+    assert "store" in run_quietly(folder, "dvc", "remote", "list")

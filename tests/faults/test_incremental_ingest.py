@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import data_settings, picture
+from conftest import data_settings, picture, read_files
 
 from throughline.data import file_inspection, inspection_cache
 from throughline.data.ingest import ingest
@@ -20,14 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 FILES = 400
 KILLS = 25
-
-
-def read_files(out: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file()
-    }
 
 
 def add(root: Path, number: int, draw: random.Random) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from throughline.tracking.comparison_run import UI_URL
+
 INFRA = Path(__file__).parents[2] / "infra"
 DOCKERFILE = (INFRA / "Dockerfile").read_text()
 TEXT = (INFRA / "compose.yaml").read_text()
@@ -56,6 +58,13 @@ def test_a_service_is_pinned_healthy_and_not_exposed(name):
     assert set(service["networks"]) <= set(STACK["networks"])
     mounted = [volume.partition(":")[0] for volume in service.get("volumes", [])]
     assert all(volume in STACK["volumes"] or (INFRA / volume).exists() for volume in mounted)
+
+
+def test_links_lead_to_pages_where_browsers_reach_them():
+    environment = STACK["services"]["worker"]["environment"]
+    for name, variable in (("prefect", "PREFECT_UI_URL"), ("mlflow", UI_URL)):
+        (port,) = STACK["services"][name]["ports"]
+        assert environment[variable] == f"http://{port.rpartition(':')[0]}"
 
 
 def test_every_secret_comes_from_the_environment_and_none_has_a_default():

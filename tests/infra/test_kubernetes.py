@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command_lines import parse
-from manifest_checks import COMPOSE, README, find_faults
+from manifest_checks import COMPOSE, README, STORAGE, find_faults
 from manifests import (
     FOLDER,
     OVERLAYS,
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 BASE, INPUT = "base", "overlays/input-service"
 HOSTS, JOBSET, KUEUE = "overlays/multi-host", "overlays/jobset", "overlays/kueue"
 GPU, DASK, STORE = "overlays/gpu", "overlays/dask", "overlays/object-storage"
+CHANGED = {STORE: ["Deployment worker"]}  # of the base, by an overlay
 FOLDERS = (BASE, *(f"overlays/{name}" for name in OVERLAYS))
 MISSING = object()
 POD = ("spec", "template", "spec")
@@ -106,6 +107,11 @@ PLANTED = (
         *("S3", "not among the documented secrets"),
     ),
     (STORE, "CronJob training-hosts", (*IN_JOB, "volumeMounts", 4, "name"), "x", "no volume x"),
+    (STORE, "Deployment worker", (*FIRST, "volumeMounts", 4, "mountPath"), "/c", "at /columns"),
+    (
+        *(STORE, "CronJob training-hosts", (*IN_JOB, "volumeMounts", 4, "mountPath")),
+        *("/columns/x", "at /columns"),
+    ),
     (STORE, "NetworkPolicy training-hosts", ("spec", "egress", 2, "to"), [], "on one side only"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 3), OTHER_HOST, "--hosts names"),
     (HOSTS, "CronJob training-hosts", (*IN_JOB, "args", 8), "--config", "required: --pipeline"),
@@ -157,11 +163,11 @@ def test_a_folder_renders_without_faults(folder):
 
 
 def test_the_pod_that_clones_the_project_has_what_the_worker_has():
-    """README.md puts image and address in; git is the one program that is not of the project."""
+    """README.md puts image and address in; only here the programs are not of the project."""
     text = (FOLDER / "clone.yaml").read_text()
     clone = YAML(typ="safe").load(text)
     (said,) = find_faults([*render(FOLDER / BASE), clone])
-    assert said.startswith("Pod clone: git clone URL") and "none of our programs" in said
+    assert said.startswith("Pod clone: sh -ec") and "none of our programs" in said
     (command,) = re.findall(r"^sed (.*) infra/kubernetes/clone.yaml", README, re.MULTILINE)
     (own,) = clone["spec"]["containers"]
     (worker,) = workload(BASE, "Deployment worker").containers
@@ -180,12 +186,26 @@ def test_a_fault_is_found(folder, name, path, value, said):
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_adds_to_the_base_and_opens_nothing(name):
-    """So one after another gives all of them, where all name the same images."""
+    """So one after another gives all of them, where all name the same images, and what gives the
+    base's worker a volume is applied last.
+    """
     base, rendered = render(FOLDER / BASE), render(FOLDER / "overlays" / name)
+    changed = [one for one in base if one not in rendered]
+    assert [name_of(one) for one in changed] == CHANGED.get(f"overlays/{name}", [])
     added = [manifest for manifest in rendered if manifest not in base]
-    assert added and len(added) + len(base) == len(rendered)
+    assert added and len(added) + len(base) == len(rendered) + len(changed)
     assert not of_kind(added, "NetworkPolicy", "Namespace", "Secret")
-    assert not {name_of(one) for one in added} & {name_of(one) for one in base}
+    known = {name_of(one) for one in base if one not in changed}
+    assert not {name_of(one) for one in added} & known
+
+
+def test_the_worker_is_that_of_the_base_but_for_its_volume():
+    own, base = (workload(folder, "Deployment worker").template for folder in (STORE, BASE))
+    (container,), (volume,) = own["spec"]["containers"], own["spec"]["volumes"][-1:]
+    assert container["volumeMounts"].pop() == {"name": "columns", "mountPath": "/columns"}
+    assert own["spec"]["volumes"].pop() == volume and own == base
+    (hosts,) = workload(STORE, "CronJob training-hosts").pod["volumes"][-1:]
+    assert volume == hosts, "as large as that of a host"
 
 
 def test_a_template_starts_nothing_by_itself():
@@ -261,9 +281,7 @@ def test_the_key_of_the_store_is_given_only_to_those_that_read_columns_from_it()
 
 
 def test_the_parameters_that_the_overlay_names_put_and_fetch_columns_there():
-    text = (FOLDER / STORE / "kustomization.yaml").read_text()
-    (said,) = re.findall(r"`storage: (\{.*?\})`", text)
-    storage = StorageSettings.model_validate(YAML(typ="safe").load(said))
+    storage = StorageSettings.model_validate(STORAGE)
     assert (storage.url, str(storage.cache)) == ("s3://columns", "/columns")
 
 

@@ -73,3 +73,12 @@ def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path
     assert uv.startswith("-m pip install ")
     assert re.fullmatch(rf"sync .*--locked --compile-bytecode ?{extra}", sync)
     assert (folder / ".venv" / f".ready{'1' if extra else ''}").exists()
+
+
+def test_benchmarks_are_listed_that_are_commands():
+    listed = make(ROOT, "--old-file=setup", "bench", path=os.environ["PATH"])
+    named = set(re.findall(r"^python -m benchmarks\.(\w+) --help$", listed, re.MULTILINE))
+    assert named == {
+        path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
+    }
+    assert len(named) > 10 and "command_line" not in named

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import prepared
+from prepared import prepare
 from small_pipelines import batches, same
 from texts import SPLIT, WORDS, write_texts
 
@@ -19,7 +19,6 @@ from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.assembly.training import with_perplexity
 from throughline.config.params import check
-from throughline.data.shards.index import read_shard_index
 from throughline.data.sources import scan
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
@@ -27,7 +26,6 @@ from throughline.measurement.baseline import describe_next_tokens
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.models.builders import Target
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import EndDocument
 from throughline.settings import DataSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan, InvalidParams
@@ -73,15 +71,7 @@ def stored(tmp_path_factory):
     source = write_texts(root / "source")
     (source / "beside.txt").write_text("The quick brown fox. " * 20)
     params = check(document(source))
-    layout = Layout(root)
-    prepared(params.data, root / "data")
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params.preprocess,
-    )
-    return params, open_inputs(params, layout)
+    return params, open_inputs(params, prepare(params, Layout(root), min_shards=3))
 
 
 def tokens_of(data, split="train"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +83,12 @@ def end(*processes):
         process.communicate()
 
 
+def wait_for_tensorflow(process):
+    maps = psutil.Process(process.pid).memory_maps
+    while not any("pywrap" in Path(each.path).name for each in maps()):
+        time.sleep(0.1)
+
+
 def test_what_each_mode_promises(address):
     assert len(servers()) == 3
     static, dynamic, off = (
@@ -155,10 +162,24 @@ def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
         "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
     )
     worker = psutil.Process(int(pid))
-    while not any("pywrap" in Path(each.path).name for each in worker.memory_maps()):
-        time.sleep(0.1)  # until TensorFlow is there
+    wait_for_tensorflow(worker)
     end(parent)
     assert not psutil.wait_procs([worker], timeout=15)[1]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_sigterm_ends_a_process_at_once_although_tensorflow_holds_its_thread(waits):
+    """A handler of Python would be called once TensorFlow has returned."""
+    options = ["worker", "--dispatcher", "localhost:9"] if waits else ["dispatcher", "--workers=1"]
+    with subprocess.Popen(
+        [*COMMAND, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        if waits:
+            wait_for_tensorflow(process)
+        else:
+            process.stdout.readline()
+        process.terminate()
+        assert process.wait(5) == 128 + signal.SIGTERM
 
 
 def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):

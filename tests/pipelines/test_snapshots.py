@@ -60,6 +60,20 @@ def test_images_of_other_channels_than_are_stored_are_refused(stored, request, t
         snapshot(read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=ops)
 
 
+def interrupt_at_the_third(monkeypatch):
+    """Interrupt the next snapshot at its third shard; returns the names of those that are begun."""
+    real, seen = snapshot_writer.write_shard, []
+
+    def write_shard(context, shard, start):
+        seen.append(shard.name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(context, shard, start)
+
+    monkeypatch.setattr(snapshot_writer, "write_shard", write_shard)
+    return seen
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
@@ -69,16 +83,8 @@ def test_images_of_other_channels_than_are_stored_are_refused(stored, request, t
 def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     photos, tmp_path, monkeypatch, kind, before, after
 ):
-    real, seen = snapshot_writer.write_shard, []
-
-    def stop_at_the_third(context, shard, start):
-        seen.append(shard.name)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return real(context, shard, start)
-
+    seen = interrupt_at_the_third(monkeypatch)
     monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 5000)  # a few images
-    monkeypatch.setattr(snapshot_writer, "write_shard", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         prepare_snapshot(photos, tmp_path / "snapshot", kind, fraction=before)
     assert not (tmp_path / "snapshot").exists()
@@ -93,15 +99,8 @@ def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
 
 def test_what_an_interrupted_run_has_done_is_counted(photos, tmp_path, monkeypatch):
     shards, files = read_shard_index(photos / "shards"), ShardFiles(folder=photos / "shards")
-    out, real, seen = Destination(folder=tmp_path / "snapshot"), snapshot_writer.write_shard, []
-
-    def stop_at_the_third(context, shard, start):
-        seen.append(shard.name)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return real(context, shard, start)
-
-    monkeypatch.setattr(snapshot_writer, "write_shard", stop_at_the_third)
+    out = Destination(folder=tmp_path / "snapshot")
+    interrupt_at_the_third(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         write_snapshot(shards, files, out, preprocess=PREPROCESS["photos"])
     notes = list(tmp_path.glob("snapshot.*.partial/.done-*"))

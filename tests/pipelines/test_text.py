@@ -9,7 +9,8 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import flip_bit, prepared
+from conftest import flip_bit
+from prepared import prepare, take_snapshot
 from project import SMALL
 from small_pipelines import batches, same
 
@@ -17,7 +18,6 @@ from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
 from throughline.data.columns.index import column_path, map_column, read_index, verify
-from throughline.data.shards.index import read_shard_index
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.tokenizers import open_tokenizer, tokenize
@@ -89,14 +89,10 @@ def document(path, kind, **data):
 
 def opened(folder, params):
     layout = Layout(folder)
-    if not layout.shards.exists():
-        prepared(params.data, folder / "data")
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params.preprocess,
-    )
+    if layout.shards.exists():
+        take_snapshot(params, layout)
+    else:
+        prepare(params, layout, min_shards=3)
     return open_inputs(params, layout)
 
 

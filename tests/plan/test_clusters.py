@@ -9,6 +9,7 @@ import sys
 import pytest
 from project import ROOT
 
+from tasks.cluster import main
 from throughline.plan.clusters import expand_nodes, expand_tasks, find_tf_config
 from throughline.plan.training_workers import (
     TrainingWorker,
@@ -99,3 +100,12 @@ def test_a_command_runs_with_its_tf_config_and_its_exit_code():
     )
     assert done.returncode == 7, done.stderr
     assert json.loads(done.stdout)["task"] == {"type": "worker", "index": 0}
+
+
+def test_a_program_that_is_not_there_is_said_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setattr(sys, "argv", ["cluster", "--", "nosuchprogram"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ServiceFailed: there is no program nosuchprogram\n"

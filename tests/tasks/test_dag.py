@@ -222,7 +222,14 @@ def test_verifying_reads_every_byte(first, capsys):
     column.chmod(0o644)
     column.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     assert "image.bin: chunk of rows 0 to" in refused(folder, "verify", capsys)
+    shard = next((folder / "data" / "shards").glob("train-*.tfrecord"))
+    record = shard.read_bytes()
+    shard.chmod(0o644)
+    shard.write_bytes(record[:-1] + bytes([record[-1] ^ 1]))
+    said = refused(folder, "verify", capsys)
+    assert shard.name in said and "image.bin: chunk of rows 0 to" in said, "all in one list"
     column.write_bytes(data)
+    shard.write_bytes(record)
     run_stages(folder, "verify")
 
 

@@ -10,10 +10,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import prepared
-from project import ROOT, SMALL, run_stages, write_params
-from ruamel.yaml import YAML
+from prepared import prepare
+from project import SMALL, run_stages, write_params
 
+from benchmarks.data import presets
 from tasks.ingest import count_splits
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import (
@@ -27,10 +27,8 @@ from throughline.config.params import check
 from throughline.data import examination
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.index import read_shard_index
 from throughline.data.sources.table import scan as scan_table
 from throughline.measurement.equality import digest_examples
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.evaluation import Evaluation
 from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams, UnreadableSource
@@ -39,22 +37,9 @@ from throughline.shared.layout import Layout
 STEPS, COLUMNS = 5000, 3
 
 
-def presets(kind):
-    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())[
-        "pipelines!"
-    ]
-
-
 def opened(folder, params):
     """Run the data stages in `folder` and open what they wrote."""
-    layout = Layout(folder)
-    prepared(params.data, folder / "data")
-    snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params.preprocess,
-    )
+    layout = prepare(params, Layout(folder), min_shards=3)
     return layout, open_inputs(params, layout)
 
 
@@ -178,27 +163,6 @@ def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
     unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
     with pytest.raises(InvalidParams, match="load is not a column"):
         open_input_pipeline(unknown, "naive", stored, split="train", purpose="train")
-
-
-@pytest.mark.parametrize(
-    ("frame", "words"),
-    [
-        ({"a": [1.0, np.nan, 3.0]}, "row 2, column a is missing"),
-        ({"a": [1.0, np.inf, 3.0]}, "row 2, column a is 'inf', no number"),
-        ({"a": [1.0, 1e300, 3.0]}, "row 2, column a exceeds the range of float32"),
-        ({"t": [1, 3, 2], "a": [1.0, 2.0, 3.0]}, "t does not increase in row 3"),
-        ({"b": ["x", "y", "z"]}, "no numeric column"),
-    ],
-)
-def test_a_series_with_gaps_or_out_of_order_is_refused_with_its_place(tmp_path, frame, words):
-    pd.DataFrame(frame).to_csv(tmp_path / "series.csv", index=False)
-    settings = DataSettings(
-        source="time_series",
-        path=str(tmp_path / "series.csv"),
-        time_column="t" if "t" in frame else "",
-    )
-    with pytest.raises(UnreadableSource, match=words):
-        ingest(settings, tmp_path / "manifest")
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(pro
     assert raced
     again = start(project)
     wait_for(lambda: len(list_rounds(project)) > len(raced), 120)
-    interrupt(again)
+    interrupt(again, signal.SIGTERM)
     assert list_rounds(project)[: len(raced)] == raced, "it has gone on there"
     assert not list(project.glob(".throughline/scratch/*"))
 
@@ -139,10 +139,10 @@ def list_rounds(project):
     return [one for path in journals for one in json.loads(path.read_bytes())["rounds"]]
 
 
-def interrupt(process):
-    process.send_signal(signal.SIGINT)
+def interrupt(process, number=signal.SIGINT):
+    process.send_signal(number)
     rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
 
 

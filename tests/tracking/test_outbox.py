@@ -215,8 +215,26 @@ def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
             recorder.log_metrics({"train/loss": 1.0})
     away.delenv(ADDRESS)
     assert sync() == (1, 1), "what belongs to it stays, since another store may have it"
-    assert "a profile of naive is left out" in capsys.readouterr().out
+    assert "what was kept of naive is left out" in capsys.readouterr().out
     assert find_sent(KEY, recorder.unsent)
+
+
+@pytest.mark.integration
+def test_a_run_of_another_store_is_kept_until_that_one_is_named(away, tmp_path, capsys):
+    server, home = os.environ[ADDRESS], store_home()
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    away.setenv(ADDRESS, other)
+    with Recorder(KEY) as recorder:
+        mlflow.set_tracking_uri(server)
+        recorder.log_metrics({"train/loss": 1.0})
+    away.delenv(ADDRESS)
+    capsys.readouterr()
+    assert sync() == (0, 1) and count_runs() == 0
+    said = capsys.readouterr().out
+    assert f"MLflow at sqlite:///{home / 'mlflow.db'} does not have its run" in said
+    away.setenv(ADDRESS, other)
+    assert sync() == (1, 0) and count_runs() == 1
+    assert points(recorder.run_id) == [(0, 1.0)]
 
 
 @pytest.mark.integration

@@ -22,6 +22,7 @@ from throughline.results.build import Difference, ExamplesDigest
 from throughline.shared.errors import UnequalConfigurations
 
 MODULUS = 1 << 128
+COMPARED = 1000  # examples of a split whose pixels are compared
 
 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
@@ -128,10 +129,8 @@ class RowsByKey:
         return rows
 
 
-def measure_difference(
-    approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000
-) -> Difference:
-    """Compare at least `examples` examples of a pipeline with those of one that reads the snapshot,
+def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Difference:
+    """Compare at least COMPARED examples of a pipeline with those of one that reads the snapshot,
     matched by key; both made `with_keys`.
     """
     stored_rows, fetch, epoch = (
@@ -149,6 +148,6 @@ def measure_difference(
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
         pixels, seen = pixels + apart.size, seen + len(rows)
-        if seen >= examples:
+        if seen >= COMPARED:
             break
     return Difference(mean=total / pixels, max=largest, examples=seen)

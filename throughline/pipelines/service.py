@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -168,6 +169,19 @@ def _read_address(process: subprocess.Popen[str]) -> str:
     return line
 
 
+def _exit_on_sigterm() -> None:
+    """Have a thread wait for SIGTERM and end the process: as the first one of a container it would
+    ignore it, and a handler would wait for TensorFlow, which holds the main thread. To be called
+    before there are other threads.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        os._exit(128 + signal.sigwait({signal.SIGTERM}))
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main() -> None:
     """Run a dispatcher or a worker until it is stopped."""
     parser = argparse.ArgumentParser(
@@ -210,6 +224,7 @@ def main() -> None:
     below_parent = stat.S_ISFIFO(os.fstat(0).st_mode)
     if below_parent:
         end_with_parent()  # a worker waits for a dispatcher that is gone, and does not see our end
+    _exit_on_sigterm()
 
     import_tensorflow_alone()
     import tensorflow as tf

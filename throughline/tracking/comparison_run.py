@@ -5,6 +5,7 @@ report, view and champion.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from mlflow.utils.logging_utils import disable_logging, enable_logging
 from throughline.results.base import to_json
 from throughline.results.comparison import Comparison, Row, list_machines
 from throughline.shared.errors import UserError
+from throughline.shared.file_lock import hold_if_free
 from throughline.shared.files import digest_json
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.champion import (
@@ -35,8 +37,16 @@ from throughline.tracking.lineage import PARENT_TAG, read_lineage
 from throughline.tracking.recorder import Recorder, find_run, find_sent
 from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.sending import list_models
-from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
+from throughline.tracking.store import (
+    STORE_ERRORS,
+    reason,
+    show_address,
+    store_home,
+    use_store,
+)
 
+UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address as browsers reach it, where it is another one
+OPEN = Path(".throughline") / "comparisons"  # a lock for each parent run that is open
 CHAMPION = "champion"
 # Whether a comparison chooses the champion: not, where it has earned it, or since it was asked to.
 Promotion = Literal["none", "earned", "asked for"]
@@ -60,7 +70,8 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
         experiment = mlflow.get_run(run_id).info.experiment_id
     except STORE_ERRORS:
         return None
-    return run_url(server, experiment, run_id), view_url(server, experiment, run_id)
+    page = (os.environ.get(UI_URL) or server).rstrip("/")
+    return run_url(page, experiment, run_id), view_url(page, experiment, run_id)
 
 
 @contextmanager
@@ -69,17 +80,35 @@ def open_comparison(
 ) -> Iterator[str | None]:
     """Start the parent run of a comparison and yield its id, or None where the store cannot be
     reached. Where the block is left by an error the run has failed, or was killed. `lineage` are
-    tags that lead to what it is of.
+    tags that lead to what it is of. Those of this project that `kill -9` has cut are ended.
     """
     run_id = _start(run_key, name, lineage or {})
+    if run_id is None:
+        yield None
+        return
     try:
-        yield run_id
-    except BaseException as error:
-        if run_id:
-            status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        with hold_if_free(store_home() / OPEN / run_id, "compares configurations"):
             with suppress(*STORE_ERRORS):
-                mlflow.MlflowClient().set_terminated(run_id, status)
+                _end_killed()
+            yield run_id
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        with suppress(*STORE_ERRORS):
+            mlflow.MlflowClient().set_terminated(run_id, status)
         raise
+
+
+def _end_killed() -> None:
+    """End the parent runs whose process is gone: the kernel has freed its lock, and nobody else
+    has removed the file. One that another store has waits for a comparison that is sent there.
+    """
+    for file in (store_home() / OPEN).glob("*"):
+        if find_run(file.name) is None:
+            continue
+        with hold_if_free(file, "ends a comparison that was killed") as free:
+            # Asked now: it may have come to its end since the file was listed.
+            if free is not None and mlflow.get_run(file.name).info.status == "RUNNING":
+                mlflow.MlflowClient().set_terminated(file.name, "KILLED")
 
 
 def _start(run_key: RunKey, name: str, lineage: Mapping[str, str]) -> str | None:

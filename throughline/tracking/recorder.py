@@ -33,6 +33,7 @@ from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineag
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
 from throughline.tracking.sending import LONGEST_PARAM, SENDERS, list_models
 from throughline.tracking.store import (
+    ADDRESS,
     STORE_ERRORS,
     is_refusal,
     name_keys,
@@ -313,7 +314,7 @@ def find_sent(run_key: RunKey, unsent: str) -> str | None:
 
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
-    still to be. What belongs to a run that is gone is left out.
+    still to be. What belongs to a run that the store does not have stays as it is.
 
     Raises:
       DamagedFile: something that is kept cannot be read.
@@ -324,10 +325,12 @@ def sync() -> tuple[int, int]:
             waiting.append(each)
     # What belongs to another run comes after that.
     for file, unsent in sorted(waiting, key=lambda each: bool(each[1].follows)):
-        if unsent.follows and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
+        continues = unsent.run_id or unsent.follows
+        if continues and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
             echo(
-                f"a profile of {unsent.run_key.pipeline} is left out: the store has no run of it;"
-                f" if that is so for good, delete {from_here(file)}"
+                f"what was kept of {unsent.run_key.pipeline} is left out: MLflow at"
+                f" {show_address()} does not have its run; another store may, which {ADDRESS} then"
+                f" has to name. If none has it, delete {from_here(file)}"
             )
             continue
         recorder = Recorder(

@@ -1,0 +1,58 @@
+"""The pod that puts a repository into the volume of the stack on Kubernetes: its command, run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+
+CLONE = YAML(typ="safe").load((ROOT / "infra" / "kubernetes" / "clone.yaml").read_text())
+AUTHOR = ("-c", "user.name=me", "-c", "user.email=me@example")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def make_repository(folder: Path, content: str) -> None:
+    folder.mkdir(exist_ok=True)
+    git(folder, "init", "--quiet", "--initial-branch=trunk")
+    (folder / "params.yaml").write_text(content)
+    git(folder, "add", ".")
+    git(folder, *AUTHOR, "commit", "--quiet", "--message=first")
+
+
+def clone(origin: Path, volume: Path) -> bool:
+    """Whether the pod's command ends well in a volume."""
+    (container,) = CLONE["spec"]["containers"]
+    (volume.parent / "pod").mkdir()
+    words = [word.replace("/tmp", str(volume.parent / "pod")) for word in container["args"]]
+    words = [str(origin) if word == "URL" else word for word in words]
+    return subprocess.run(words, cwd=volume, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def volume(tmp_path):
+    """As a new one is: not empty."""
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    return tmp_path / "volume"
+
+
+def test_a_repository_is_cloned_into_a_volume_that_is_not_empty(tmp_path, volume):
+    make_repository(tmp_path / "origin", "seed: 1\n")
+    assert clone(tmp_path / "origin", volume)
+    assert (volume / "params.yaml").read_text() == "seed: 1\n"
+    assert "trunk...origin/trunk" in git(volume, "status", "--short", "--branch")
+
+
+def test_a_project_that_is_there_stays_as_it_is(tmp_path, volume):
+    make_repository(tmp_path / "origin", "seed: 1\n")
+    make_repository(volume, "seed: 2\n")
+    assert not clone(tmp_path / "origin", volume)
+    assert (volume / "params.yaml").read_text() == "seed: 2\n"
+    assert git(volume, "status", "--porcelain") == ""
