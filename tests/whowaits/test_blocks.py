@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from whowaits.report import make_report
-from whowaits.timing.blocks import Block, Round, Step, Timing, median_interval
+from whowaits.timing.blocks import (
+    WARM_UP_STEPS,
+    Block,
+    Round,
+    Step,
+    Timing,
+    median_interval,
+)
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
@@ -178,7 +185,7 @@ def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch
     )
     machine.timing.steps_per_epoch = epoch
     found = judge(machine.run(), Conditions())
-    assert found.name == INPUT_BOUND
+    assert found.name == INPUT_BOUND and found.stall
     assert found.stall.pct == pytest.approx(100 * 4 / 14, abs=1.5)
 
 
@@ -234,6 +241,17 @@ def test_an_input_that_ends_while_batches_are_collected_goes_on_with_the_next_ep
     assert timing.task == "collect"
     timing.trained(Step(0.01, 0.01))
     assert timing.task == "collect" and timing.seen == 1
+
+
+@pytest.mark.parametrize(("steps", "first"), [(3, True), (7, True), (8, False), (30, False)])
+def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
+    machine = Machine(input_s=0.03, model_s=0.01, active=False, epoch=90)
+    for _ in range(90 + steps):
+        machine.step()
+    passive = machine.timing.passive
+    assert passive.first_epoch == first
+    assert passive.steps == (90 - WARM_UP_STEPS if first else steps)
+    assert ("only" in judge(machine.timing, Conditions()).reason) is False
 
 
 def test_first_seconds_are_announced_once():

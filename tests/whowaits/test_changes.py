@@ -363,6 +363,22 @@ def test_a_shuffle_of_files_is_no_shuffle_of_their_examples():
     assert cache.adds == f".cache().shuffle({50 * BATCH})"
 
 
+def test_the_nearest_of_two_shuffles_is_none_of_all_examples():
+    files = numbers().shuffle(COUNT).interleave(lambda n: tf.data.Dataset.range(9))
+    dataset = numbered(files.shuffle(10).map(double, 2))
+    assert not caches(dataset), "how many examples there are is not known"
+    (cache,) = caches(dataset, steps=50)
+    assert cache.adds == f".cache().shuffle({50 * BATCH})"
+    (cache,) = caches(numbered(numbers().shuffle(20).shuffle(10).map(double, 2)))
+    assert cache.adds == ".cache().shuffle(20)"
+
+
+def test_the_size_of_a_cache_is_that_of_elements_of_any_length():
+    made = numbers().map(lambda n: tf.zeros((1 << 16) * (1 + n % 3)))
+    (cache,) = caches(made.padded_batch(1))
+    assert cache.kept_bytes == pytest.approx(COUNT * 2 * (1 << 18), rel=0.05)
+
+
 def caches(dataset, **options):
     return [each for each in propose_changes(dataset, batch=BATCH, **options) if each.keeps]
 

@@ -70,6 +70,18 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed, tmp_path, mon
     assert script.read_bytes() == edited
 
 
+def test_a_script_with_a_blank_in_its_name_is_patched(tmp_path, monkeypatch):
+    script = tmp_path / "my folder" / "my train.py"
+    script.parent.mkdir()
+    monkeypatch.chdir(tmp_path)
+    edited = edit_source(SCRIPT, "my train.py", [Edit("my train.py:7", "batch", AHEAD)])
+    patch = diff(SCRIPT, edited, "my folder/my train.py").encode()
+    for command in (["git", "apply", "-"], ["patch", "-p1"]):
+        script.write_bytes(SCRIPT)
+        subprocess.run(command, input=patch, check=True, capture_output=True)
+        assert script.read_bytes() == edited
+
+
 def test_a_flat_map_becomes_an_interleave():
     source = """import tensorflow as t
 files.map(f).flat_map(g)

@@ -6,11 +6,14 @@ import gc
 import itertools
 import sys
 import weakref
+from array import array
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import pytest
+
 from whowaits.timing.batches import BatchesTaken
-from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
+from whowaits.timing.feeds import MAX_AHEAD, JaxFeed, TorchFeed
 from whowaits.timing.waits import Waits
 
 
@@ -59,3 +62,45 @@ def test_the_state_that_the_model_alone_ran_on_goes_with_its_batches(monkeypatch
     feed.train((own, iter([3])))
     gc.collect()
     assert ran_on() is None
+
+
+def torch_feed(monkeypatch):
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return TorchFeed(lambda batch: None, Waits())
+
+
+def test_batches_of_a_loader_are_kept_as_copies(monkeypatch):
+    feed, batch = torch_feed(monkeypatch), [array("b", [1])]
+    for _ in range(20):
+        feed.keep((batch,))
+    batch[0][0] = 2
+    kept = feed.collect((batch,)).batches
+    assert len(kept) == 16 and kept[0] == [array("b", [1])]
+    feed.drain((batch,), most_s=0.0)
+    assert not feed.collect((batch,)).batches
+
+
+def test_large_batches_of_a_loader_are_kept_while_there_is_memory(monkeypatch):
+    monkeypatch.setattr("whowaits.timing.feeds.most_bytes", lambda: 100)
+    feed = torch_feed(monkeypatch)
+    for _ in range(9):
+        feed.keep(([SimpleNamespace(nbytes=40, shape=(5, 8))],))
+    assert len(feed.collect(()).batches) == 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "ended", "kept"),
+    [
+        ([8, 8, 3], True, 2),
+        ([3], True, 0),
+        ([8, 8], True, 2),
+        ([8, 3], False, 2),
+        ([5, 8], True, 2),
+    ],
+)
+def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
+    batches = [SimpleNamespace(shape=(count, 2)) for count in counts]
+    taken = BatchesTaken(batches, ended=ended)
+    taken.drop_remainder(8)
+    assert len(taken.batches) == kept

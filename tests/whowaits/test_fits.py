@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
+import weakref
 from types import SimpleNamespace
 
 import keras
@@ -13,9 +15,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers import epoch_iterator
 
-from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.fits import FitWatch, make_reporting_callback
 from whowaits.hooks.sources import count_steps
+from whowaits.hooks.timed_function import TimedFunction
 from whowaits.session import Ended, Options, Session
+from whowaits.timing.blocks import Step
 from whowaits.timing.waits import Waits
 
 
@@ -127,3 +131,65 @@ def test_an_epoch_from_which_batches_were_taken_makes_no_later_one_shorter(monke
                     next(iterator)
                 steps[epoch] += 1
     assert steps == [3, 9]
+
+
+def watch_fit(session):
+    """A watch, and a model whose `fit` alone it times."""
+
+    class Watched(keras.Sequential):
+        def fit(self, x=None, y=None, epochs=1, callbacks=None):
+            return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
+
+    watch = FitWatch(session, Waits())
+    watch.patch(SimpleNamespace(**{**vars(keras), "Model": Watched}))
+    model = Watched([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return watch, model
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Ctrl-C in a notebook."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(interrupted):
+    session = Session(Options(keep=True), print)
+    _, model = watch_fit(session)
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((40, 2)), np.zeros((40, 1)))).batch(2)
+    try:
+        model.fit(data, epochs=2, callbacks=[Interrupts()] if interrupted else None)
+    except KeyboardInterrupt:
+        assert interrupted
+    (training,) = session.trainings
+    assert training.timing.seen
+    assert training.conditions is training.freeze_conditions(), "those of its end"
+    gone = weakref.ref(model), weakref.ref(data)
+    del model, data
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(capsys):
+    session = Session(Options(keep=True), print)
+    watch, model = watch_fit(session)
+    session.close()  # as `whowaits.Callback` has it
+    reports = make_reporting_callback(keras, session, watch)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports, Interrupts()])
+    assert session.trainings[0].timing.seen
+    assert not watch.active and not isinstance(model.train_function, TimedFunction)
+    model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports])
+    assert "a step takes" in capsys.readouterr().out
+    assert not watch.active and not isinstance(model.train_function, TimedFunction)
+
+
+def test_an_epoch_that_the_script_asked_for_is_no_repetition():
+    session = Session(Options(), print)
+    training = session.open("fit", epochs=1)
+    for epoch, repeats in ((0, False), (1, True)):
+        training.timing.trained(Step(0.01, 0.01, epoch=epoch))
+        assert session.repeats == repeats

@@ -29,7 +29,7 @@ def test_a_module_is_acted_on_once_it_is_complete_and_not_before(watch):
     import watched_one  # pyright: ignore[reportMissingImports]
 
     assert seen == [1] and not errors
-    assert watched_one.__loader__.get_source("watched_one") == "value = 1\n"
+    assert vars(watched_one)["__loader__"].get_source("watched_one") == "value = 1\n"
 
 
 def test_a_module_that_is_there_is_acted_on_at_once(watch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
@@ -323,6 +324,32 @@ def test_a_batch_is_given_back_when_its_copy_is_kept():
 @pytest.mark.parametrize(("seconds", "limit"), [(6, 60), (40, 60), (90, 110)])
 def test_a_measurement_has_the_time_that_was_asked_for(seconds, limit):
     assert Script(seconds=seconds).session.verdict_s == limit
+
+
+def test_nothing_is_waited_for_after_a_loop_that_is_not_the_one_to_measure():
+    for number, expects in ((1, 300.0), (2, None)):
+        script = Script(training=number)
+        for step, _ in enumerate(hand_out(script, Batches(50))):
+            script.train(0)
+            if step == 3:
+                break  # and the script saves its model
+        assert script.session._expects == expects
+
+
+def test_a_full_batch_is_the_largest_one():
+    script, sizes = Script(keep=True), iter([8, 8, 8, 3])
+    source = Source(key="a.py:1", name=lambda: "a loop", facts=dict)
+    iterator = Batches(4)
+
+    def take():
+        next(iterator)
+        return [SimpleNamespace(shape=(next(sizes), 2))]
+
+    with pytest.raises(StopIteration):
+        while True:
+            script.watch.pull(source, iterator, take)
+            script.train(0)
+    assert script.session.trainings[0].examples == 8
 
 
 def test_a_validation_takes_as_long_as_it_takes():

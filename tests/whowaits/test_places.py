@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import time
 from dataclasses import replace
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,9 +15,11 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from whowaits.callers import name_from_here
-from whowaits.changes.advice import find_first
+from whowaits.changes.advice import ORDER, SAME, THREADS, find_first
+from whowaits.changes.cache_files import delete_unfinished
 from whowaits.changes.edits import CannotBeWritten, edit_source
-from whowaits.changes.places import is_changed, locate
+from whowaits.changes.patch import _write
+from whowaits.changes.places import is_changed, locate, makes_another
 from whowaits.changes.proposals import propose_changes
 from whowaits.changes.trials import Pace, Trials, find_edits
 from whowaits.hooks.fits import FitWatch
@@ -194,7 +199,7 @@ class Own(keras.Sequential):
 
 
 def test_a_model_may_make_its_train_function_by_itself():
-    model = Own()
+    model: Any = Own()
     FitWatch(Session(Options(), print), Waits()).make_train_function(model)
     assert model.train_function(iter([1])) == {"loss": 1}
 
@@ -208,3 +213,67 @@ def test_a_call_is_known_by_its_line_and_its_name():
     assert locate(numbers, "unbatch", 0).called == "unbatch"
     assert locate(numbers, "map", 0).called == "unbatch", "which makes a map within"
     assert not locate(numbers, "map", 1).where
+
+
+def build(numbers):
+    """What a script's function does for the training and for its validation."""
+    return numbers.map(lambda n: n + 1).batch(3)
+
+
+def try_changes(dataset):
+    changes = propose_changes(dataset, batch=3)
+    trials = Trials(lambda _: None, dataset, Pace(step_ms=1), deadline=0, beat=lambda: None)
+    return trials._summarize(changes, [[3.0, 3.0, 3.0]] * len(changes))
+
+
+def test_what_would_change_a_validation_too_is_said_and_is_no_patch():
+    train = build(tf.data.Dataset.range(9).shuffle(9))
+    assert not any(each.shared for each in try_changes(train))
+    validation = build(tf.data.Dataset.range(3))
+    tried = [each for each in try_changes(train) if each.text.startswith(("map", "batch"))]
+    assert len(tried) == 3 and all("makes another dataset" in each.says for each in tried)
+    source = b"import tensorflow as tf\ndef build(numbers):\n    return numbers.map(f).batch(3)"
+    for each in tried:
+        edits = tuple(replace(edit, where="a.py:3") for edit in each.edits)
+        change = replace(each, edits=edits)
+        for meaning in (ORDER, THREADS):
+            with pytest.raises(CannotBeWritten, match="makes another dataset, too"):
+                _write(replace(change, meaning=meaning), source, "a.py")
+        if each.keeps:
+            with pytest.raises(CannotBeWritten, match="makes another dataset, too"):
+                _write(replace(change, meaning=SAME), source, "a.py")
+        else:
+            assert _write(change, source, "a.py") != source, "each keeps its examples and order"
+    del validation
+    assert not any(each.shared for each in try_changes(train))
+
+
+def test_what_a_dataset_consists_of_is_no_other_dataset(tmp_path):
+    files = record(tmp_path)
+    for reader in (tf.data.TFRecordDataset, tf.data.TextLineDataset):
+        for options in ({}, {"num_parallel_reads": 2}):
+            dataset = reader(files, **options).interleave(
+                lambda line: tf.data.Dataset.from_tensors(line).interleave(
+                    tf.data.Dataset.from_tensors
+                )
+            )
+            for kind in (reader.__name__.removesuffix("V2"), "interleave"):
+                assert locate(dataset, kind, 0).where and not makes_another(dataset, kind, 0)
+
+
+def test_a_cache_that_is_not_complete_leaves_no_file(tmp_path):
+    began = time.time() - 1
+    numbers, whole, part = tf.data.Dataset.range(9), tmp_path / "whole", tmp_path / "part"
+    complete, begun = numbers.cache(str(whole)), numbers.cache(str(part))
+    assert len(list(complete)) == 9
+    next(iterator := iter(begun))
+    own = tmp_path / "part_labels.npy"
+    own.touch()
+    kept = {own, *tmp_path.glob("whole*")}
+    (lock,) = tmp_path.glob("part*.lockfile")
+    delete_unfinished(since=time.time() + 60)
+    assert lock.exists(), "of another run"
+    os.utime(lock)
+    delete_unfinished(since=began)
+    assert set(tmp_path.iterdir()) == kept
+    assert iterator is not None and len(list(numbers.cache(str(part)))) == 9

@@ -13,7 +13,7 @@ import pytest
 import whowaits
 from whowaits.changes.advice import ORDER, SAME, Edit, Tried
 from whowaits.changes.edits import edit_source
-from whowaits.changes.proof import NoPatch, _refuse, prove
+from whowaits.changes.proof import NoPatch, _Copy, _refuse, prove
 from whowaits.cli import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -81,6 +81,21 @@ def test_another_order_is_said_and_so_is_what_is_drawn_after_it(tmp_path):
         "the elements after map(load) of two epochs hold the same, in another order; what is drawn"
         " after that falls on other examples"
     )
+
+
+def test_a_copy_that_is_ended_leaves_no_part_of_a_cache(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCRIPT.replace("map(load)", f"map(load).repeat(99).cache({str(tmp_path / 'kept')!r})")
+    )
+    asked = {
+        "script": str(script), "seconds": 9, "training": 1, "tries": True, "as_json": True,
+        "fail_if": [],
+    }  # fmt: skip
+    with _Copy([sys.executable, str(START)], asked) as copy:
+        assert not copy.ask("changed", "batch", 0, "num_parallel_calls=2"), "it trains"
+        assert list(tmp_path.glob("kept*.lockfile"))
+    assert list(tmp_path.iterdir()) == [script]
 
 
 READING = """

@@ -75,6 +75,7 @@ def test_a_stall_that_the_input_cannot_have_caused_has_no_verdict(wait_ms, cores
 )
 def test_a_clear_measurement_has_a_verdict(rounds, name, pct):
     found = verdict_of(*rounds)
+    assert found.stall
     assert (found.name, found.stall.pct) == (name, pytest.approx(pct, abs=1))
     assert found.stall.low <= found.stall.pct <= found.stall.high
 
@@ -92,7 +93,7 @@ def test_an_interval_across_a_threshold_is_undecided():
 
 def test_few_rounds_widen_the_interval():
     found = verdict_of((9, 31, 31), synchronous=False)
-    assert found.name == UNDECIDED
+    assert found.name == UNDECIDED and found.stall
     assert (found.stall.low, found.stall.high) == (pytest.approx(12.5), pytest.approx(32.5))
 
 
@@ -172,7 +173,7 @@ def test_a_report_reads_as_text_and_as_json():
     least = report_of(passive=block(40, 60))
     assert least.lines[0] == "train.py: input-bound, stall at least 40 %"
     assert json.loads(least.json)["stall_high_pct"] is None
-    assert not math.isnan(least.stall_pct)
+    assert least.stall_pct == pytest.approx(40)
 
 
 def test_an_epoch_that_fills_a_cache_is_told_apart():
@@ -210,6 +211,17 @@ def test_what_is_not_decided_fails_by_another_code():
     assert condition.exit_code(report_of(passive=block(40, 60))) == 3
     assert Condition.parse("stall > 50").exit_code(report_of(passive=block(40, 60))) == 4
     assert Condition.parse("stall < 20").exit_code(report_of(passive=block(40, 60))) == 0
+
+
+def test_what_is_undecided_meets_no_condition():
+    for code, given in (
+        (4, {"others_pct": 60.0, "others": "stress (process 7)"}),
+        (4, {"fills_cache": True}),
+        (3, {}),
+    ):
+        report = report_of(passive=block(25, 75), **given)
+        assert (report.verdict == UNDECIDED) == (code == 4)
+        assert Condition.parse("stall > 20").exit_code(report) == code
 
 
 @pytest.mark.parametrize("text", ["stall", "stall > x", "stal > 3", "stall == 3", "stall > 1.2.3"])

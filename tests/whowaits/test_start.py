@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,8 +18,10 @@ import pytest
 
 from whowaits.callers import name_from_here
 from whowaits.cli import find_interpreter
+from whowaits.running import _report_in_spite_of
 from whowaits.session import Options, Session
 from whowaits.timing import machine
+from whowaits.timing.blocks import Block, Round
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "whowaits" / "src"
@@ -163,6 +166,37 @@ def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
     Session(Options(), print).say("a line")
 
 
+def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process():
+    begun, go_on, codes, written = threading.Event(), threading.Event(), [], []
+
+    def write(text):
+        begun.set()
+        assert go_on.wait(30)
+        written.append(text)
+
+    session = Session(Options(), write)
+    threads = [
+        threading.Thread(target=lambda: codes.append((session.print_report(), len(written))))
+        for _ in range(2)
+    ]
+    threads[0].start()
+    assert begun.wait(30)
+    threads[1].start()
+    go_on.set()
+    for each in threads:
+        each.join(30)
+    assert codes == [(2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(("rounds", "code"), [(0, 1), (3, 0)])
+def test_a_script_that_failed_over_repeated_batches_was_measured_or_failed(rounds, code):
+    session = Session(Options(), lambda _: None)
+    timing = session.open("fit").timing
+    timing.rounds = [Round(Block(steps=9, work_s=1.0), Block(steps=9, work_s=1.0), True)] * rounds
+    assert _report_in_spite_of(IndexError("its own"), session) == code
+    assert "IndexError('its own')" in session.trainings[0].notes[0]
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "said"),
     [
@@ -173,6 +207,12 @@ def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
         ("def f(:", 1, "SyntaxError"),
         ("print(input())", 2, ""),
         ("import os\nif os.fork() == 0:\n    os._exit(5)\nos.wait()", 2, ""),
+        (
+            "import os, sys\nif os.fork() == 0:\n    sys.exit(5)\nassert os.wait()[1] == 5 << 8",
+            2,
+            "",
+        ),
+        ("import os\nif os.fork() == 0:\n    1 / 0\nassert os.wait()[1] == 1 << 8", 2, "division"),
     ],
 )
 def test_a_script_ends_as_it_would(tmp_path, code, exit_code, said):
@@ -182,6 +222,7 @@ def test_a_script_ends_as_it_would(tmp_path, code, exit_code, said):
     assert done.returncode == exit_code, done
     assert said in done.stderr
     assert ("given" in done.stdout) == ("input" in code)
+    assert done.stdout.count(": undecided") == 1, "of the process that was started"
     if "its own" in code:
         frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
         assert len(frames) == 1 and "train.py" in frames[0], done.stderr
@@ -256,7 +297,8 @@ def make_interpreter(folder):
 
 def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
     on_path = make_interpreter(tmp_path / "system")
     monkeypatch.setenv("PATH", str(Path(on_path).parent))
     monkeypatch.setattr("whowaits.cli.TRAINING_LIBRARIES", ())
@@ -265,6 +307,11 @@ def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
     assert find_interpreter() == sys.executable
     local = make_interpreter(tmp_path / ".venv")
     assert find_interpreter() == local
+    of_conda = make_interpreter(tmp_path / "conda")
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "conda"))
+    for environment, interpreter in (("base", local), ("own", of_conda)):
+        monkeypatch.setenv("CONDA_DEFAULT_ENV", environment)
+        assert find_interpreter() == interpreter
     active = make_interpreter(tmp_path / "active")
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
     assert find_interpreter() == active

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -43,7 +44,7 @@ def test_epochs_that_are_left_early_are_of_one_training(loops):
 
 
 def test_a_prediction_of_keras_is_a_part_of_the_step(loops):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     for _ in tf.data.Dataset.range(6):
         model.predict(np.zeros((3, 1)), batch_size=1, verbose=0)
         loops.mark()
@@ -58,6 +59,29 @@ def test_a_distributed_dataset_is_one_loop(loops):
         loops.mark()
     (training,) = loops.session.trainings
     assert training.timing.seen == 5 and "distribution strategy" in training.passive_because
+
+
+def test_a_batch_with_nothing_in_a_place_is_waited_for_within_a_graph():
+    waits = Waits()
+    waits.start(tf)
+    iterator = iter(tf.data.Dataset.range(9).map(lambda n: (n, 2 * n, None)))
+
+    @tf.function
+    def step():
+        return waits.time(lambda: next(iterator))
+
+    assert [None if each is None else int(each) for each in step()] == [0, 0, None]
+    assert waits.take() > 0
+
+
+@pytest.mark.usefixtures("loops")
+def test_an_iterator_takes_what_it_takes_without(monkeypatch):
+    named = []
+    monkeypatch.setattr(iterator_ops.OwnedIterator, "get_next", lambda _, name: named.append(name))
+    watch = LoopWatch(Session(Options(keep=True), print))
+    _Hooks(FitWatch(watch.session, Waits()), watch).patch_iterators(iterator_ops)
+    iter(tf.data.Dataset.range(9)).get_next(name="batch")
+    assert named == ["batch"]
 
 
 def test_what_pytorch_trains_on_its_device_is_waited_for(loops, monkeypatch):

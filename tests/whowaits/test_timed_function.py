@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from whowaits.changes import trials
 from whowaits.hooks import timed_function
 from whowaits.hooks.timed_function import TimedFunction
 from whowaits.session import Options, Session, Training
+from whowaits.timing.blocks import Block, Round
 from whowaits.timing.waits import Waits
 
 EPOCHS, GAP_S = 4, 0.02
@@ -61,3 +63,40 @@ def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, st
     assert between == pytest.approx(epochs * (steps - 1) * step_s / 4)
     together = waits.reads < EPOCHS * steps / 2
     assert together == (step_s < timed_function.TOGETHER_S / 2)
+
+
+def try_changes(monkeypatch, *, first_epoch=False, **facts):
+    """What the trials are given, None where there are none; and the notes."""
+    paces = []
+
+    class Trials:
+        def __init__(self, function, dataset, pace, **_):
+            paces.append(pace)
+
+        def run(self, *, examples):
+            return iter(())
+
+    monkeypatch.setattr(trials, "Trials", Trials)
+    session = Session(Options(), print)
+    training = session.open("fit", backend="tensorflow", **facts)
+    training.dataset, training.timing.steps_per_epoch = object(), 30
+    waits, works = Block(steps=20, wait_s=1.0, first_epoch=first_epoch), Block(steps=20, work_s=0.1)
+    training.timing.rounds = [Round(waits, works, rested=True)] * 3
+    TimedFunction(print, session, training, Waits())._try_changes()
+    return paces, training.notes
+
+
+@pytest.mark.parametrize(
+    ("facts", "batches"),
+    [({}, 30), ({"steps_per_execution": 10}, 300), ({"steps": 30}, None)],
+)
+def test_the_batches_of_an_input_are_known_where_its_end_was_seen(facts, batches, monkeypatch):
+    ((pace,), _) = try_changes(monkeypatch, **facts)
+    assert pace.batches == batches
+
+
+def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch):
+    for first_epoch, tried in ((True, 0), (False, 1)):
+        paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
+        assert len(paces) == tried
+        assert any("the epoch that fills the cache" in note for note in notes) == first_epoch

@@ -97,14 +97,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_interpreter(given: str | None = None) -> str | None:
-    """The user's Python: `--python`, the active virtual environment, ./.venv, the one that this
-    command is installed in if it can train, the one on PATH.
+    """The user's Python: `--python`, the active virtual environment or that of conda (its base is
+    always active), ./.venv, the one that this command is installed in if it can train, the one on
+    PATH.
     """
     if given is not None:
         return shutil.which(given)
     folder = "Scripts" if os.name == "nt" else "bin"
-    for environment in (os.environ.get("VIRTUAL_ENV"), ".venv"):
-        found = shutil.which("python", path=str(Path(environment, folder))) if environment else None
+    for environment in filter(None, (os.environ.get("VIRTUAL_ENV"), _find_conda(), ".venv")):
+        places = Path(environment, folder), Path(environment)  # that of conda on Windows
+        found = shutil.which("python", path=os.pathsep.join(map(str, places)))
         if found:
             return str(Path(found).absolute())
     if any(importlib.util.find_spec(name) for name in TRAINING_LIBRARIES):
@@ -113,6 +115,12 @@ def find_interpreter(given: str | None = None) -> str | None:
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+
+
+def _find_conda() -> str | None:
+    """The active environment of conda that is not its base."""
+    is_base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
+    return None if is_base else os.environ.get("CONDA_PREFIX")
 
 
 def _own_arguments(given: list[str], options: argparse.Namespace) -> list[str]:

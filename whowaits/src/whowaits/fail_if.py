@@ -60,11 +60,12 @@ class Condition:
         if value is None:
             return NOT_DECIDED
         if self.metric == "stall":
+            if report.verdict == UNDECIDED:
+                return NOT_DECIDED
             low, high = report.stall_low_pct, report.stall_high_pct
             if low is None or high is None:
                 return self._exit_code_of_bound(report)
-            across = low < self.limit - MARGIN_PCT and high > self.limit + MARGIN_PCT
-            if across or report.verdict == UNDECIDED:
+            if low < self.limit - MARGIN_PCT and high > self.limit + MARGIN_PCT:
                 return NOT_DECIDED
         return MET if COMPARISONS[self.compared_by](value, self.limit) else NOT_MET
 

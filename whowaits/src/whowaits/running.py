@@ -7,6 +7,7 @@ import linecache
 import os
 import random
 import runpy
+import signal
 import sys
 import traceback
 import types
@@ -23,10 +24,10 @@ from .hooks import torch as torch_hooks
 from .hooks.fits import COUNTING, FitWatch
 from .hooks.loops import LoopWatch
 from .imports import ImportWatch
-from .session import EXIT_UNMEASURED, Options, Session, leave
+from .session import EXIT_UNMEASURED, Options, Session
 from .timing.waits import Waits
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 class NotAModule(Exception):
@@ -39,10 +40,14 @@ def run(given: dict[str, Any], arguments: list[str]) -> None:
     options = Options(**given)
     session = Session(options, _make_writer(as_json=options.as_json))
     observe(session)
+    if options.channel is not None:  # the other end has no more to ask for
+        signal.signal(signal.SIGTERM, lambda *_: session.leave(TERMINATED))
     session.watch()
     code = _run_script(session, arguments)
+    if session.in_child:
+        sys.exit(code)
     if session.ended is not None or session.options.channel is not None:
-        leave(code)
+        session.leave(code)
     session.close()
     sys.exit(code)  # the script has come to its end: what it does at exit is done
 
@@ -103,17 +108,13 @@ def _run_script(session: Session, arguments: list[str]) -> int:
         print(f"whowaits: {error} ({hint})", file=sys.stderr)  # noqa: T201
         return EXIT_UNMEASURED
     except BaseException as error:  # noqa: BLE001 - whatever ends it
-        if session.ended is None and session.repeats and isinstance(error, Exception):
-            # A schedule of so many steps and no more, or an array with a place for each batch.
-            what = (
-                "ended by what the script does about other batches than it meant, since some were"
-                f" taken or repeated: {error!r}; --keep leaves them as they are"
-            )
-            _flush()
-            return session.print_report(what)
         if session.ended is None:
             code = _exit_code(error)
+            if session.repeats and isinstance(error, Exception) and not session.in_child:
+                return _report_in_spite_of(error, session)
     _flush()
+    if session.in_child:  # the one that has forked it reports
+        return code
     if session.ended is not None:
         return session.print_report()
     if code == INTERRUPTED:
@@ -121,6 +122,18 @@ def _run_script(session: Session, arguments: list[str]) -> int:
         return code
     found = session.print_report(f"the script ended with exit code {code}" if code else "")
     return code or found
+
+
+def _report_in_spite_of(error: Exception, session: Session) -> int:
+    """Report what is known of a script that may have failed over the batches that were taken or
+    repeated: a schedule of so many steps and no more, or an array with a place for each batch.
+    """
+    _flush()
+    found = session.print_report(
+        "ended by what the script does about other batches than it meant, since some were taken or"
+        f" repeated: {error!r}; --keep leaves them as they are"
+    )
+    return found if found or session.was_measured else 1
 
 
 def _execute(session: Session, arguments: list[str]) -> None:

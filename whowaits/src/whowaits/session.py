@@ -13,24 +13,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .callers import find_caller
+from .changes.cache_files import delete_unfinished
 from .fail_if import Condition
 from .report import Report, make_report, undecided
 from .timing import machine
-from .timing.blocks import Timing
-from .timing.verdict import (
-    COMPUTE_BOUND,
-    INPUT_BOUND,
-    LEAST_STEPS,
-    SLIGHTLY_BOUND,
-    Conditions,
-    judge,
-)
+from .timing.batches import count_examples
+from .timing.blocks import LEAST_STEPS, Timing
+from .timing.verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
@@ -79,9 +74,10 @@ class Training:
     passive_because: str = ""
     fills_cache: bool = False
     untried: str = ""  #: why no change is tried, and what helps this source of batches
-    examples: int | None = None
+    examples: int | None = None  #: in a full batch
     epochs: float = math.inf  #: that the script trains for
     steps: int | None = None  #: that it gives an epoch
+    steps_per_execution: int = 1  #: that are one here
     notes: list[str] = field(default_factory=list)
     dataset: Any = None  #: what `fit` was given, if it is one of tf.data
     changes: list[Any] = field(default_factory=list)  # trials.Tried
@@ -102,6 +98,18 @@ class Training:
             )
         return self.conditions
 
+    def count_examples(self, batches: Iterable[Any]) -> None:
+        """Know a full batch: the largest one that was seen, since an epoch may end with a smaller
+        one.
+        """
+        counts = [self.examples, *map(count_examples, batches)]
+        self.examples = max((count for count in counts if count), default=None)
+
+    def close(self) -> None:
+        """It has ended: its conditions are those until now, and it needs its data no longer."""
+        self.freeze_conditions()
+        self.dataset, self.timing.settle = None, lambda: None
+
     def only_watch(self, because: str) -> None:
         """Time it as it is from now on."""
         self.timing.active, self.timing.task = False, "train"
@@ -112,6 +120,11 @@ class Training:
         """Whether another input could make it faster."""
         verdict = judge(self.timing, self.freeze_conditions())
         return verdict.stall is not None and verdict.name != COMPUTE_BOUND
+
+    @property
+    def is_filling_a_cache(self) -> bool:
+        """Whether it is still in the epoch that makes what later ones read."""
+        return self.fills_cache and self.timing.in_first_epoch
 
     def report(self, script: str) -> Report:
         """What is known so far."""
@@ -148,7 +161,9 @@ class Session:
         self.pid = os.getpid()
         self._beat = self._started = time.perf_counter()
         self._expects: float | None = None  # the seconds in which the next step must end
-        self._reported = threading.Lock()
+        self._started_at = time.time()
+        self._reporting = threading.Lock()  # by one thread, for which another one waits
+        self._exit_code: int | None = None  # once the report is printed
         self._failures: set[str] = set()
         self.refusal = ""  #: why nothing is timed
 
@@ -157,6 +172,11 @@ class Session:
         """Whether this is the process and the thread that is measured."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self.pid and not self.refusal
+
+    @property
+    def in_child(self) -> bool:
+        """Whether this is a process that the script has forked."""
+        return os.getpid() != self.pid
 
     @property
     def verdict_s(self) -> float:
@@ -205,7 +225,7 @@ class Session:
     def repeats(self) -> bool:
         """Whether a training has been given other batches or more epochs than the script meant."""
         return any(
-            each.timing.active and (each.timing.took or len(each.timing.epochs) >= each.epochs)
+            each.timing.active and (each.timing.took or len(each.timing.epochs) > each.epochs)
             for each in self.trainings
         )
 
@@ -266,8 +286,12 @@ class Session:
 
     def print_report(self, reason: str = "") -> int:
         """Print what is known, once; returns the exit code."""
-        if not self._reported.acquire(blocking=False):
-            return 0
+        with self._reporting:
+            if self._exit_code is None:
+                self._exit_code = self._print_report(reason)
+            return self._exit_code
+
+    def _print_report(self, reason: str) -> int:
         report = self.make_report(reason)
         self._write(report.json + "\n" if self.options.as_json else "\n".join(report.lines) + "\n")
         codes = [condition.exit_code(report) for condition in self.options.fail_if]
@@ -288,7 +312,7 @@ class Session:
             now = time.perf_counter()
             if self.ended is not None:
                 if now - self.ended > AFTER_END_S:
-                    leave(self.print_report())
+                    self.leave(self.print_report())
                 continue
             if not self.trainings and not said and now - self._started > STILL_S:
                 said = True
@@ -297,10 +321,10 @@ class Session:
             if self.options.keep:
                 continue
             if self._expects is not None and now - self._beat > self._expects:
-                leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
+                self.leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
             most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):
-                leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+                self.leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
 
     @property
     def _unseen(self) -> str:
@@ -312,6 +336,25 @@ class Session:
     def serves(self, training: Training) -> bool:
         """Whether another process asks for what this training does."""
         return self.options.channel is not None and training in self.measured
+
+    def leave(self, code: int) -> NoReturn:
+        """End this process at once, and those that it has started by `multiprocessing`."""
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            started = sys.modules.get("multiprocessing")
+            for child in started.active_children() if started else ():
+                child.terminate()
+        with contextlib.suppress(Exception):
+            if not self.in_child:
+                delete_unfinished(since=self._started_at)
+        os._exit(code)
+
+    @property
+    def was_measured(self) -> bool:
+        """Whether a model was timed alone, next to its training."""
+        return any(each.timing.rounds for each in self.measured)
 
     @property
     def measured(self) -> list[Training]:
@@ -333,18 +376,6 @@ SHORT_FITS = (
     f"each `fit` was given arrays for fewer than {LEAST_STEPS} steps in all, too few to measure;"
     " what the script does between them is not seen"
 )
-
-
-def leave(code: int) -> None:
-    """End this process at once, and those that it has started by `multiprocessing`."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    with contextlib.suppress(Exception):
-        started = sys.modules.get("multiprocessing")
-        for child in started.active_children() if started else ():
-            child.terminate()
-    os._exit(code)
 
 
 def _place() -> str:

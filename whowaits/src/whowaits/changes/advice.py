@@ -11,6 +11,7 @@ from dataclasses import dataclass
 # called from several threads, or less drawn at random.
 SAME, ORDER, THREADS, DRAWN_ONCE = "same", "order", "threads", "drawn less often"
 WORTH = 1.1  # the least that a gain must be for a change to be named first
+SHARED = "the same call makes another dataset, too, such as one for validation"
 ALIKE = 0.9  # of the best gain: then the change that alters least is named first
 
 
@@ -33,7 +34,8 @@ class Edit:
 class Tried:
     """A change, and by what factor it made the training faster; where that factor lies. It is of
     the transformation of that kind and number from the dataset's end; `inside`: the function of a
-    library that makes this one, where the script cannot change it.
+    library that makes this one, where the script cannot change it; `shared`: the call that makes it
+    has made another dataset, too.
     """
 
     text: str
@@ -49,6 +51,12 @@ class Tried:
     kind: str = ""
     number: int = 0
     inside: str = ""
+    shared: bool = False
+
+    @property
+    def alters_another(self) -> bool:
+        """Whether in the script it would change what another dataset delivers, or keep that."""
+        return self.shared and (self.meaning != SAME or bool(self.keeps))
 
     @property
     def may_be_first(self) -> bool:

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
 
+from .graphs import count_bytes
+
 FEWEST_PROVEN = 4  # elements, however long they take
 
 
-def digest_some(elements: Any, *, most_s: float) -> Counter[bytes]:
-    """Digests of elements until the time is up."""
-    found: Counter[bytes] = Counter()
-    began = perf_counter()
+@dataclass
+class Sample:
+    """Digests of some elements, and the size of all of these [bytes]."""
+
+    digests: Counter[bytes] = field(default_factory=Counter)
+    size: int = 0
+
+    @property
+    def count(self) -> int:
+        """Of elements."""
+        return sum(self.digests.values())
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of an element: files and sequences differ in length."""
+        return self.size / max(1, self.count)
+
+
+def digest_some(elements: Any, *, most_s: float) -> Sample:
+    """Read elements until the time is up."""
+    sample, began = Sample(), perf_counter()
     for number, element in enumerate(elements, start=1):
-        found[digest(element)] += 1
+        sample.digests[digest(element)] += 1
+        sample.size += sum(map(count_bytes, tf.nest.flatten(element)))
         if number >= FEWEST_PROVEN and perf_counter() - began > most_s:
             break
-    return found
+    return sample
 
 
 def digest(element: Any) -> bytes:

@@ -50,6 +50,7 @@ def diff(source: bytes, edited: bytes, script: str) -> str:
     before, after = (
         io.StringIO(text.decode(), newline="\n").readlines() for text in (source, edited)
     )
+    path += "\t" if " " in path else ""  # else `patch` takes the name to end at the blank
     lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     unended = "\n\\ No newline at end of file\n"
     return "".join(line if line.endswith("\n") else line + unended for line in lines)

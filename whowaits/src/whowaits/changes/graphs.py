@@ -176,7 +176,8 @@ def leave_shuffles_out(graph: Graph, last: str) -> str:
 
 def spec_of(node: Node) -> Any:
     """The element that a node delivers."""
-    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
+    types = "output_types" if "output_types" in node.attr else "Toutput_types"
+    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", types))
     return tuple(
         tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
         for shape, dtype in zip(shapes.shape, dtypes.type)

@@ -13,7 +13,7 @@ from typing import Any
 
 from whowaits.report import Report
 
-from .advice import Edit, Tried, rank
+from .advice import SHARED, Edit, Tried, rank
 from .edits import CannotBeWritten, diff, edit_source
 from .proof import NoPatch, prove
 
@@ -61,13 +61,24 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
     refused = []
     for change in rank(report.changes):
         try:
-            return change, edit_source(source, report.script, change.edits)
+            return change, _write(change, source, report.script)
         except CannotBeWritten as reason:
             refused.append(f"{change.text}: {reason}")
     if refused:
         raise NoPatch("; ".join(refused))
     tried = "of what was tried, nothing can be advised blindly"
     raise NoPatch(tried if report.changes else "no change of a dataset was tried")
+
+
+def _write(change: Tried, source: bytes, script: str) -> bytes:
+    """The source of a script with a change.
+
+    Raises:
+      CannotBeWritten: says why.
+    """
+    if change.alters_another:
+        raise CannotBeWritten(f"{SHARED}, which would be changed with it")
+    return edit_source(source, script, change.edits)
 
 
 def _read(printed: bytes) -> Report | None:

@@ -5,13 +5,36 @@ a library makes within one call, such as `image_dataset_from_directory`, is no c
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from whowaits.callers import Place
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 ONE_KIND = {"flat_map": "interleave"}  # a change makes one the other, and finds it again
+_made: defaultdict[Place, WeakSet[Any]] = defaultdict(WeakSet)  # those that are still there
+
+
+def remember(dataset: Any, place: Place) -> None:
+    """Have a dataset know where it is made, and the place what is made there."""
+    dataset.whowaits_at = place
+    _made[place].add(dataset)
+
+
+def remembered() -> Iterator[Any]:
+    """Every dataset that the script has made and that is still there."""
+    return itertools.chain.from_iterable(map(list, list(_made.values())))
+
+
+def makes_another(dataset: Any, kind: str, number: int) -> bool:
+    """Whether the call that makes a transformation has made a dataset, too, from which this one
+    takes nothing: one function may build those of the training and of its validation.
+    """
+    place = locate(dataset, kind, number)
+    own = {id(part) for each in upstream(dataset) for part in _parts(each)}
+    return bool(place.where) and any(id(each) not in own for each in list(_made[place]))
 
 
 def locate(dataset: Any, kind: str, number: int) -> Place:
@@ -59,6 +82,13 @@ def upstream(dataset: Any) -> Iterator[Any]:
     yield dataset
     for source in dataset._inputs():
         yield from upstream(source)
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    """A dataset, and those that it wraps, as a TextLineDataset does."""
+    yield dataset
+    if hasattr(dataset, "_impl"):
+        yield from upstream(dataset._impl)
 
 
 def kind_of_dataset(dataset: Any) -> str:

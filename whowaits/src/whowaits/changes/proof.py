@@ -23,6 +23,7 @@ from .advice import ORDER, THREADS, WORTH, Tried
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
 ANSWER_S = 120.0  # that a copy may take for one thing; until its second step, too
 LEAST_BATCHES = 16  # to compare, where an epoch is too long for all
+END_S = 5.0  # that a copy may take to end
 SEEDS = {"PYTHONHASHSEED": "0"}
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
@@ -155,8 +156,12 @@ class _Copy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._process.terminate()  # which leaves no unfinished cache in a file
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for end in (self._asks, self._answers):
             os.close(end)
         self._errors.close()

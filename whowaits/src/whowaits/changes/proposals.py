@@ -35,7 +35,6 @@ from .graphs import (
     add_constant,
     as_dataset,
     called_functions,
-    count_bytes,
     end_at,
     insert,
     is_dataset,
@@ -96,7 +95,8 @@ def propose_changes(
     dataset: tf.data.Dataset, *, batch: int, steps: int | None = None
 ) -> list[InputChange]:
     """The changes that this dataset leaves open, each by itself; a prefetch at the end comes with
-    every one. `batch` is the examples in a batch, `steps` those of an epoch, if they are known.
+    every one. `batch` is the examples in a batch, `steps` the batches until the input ends, if that
+    was seen.
 
     Raises:
       tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one that holds more
@@ -244,17 +244,19 @@ class _Draft:
         inside = "" if called == title.partition("(")[0] else called
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
-    def share_that_comes_again(self, node: Node, batched: bool) -> float:
+    def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
         """Of the elements of a node in a second pass, those that a first one had [%], with the
-        shuffles before it left out: less than all where something draws.
+        shuffles before it left out: less than all where something draws. And the size of one of
+        them [bytes].
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         source = leave_shuffles_out(graph, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
         elements = as_dataset(end_at(graph, source), spec_of(node)).take(count)
         first = digest_some(elements, most_s=PROVEN_S)
-        second = Counter(map(digest, elements.take(sum(first.values()))))
-        return 100 * sum((first & second).values()) / max(1, sum(second.values()))
+        second = Counter(map(digest, elements.take(first.count)))
+        both = (first.digests & second).values()
+        return 100 * sum(both) / max(1, sum(second.values())), first.mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
         """A cache after the last transformation of which all epochs get the same, if anything works
@@ -296,8 +298,8 @@ class _Draft:
         take = insert(graph, node.name, "TakeDataset", [add_constant(graph, CACHED_STEPS * batch)])
         cache = insert(graph, take, "CacheDataset", [add_constant(graph, "")])
         insert(graph, cache, "RepeatDataset", [add_constant(graph, -1)])
-        keeps, kept_bytes = self._size(node, per_step=batch)
-        share = self.share_that_comes_again(node, batched=batch == 1)
+        share, each_bytes = self.compare_passes(node, batched=batch == 1)
+        keeps, kept_bytes = _say_size(each_bytes, self._count(node, batch))
         meaning, says = (
             (ORDER, "examples are shuffled after they are made") if order else (SAME, "")
         )
@@ -342,15 +344,16 @@ class _Draft:
         at = [number for number, other in enumerate(above) if reshuffles(other)]
         if not at:
             return ""
-        if any(word in kind_of(other) for other in above[: at[0]] for word in COUNTING):
+        if any(word in kind_of(other) for other in above[: at[-1]] for word in COUNTING):
             count = self._count(node, per_step)
             return f".shuffle({count})" if count else None
-        return f".shuffle({self._buffer(above[at[0]])})"
+        return f".shuffle({self._largest_buffer([above[number] for number in at])})"
 
-    def _buffer(self, shuffle: Node) -> str:
-        """The size of a shuffle's buffer [examples]."""
-        size = read_constant(self._nodes[shuffle.input[1]])
-        return "…" if size is None else str(size)
+    def _largest_buffer(self, shuffles: list[Node]) -> str:
+        """The size of the largest buffer of some shuffles [examples]."""
+        sizes = [read_constant(self._nodes[each.input[1]]) for each in shuffles]
+        known = [size for size in sizes if size is not None]
+        return str(max(known)) if len(known) == len(sizes) else "…"
 
     def generates(self, node: Node) -> bool:
         """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
@@ -385,14 +388,11 @@ class _Draft:
             return self._steps * per_step if self._steps else None
         return count
 
-    def _size(self, node: Node, *, per_step: int) -> tuple[str, float]:
-        """Of all elements that a node delivers, so many for a step, in words and in bytes; infinite
-        where neither their number is known nor that of the steps.
-        """
-        graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
-        elements = as_dataset(end_at(graph, node.name), spec_of(node))
-        size = sum(count_bytes(part) for part in tf.nest.flatten(next(iter(elements))))
-        count = self._count(node, per_step)
-        if count is None:
-            return f"{size / 2**20:,.2f} MiB per element, whose number is not known", math.inf
-        return f"{count * size / 2**20:,.0f} MiB", float(count * size)
+
+def _say_size(each_bytes: float, count: int | None) -> tuple[str, float]:
+    """The size of so many elements in words and in bytes; infinite where their number is not
+    known.
+    """
+    if count is None:
+        return f"{each_bytes / 2**20:,.2f} MiB per element, whose number is not known", math.inf
+    return f"{count * each_bytes / 2**20:,.0f} MiB", count * each_bytes

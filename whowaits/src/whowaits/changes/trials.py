@@ -19,8 +19,8 @@ from whowaits.timing.blocks import (  # by now the script may have one of its ow
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
 
-from .advice import DRAWN_ONCE, THREADS, WORTH, Edit, Tried
-from .places import locate
+from .advice import DRAWN_ONCE, SHARED, THREADS, WORTH, Edit, Tried
+from .places import locate, makes_another
 from .proposals import InputChange, propose_changes
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
@@ -34,12 +34,12 @@ ENDS = ("OutOfRangeError", "StopIteration")
 @dataclass(frozen=True)
 class Pace:
     """What is known of a training: what a step takes, what of it is neither the model's nor the
-    input's, and the steps of an epoch.
+    input's, and after how many batches the input ends, if that was seen.
     """
 
     step_ms: float
     between_ms: float = 0.0
-    steps: int | None = None
+    batches: int | None = None
 
 
 class Trials:
@@ -57,14 +57,14 @@ class Trials:
         beat: Callable[[], object],
     ) -> None:
         self._function, self._dataset, self._beat = function, dataset, beat
-        self._steps, self._deadline = pace.steps, deadline
+        self._batches, self._deadline = pace.batches, deadline
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try every change that the dataset leaves open, then the best one again; yields what is
         known so far.
         """
-        changes = propose_changes(self._dataset, batch=examples, steps=self._steps)
+        changes = propose_changes(self._dataset, batch=examples, steps=self._batches)
         self._beat()
         as_it_is = Epochs(self._function, self._dataset)
         feeds: list[Epochs] = []
@@ -113,11 +113,13 @@ class Trials:
             low, high = median_interval(measured)
             if len(measured) < FEW:
                 low, high = low / FEW_FACTOR, high * FEW_FACTOR
+            shared = bool(change.adds) and makes_another(self._dataset, change.kind, change.number)
+            says = [each for each in (change.says, SHARED if shared else "") if each]
             tried.append(
                 Tried(
                     text=change.text,
                     meaning=change.meaning,
-                    says=change.says,
+                    says="; ".join(says),
                     keeps=change.keeps,
                     where=locate(self._dataset, change.kind, change.number).where,
                     gain=statistics.median(measured),
@@ -128,6 +130,7 @@ class Trials:
                     kind=change.kind,
                     number=change.number,
                     inside=change.inside,
+                    shared=shared,
                 )
             )
         return sorted(tried, key=lambda each: -each.gain)

@@ -20,7 +20,7 @@ from typing import Any
 from whowaits.callers import find_caller
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
 from whowaits.timing.accelerators import default_accelerator
-from whowaits.timing.verdict import LEAST_STEPS
+from whowaits.timing.blocks import LEAST_STEPS
 from whowaits.timing.waits import Waits
 
 from .sources import count_steps, explain_untried, has_cache, tried_dataset
@@ -44,6 +44,7 @@ class FitWatch:
     def __init__(self, session: Session, waits: Waits) -> None:
         self.session, self.waits = session, waits
         self.active = False  #: whether a `fit` is running
+        self.clock: _Clock | None = None  #: that times it
         self._made: set[int] = set()  # train functions, by their id
 
     def patch(self, keras: Any) -> None:
@@ -57,8 +58,11 @@ class FitWatch:
 
         @functools.wraps(original)
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.active or not watch.session.here:
+            if watch.active:
                 return original(model, *args, **kwargs)
+            if not watch.session.here:
+                with watch.closing(model):  # it may have a callback that times it
+                    return original(model, *args, **kwargs)
             short = False
             try:
                 bound = signature.bind(model, *args, **kwargs)
@@ -77,7 +81,8 @@ class FitWatch:
                 with contextlib.nullcontext() if untouched else warnings.catch_warnings():
                     if not untouched:  # what is taken here is missing there
                         warnings.filterwarnings("ignore", "Your input ran out of data")
-                    history = original(*bound.args, **bound.kwargs)
+                    with watch.closing(model):
+                        history = original(*bound.args, **bound.kwargs)
             finally:
                 watch.active = False
                 watch.session.beat(expects=None)
@@ -87,6 +92,15 @@ class FitWatch:
 
         setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
         owner.fit = fit
+
+    @contextlib.contextmanager
+    def closing(self, model: Any) -> Iterator[None]:
+        """Whatever ends the `fit` of a model within, an interrupt as well, ends its timing."""
+        try:
+            yield
+        finally:
+            if self.clock is not None and self.clock.fitted is model:
+                self.clock.close()
 
     def take(self, take_batch: Callable[[], Any]) -> Any:
         """A batch of the `fit` that is running: waited for, unless another thread takes it, on
@@ -189,6 +203,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
         steps = _steps_per_execution(model)
         if steps > 1:
             facts["synchronous"] = False  # takes the next batch while it works on one
+            facts["steps_per_execution"] = steps
             facts["notes"] = [f"steps_per_execution={steps}: a step here is so many"]
         if kind.startswith(("MultiWorkerMirrored", "CollectiveAllReduce")):
             facts["passive_because"] = ON_SEVERAL_HOSTS
@@ -264,6 +279,7 @@ class _Clock:
     model: Any
     params: dict[str, Any] | None
     timed: TimedFunction | None = None
+    fitted: Any = None  #: the model, while it is timed
 
     @classmethod
     def of(cls, keras: Any, session: Session, watch: FitWatch) -> Any:
@@ -293,9 +309,19 @@ class _Clock:
         if self.training.backend == "tensorflow":
             self.watch.waits.start(sys.modules["tensorflow"])
             self.watch.make_train_function(self.model)
-        self.original = self.model.train_function
+        self.fitted, self.original = self.model, self.model.train_function
         timed = TimedFunction(self.original, self.session, self.training, self.watch.waits)
-        self.model.train_function = self.timed = timed
+        self.fitted.train_function = self.timed = timed
+        self.watch.clock = self
+
+    def close(self) -> None:
+        """Give the model its own function back, and keep nothing of the training."""
+        if self.timed is None:
+            return
+        self.fitted.train_function, self.timed = self.original, None
+        self.watch.clock = None
+        if self.training is not None:
+            self.training.close()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The next step is an epoch's first."""
@@ -329,9 +355,8 @@ class _Clock:
         self.session.beat(expects=STEP_S)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model its own function back."""
-        if self.timed:
-            self.model.train_function = self.original
+        """Time no longer."""
+        self.close()
 
 
 class _ReportingClock(_Clock):
@@ -344,11 +369,17 @@ class _ReportingClock(_Clock):
             super().begin()
             self.watch.active = True
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Print what was seen."""
-        super().on_train_end(logs)
+    def close(self) -> None:
+        """What follows is no part of this `fit`."""
         if self.timed:
             self.watch.active = False
+        super().close()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Print what was seen."""
+        times = self.timed is not None
+        self.close()
+        if times:
             self.session.print_report()
 
 

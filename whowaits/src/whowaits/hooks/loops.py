@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
-from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, count_examples, drained_s, keep_batches
+from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s, keep_batches
 from whowaits.timing.blocks import Step
 
 FEWEST_TRAINED = 2  # steps with gradients, that make a loop a training
@@ -206,7 +206,9 @@ class LoopWatch:
             self.session.beat(expects=None)  # a validation takes as long as it takes
             return None
         self.session.check(training)
-        self.session.beat(expects=STEP_S if training.timing.warm else FIRST_STEP_S)
+        expects = STEP_S if training.timing.warm else FIRST_STEP_S
+        # Of another training than the one that is measured nobody needs to see the end.
+        self.session.beat(expects=expects if training in self.session.measured else None)
         if loop.single >= MOST_SINGLE and training.timing.active:
             training.only_watch(SINGLE)
         if training.timing.task == "train" or not loop.confirmed:
@@ -232,8 +234,8 @@ class LoopWatch:
         finally:
             now = perf_counter()
             self._count_for_others(loop, now - began)
-        if loop.training is not None and loop.training.examples is None:
-            loop.training.examples = count_examples(batch)
+        if loop.training is not None and not loop.training.timing.warm:
+            loop.training.count_examples([batch])
         loop.batches += 1
         loop.wait_s = now - began
         self._hand_over(loop, from_memory=False)
@@ -318,25 +320,22 @@ class LoopWatch:
         if timing.task == "collect":
             if loop.exhausted:
                 return None
-            taken = keep_batches(lambda: self._take(loop, take), loop.source.copy).batches
-            if not taken:
+            taken = keep_batches(lambda: self._take(loop, take), loop.source.copy)
+            training.count_examples(taken.batches)
+            taken.drop_remainder(training.examples)
+            if not taken.batches:
                 timing.collected(0)
                 return None
-            training.examples = count_examples(taken[0])
-            loop.memory, loop.warm_up = taken, 2
-            timing.collected(len(taken))
-        if timing.task == "alone":
-            if not loop.copies:
-                # All at once, while the device rests: by itself it would work on during each copy,
-                # for nothing, and to wait for it at each would take what it does meanwhile.
-                timing.pause_alone()
-                loop.copies.extend(map(loop.source.copy, loop.memory))
-                timing.settle()
-            batch = loop.copies.popleft()
-            self._hand_over(loop, from_memory=True)
-            return (batch,)
-        self.session.check(training)
-        return None
+            loop.memory, loop.warm_up = taken.batches, 2
+            timing.collected(len(taken.batches))
+        if not loop.copies:
+            # All at once, while the device rests: by itself it would work on during each copy,
+            # for nothing, and to wait for it at each would take what it does meanwhile.
+            timing.pause_alone()
+            loop.copies.extend(map(loop.source.copy, loop.memory))
+            timing.settle()
+        self._hand_over(loop, from_memory=True)
+        return (loop.copies.popleft(),)
 
     def _drain(self, loop: _Loop, take: Callable[[], Any], step_ms: float) -> None:
         """Take batches until one has to be waited for."""

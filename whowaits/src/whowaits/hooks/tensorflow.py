@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import find_call, find_caller, is_of_keras
+from whowaits.changes.places import remember
 from whowaits.imports import ImportWatch
 from whowaits.timing.accelerators import synchronize, uses_cuda
 
@@ -52,7 +53,8 @@ class _Hooks:
         @functools.wraps(original)
         def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
             original(dataset, *args, **kwargs)
-            dataset.whowaits_at = find_call(sys._getframe(1))
+            if module.context.executing_eagerly():  # else it is a part of another one's function
+                remember(dataset, find_call(sys._getframe(1)))
 
         module.DatasetV2.__init__ = initialize
 
@@ -120,10 +122,10 @@ class _Hooks:
         hooks = self
 
         @functools.wraps(original)
-        def take(iterator: Any, *args: Any) -> Any:
+        def take(iterator: Any, *args: Any, **kwargs: Any) -> Any:
             if hooks._fits.active:
-                return hooks._fits.take(lambda: original(iterator, *args))
-            return hooks._take(iterator, lambda: original(iterator, *args))
+                return hooks._fits.take(lambda: original(iterator, *args, **kwargs))
+            return hooks._take(iterator, lambda: original(iterator, *args, **kwargs))
 
         setattr(owner, name, take)
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
-from whowaits.timing.batches import count_examples, drained_s
+from whowaits.timing.batches import drained_s
 from whowaits.timing.blocks import Step
 from whowaits.timing.feeds import FEEDS
 from whowaits.timing.waits import Waits
@@ -110,6 +110,8 @@ class TimedFunction:
         opens = self._opens and self._timing.warm  # a buffer is filled, however long that takes
         expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
         self._session.beat(expects=expects)
+        if self._timing.active:
+            self._feed.keep(arguments)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
@@ -129,7 +131,6 @@ class TimedFunction:
         )
         self._opens = False
         self.steps_in_epoch += 1
-        self._training.examples = self._training.examples or self._feed.examples(arguments)
         self._timing.trained(step)
         self._together = self._count_together(step)
         self._returned = perf_counter()
@@ -156,10 +157,11 @@ class TimedFunction:
                 timing.drained()
             elif timing.task == "collect":
                 taken = self._feed.collect(arguments)
-                if taken is None or not taken.batches:
+                self._training.count_examples(taken.batches)
+                taken.drop_remainder(self._training.examples)
+                if not taken.batches:
                     timing.collected(0)
                     break
-                self._training.examples = count_examples(taken.batches[0])
                 memory, warm_up = self._feed.memory(taken), 2
                 timing.collected(len(taken.batches))
             elif timing.task == "alone":
@@ -182,11 +184,23 @@ class TimedFunction:
         session.trying = True
         session.beat(expects=None)
         try:
-            if training.may_gain:
+            if training.may_gain and training.is_filling_a_cache:
+                training.notes.append(
+                    "no change is tried: the epoch that fills the cache is not over, and later ones"
+                    " read what it keeps; --seconds gives it more time"
+                )
+            elif training.may_gain:
                 session.say(training.report(session.options.script).lines[0] + "; trying changes")
                 self._run_trials()
         except Exception as error:  # noqa: BLE001 - the verdict stands without
             training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+
+    def _count_batches(self) -> int | None:
+        """Of the input until it ends; None where that was not seen, such as where the script has
+        an epoch end before.
+        """
+        steps = None if self._training.steps else self._timing.steps_per_epoch
+        return steps and steps * self._training.steps_per_execution
 
     def _run_trials(self) -> None:
         from whowaits.changes.trials import Pace, Trials  # imports TensorFlow, as the script has
@@ -198,7 +212,7 @@ class TimedFunction:
             Pace(
                 step_ms=timing.step_ms,
                 between_ms=timing.between_ms if training.synchronous else 0.0,
-                steps=training.steps or timing.steps_per_epoch,
+                batches=self._count_batches(),
             ),
             deadline=perf_counter() + self._session.verdict_s + TRIED_S - timing.elapsed_s,
             # A buffer may take long to fill, and that is no fault of the script.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 import weakref
@@ -12,7 +11,7 @@ from typing import Any
 from whowaits.callers import find_caller, is_of_keras
 from whowaits.imports import ImportWatch
 from whowaits.timing.accelerators import synchronize
-from whowaits.timing.batches import leaves
+from whowaits.timing.batches import copy_batch
 
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .loops import LoopWatch, Source
@@ -144,15 +143,3 @@ def _facts(torch: Any, workers: int, accelerators: set[Any]) -> dict[str, Any]:
         "on_accelerator": bool(accelerators),
         "synchronous": not accelerators,
     }
-
-
-def copy_batch(torch: Any, batch: Any) -> Any:
-    """Its own batch, pinned where the original is: the script may change it, and it may lie in
-    memory shared with workers.
-    """
-    pinned: dict[int, Any] = {}
-    for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
-        if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
-            pinned[id(leaf)] = made = copy.deepcopy(leaf)
-            made.data = made.data.pin_memory()
-    return copy.deepcopy(batch, pinned)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -18,14 +19,26 @@ MAX_DEPTH = 8  # of what a batch consists of; an object may hold itself
 
 @dataclass
 class BatchesTaken:
-    """Batches in the order in which they came, and the iterator that they came from."""
+    """Batches in the order in which they came, the iterator that they came from, and whether that
+    ended after them.
+    """
 
     batches: list[Any] = field(default_factory=list)
     iterator: Any = None
+    ended: bool = False
 
     def of(self, iterator: Any) -> BatchesTaken:
         """The same, from this iterator."""
-        return BatchesTaken(self.batches, iterator)
+        return replace(self, iterator=iterator)
+
+    def drop_remainder(self, examples: int | None) -> None:
+        """Drop the last batch of an input if it has fewer examples than a full one: it may be the
+        only one, and is no step of the model. Others may differ, as those of sequences do.
+        """
+        if self.ended and self.batches:
+            count = count_examples(self.batches[-1])
+            if count is not None and count < (examples or 0):
+                self.batches.pop()
 
 
 def keep_batches(
@@ -35,18 +48,35 @@ def keep_batches(
     next one, or None at the end. A `copy` is kept, so that a batch that lies in memory shared with
     workers gives that back.
     """
-    left = memory_left_bytes()
-    most = MAX_BYTES if left is None else min(MAX_BYTES, MEMORY_FRACTION * left)
-    taken, size, began = BatchesTaken(), 0, perf_counter()
+    most, taken, size, began = most_bytes(), BatchesTaken(), 0, perf_counter()
     while len(taken.batches) < MAX_BATCHES and size < most:
         batch = take()
         if batch is None:
+            taken.ended = True
             break
         taken.batches.append(copy(batch[0]))
-        size += sum(map(_bytes_of, leaves(batch[0])))
+        size += count_bytes(batch[0])
         if perf_counter() - began > MAX_SECONDS:
             break
     return taken
+
+
+def most_bytes() -> float:
+    """That may be kept."""
+    left = memory_left_bytes()
+    return MAX_BYTES if left is None else min(MAX_BYTES, MEMORY_FRACTION * left)
+
+
+def copy_batch(torch: Any, batch: Any) -> Any:
+    """A batch of PyTorch as its own, pinned where the original is: the script may change it, and it
+    may lie in memory shared with workers.
+    """
+    pinned: dict[int, Any] = {}
+    for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
+        if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
+            pinned[id(leaf)] = made = deepcopy(leaf)
+            made.data = made.data.pin_memory()
+    return deepcopy(batch, pinned)
 
 
 def drained_s(step_ms: float) -> float:
@@ -74,6 +104,11 @@ def count_examples(batch: Any) -> int | None:
         if lengths:
             return None if lengths[0] is None else int(lengths[0])
     return None
+
+
+def count_bytes(batch: Any) -> int:
+    """The size of a batch."""
+    return sum(map(_bytes_of, leaves(batch)))
 
 
 def _lengths_of(part: Any) -> tuple[Any, ...] | None:

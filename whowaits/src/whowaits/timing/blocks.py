@@ -22,6 +22,7 @@ AFTER_PAUSE = 2  # times as long as the compilation: so long what lay prepared m
 TRAINING_S, ALONE_S = 1.5, 0.8
 DISCARDED_S = 1.0  # of a training block that starts on empty buffers: they fill again
 MIN_STEPS = 3
+LEAST_STEPS = 8  # that say something of a training by themselves
 SLOW_S = 1.0  # a step of such a length is a block by itself
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 PRECISE_PCT = 2.0  # half an interval of the stall that more rounds would not better by much
@@ -187,6 +188,7 @@ class Timing:
     steps_per_epoch: int | None = None  #: if that is known
     took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
+    _later: Block | None = None  # without the first epoch: `passive`, once it has enough steps
     _pause_s: float = 0.0
     _announced: bool = False
     _block: Block = field(default_factory=Block)
@@ -235,23 +237,28 @@ class Timing:
         self._block_began, self._cores_before_s = self.now(), self.cores_s()
 
     def _time_passively(self, step: Step) -> None:
-        if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
+        ends_first = step.epoch > 0 and self.passive.first_epoch and self.passive.steps
+        if ends_first and self._later is None:
             # What the first epoch does (fill a cache, read files for the first time) is done once.
-            self.passive = Block(first_epoch=False)
+            self._later = Block(first_epoch=False)
             self._begin_block()
             if self.active and not self.synchronous:
                 self.settle()
                 self._begin_block()
                 return
-        self.passive.add(step)
+        block = self._later or self.passive
+        block.add(step)
         enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
         enough_s = min(enough_s, self.seconds / 3)
-        if self.now() - self._block_began >= enough_s and self.passive.steps >= MIN_STEPS:
+        enough = self.now() - self._block_began >= enough_s and block.steps >= MIN_STEPS
+        if block.steps >= LEAST_STEPS or (enough and self.active):
+            self.passive = block
+        if enough:
             if not self._announced:
                 self._announced = True
                 self.on_first_seconds()
             if self.active:
-                self._end_training(self.passive)
+                self._end_training(block)
         if self.over and self.task == "train":
             self._finish()
 

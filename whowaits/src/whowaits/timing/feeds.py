@@ -13,7 +13,15 @@ from time import perf_counter
 from typing import Any
 
 from .accelerators import default_accelerator, synchronize
-from .batches import MAX_DRAIN, MAX_DRAIN_S, BatchesTaken, keep_batches
+from .batches import (
+    MAX_DRAIN,
+    MAX_DRAIN_S,
+    BatchesTaken,
+    copy_batch,
+    count_bytes,
+    keep_batches,
+    most_bytes,
+)
 from .waits import Waits
 
 ENDS = ("OutOfRangeError", "StopIteration")
@@ -42,8 +50,8 @@ class Feed:
         """Wait until the device has done what was asked of it."""
         wait_for(self._result)
 
-    def examples(self, arguments: tuple[Any, ...]) -> int | None:
-        return None
+    def keep(self, arguments: tuple[Any, ...]) -> None:
+        """Keep a batch before it is trained on, where none can be taken without."""
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
         """Take batches until one has to be waited for."""
@@ -55,7 +63,7 @@ class Feed:
             if perf_counter() - began > MAX_DRAIN_S:
                 return
 
-    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
         """Batches that come next."""
         return keep_batches(lambda: self._take(arguments[-1]))
 
@@ -100,9 +108,8 @@ class TensorFlowFeed(Feed):
             next(iterator)
         return iterator
 
-    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
-        taken = super().collect(arguments)
-        return taken and taken.of(arguments[-1])
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
+        return super().collect(arguments).of(arguments[-1])
 
 
 class JaxFeed(Feed):
@@ -147,11 +154,13 @@ class TorchFeed(Feed):
     def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
         super().__init__(function, waits)
         self._kept: list[Any] = []
+        self._left_bytes = most_bytes()
 
-    def train(self, arguments: tuple[Any, ...]) -> Any:
-        if len(self._kept) < MAX_KEPT:
-            self._kept.append(arguments[-1])
-        return super().train(arguments)
+    def keep(self, arguments: tuple[Any, ...]) -> None:
+        """Keep a copy, so that a batch in memory shared with workers gives that back."""
+        if len(self._kept) < MAX_KEPT and self._left_bytes > 0:
+            self._kept.append(copy_batch(sys.modules["torch"], arguments[-1]))
+            self._left_bytes -= count_bytes(arguments[-1])
 
     def settle(self) -> None:
         torch = sys.modules["torch"]
@@ -160,10 +169,10 @@ class TorchFeed(Feed):
             synchronize(torch, accelerator)
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
-        self._kept = []
+        self._kept, self._left_bytes = [], most_bytes()
 
-    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
-        return BatchesTaken(self._kept) if self._kept else None
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
+        return BatchesTaken(self._kept)
 
     def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
         self._function(*arguments[:-1], next(memory))

@@ -11,7 +11,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from .blocks import Timing, median_interval
+from .blocks import LEAST_STEPS, Timing, median_interval
 
 INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND = "input-bound", "slightly input-bound", "compute-bound"
 UNDECIDED = "undecided"
@@ -21,7 +21,6 @@ MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
 FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer, an interval is wider by so much to each side
 CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training with it
 DISTURBED_PCT = 20.0  # of the cores taken by others
-LEAST_STEPS = 8
 
 
 @dataclass(frozen=True)

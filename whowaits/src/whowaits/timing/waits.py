@@ -75,7 +75,8 @@ class Waits:
             before = tf.timestamp()
         with tf.control_dependencies([before]):
             batch = take_batch()
-        tensors = tf.nest.flatten(batch, expand_composites=True)
+        parts = tf.nest.flatten(batch, expand_composites=True)
+        tensors = [part for part in parts if part is not None]  # as for no sample weights
         with tf.control_dependencies(tensors), tf.device("/CPU:0"):
             tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.timestamp() - before)
         return batch
