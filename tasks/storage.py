@@ -31,7 +31,7 @@ from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
 from throughline.shared.files import PARTIAL
-from throughline.shared.layout import Layout
+from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.object_store import ObjectStore, StoredObject, open_store
 from throughline.shared.progress import echo, echo_result, in_threads, progress
 from throughline.shared.scratch import Scratch
@@ -153,11 +153,18 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
 
 def _list_worktrees(root: Path) -> set[Path]:
     """The folder of the project in every worktree of its repository, and those of its runs."""
-    listed = _git(root, "worktree", "list", "--porcelain", "-z").split("\0")
-    tops = [Path(line.removeprefix("worktree ")) for line in listed if line.startswith("worktree ")]
+    entries = _git(root, "worktree", "list", "--porcelain").split("\n\n")
+    heads = {one: one.partition("\n")[0].removeprefix("worktree ") for one in entries if one}
+    tops, runs = [Path(head) for head in heads.values()], root.absolute() / WORKSPACES
+    locked = [Path(head) for entry, head in heads.items() if "\nlocked" in entry]
+    away = [top for top in locked if not top.exists() and not top.is_relative_to(runs)]
+    if away:
+        raise WorkspaceProblem(
+            f"the worktree {away[0]} is not there and locked, so nothing is removed; it may need"
+            " what nothing else does: mount its disk, or `git worktree unlock` it"
+        )
     below = _git(root, "rev-parse", "--show-prefix").strip()
-    runs = root.absolute().glob(".throughline/workspaces/*")
-    return {root.absolute(), *(top / below for top in tops), *runs}
+    return {root.absolute(), *(top / below for top in tops), *runs.glob("*")}
 
 
 def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:

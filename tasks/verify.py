@@ -45,8 +45,11 @@ def find_damaged_columns(stored: PreparedData) -> Iterator[CorruptColumn | Objec
     for each in checks:
         try:
             each()
-        except (CorruptColumn, ObjectStoreFailed) as error:
+        except CorruptColumn as error:
             yield error
+        except ObjectStoreFailed as error:
+            yield error  # one is enough: of a store that is away each would say so, a minute later
+            return
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # Of a worker's environment: the tf.data service of the stack that it belongs to.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
-# Their functions are not made to be called with anybody's options.
 LAYERS = "throughline.models."  # whose classes a model's file may need
+# Their functions are not made to be called with anybody's options.
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
@@ -196,7 +196,8 @@ class AccessPolicy:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
                 yield section, name
         for key, file in sorted({*find_named_files(asked)} - {*find_named_files(self.own)}):
-            for name in read_model_objects(self.project / file) if key == NETWORK else ():
+            refused = key != NETWORK or any(self._file(key, file, shown=file))
+            for name in () if refused else read_model_objects(self.project / file):
                 if not _is_own_layer(name):
                     yield f"{key}: {file}", name
 

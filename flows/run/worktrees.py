@@ -18,6 +18,9 @@ from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES
 
+# What git says of a folder that is none, or of one that a kill has left half made.
+NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
+
 
 def check_out(project: Path, root: Path) -> None:
     """Bring the worktree `root` to the project's present state, uncommitted changes included. They
@@ -70,11 +73,16 @@ def forget_worktree(project: Path, root: Path) -> None:
 
 def _is_worktree(project: Path, root: Path) -> bool:
     """Whether a folder is the top of a worktree of the project."""
-    # No other error says that it is none, such as that the machine has no memory.
-    with suppress(WorkspaceProblem, FileNotFoundError, NotADirectoryError):
+    try:
         top = Path(run_git(root, "rev-parse", "--show-toplevel"))
         return top.samefile(root) and _find_git(root).samefile(_find_git(project))
-    return False
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except WorkspaceProblem as problem:
+        # Whatever else ends git, such as that the machine has no memory, says nothing of it.
+        if any(words in str(problem) for words in NO_WORKTREE):
+            return False
+        raise
 
 
 def _find_git(folder: Path) -> Path:

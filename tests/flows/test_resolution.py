@@ -264,6 +264,13 @@ def test_an_override_is_not_cut_where_yaml_has_comments(text):
     assert document == {"data": {"path": text}, "a": [1, 2]}
 
 
+@pytest.mark.parametrize("text", ['""', "''"])
+def test_an_override_may_be_empty(text):
+    document = {}
+    apply_overrides(document, [f"storage.url={text}"])
+    assert document == {"storage": {"url": ""}}
+
+
 def test_keys_of_overlays_need_be_no_text():
     assert join_overlays({"a": {1: 0, "b": 1}}, {"a": {1: 2}}) == {"a": {1: 2, "b": 1}}
 

@@ -108,4 +108,7 @@ def test_a_program_that_is_not_there_is_said_in_a_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "ServiceFailed: there is no program nosuchprogram\n"
+    assert (
+        capsys.readouterr().err
+        == "ServiceFailed: there is no program nosuchprogram that can be run\n"
+    )

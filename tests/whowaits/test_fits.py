@@ -190,6 +190,7 @@ def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(capsys):
 def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     session = Session(Options(), print)
     training = session.open("fit", epochs=1)
-    for epoch, repeats in ((0, False), (1, True)):
-        training.timing.trained(Step(0.01, 0.01, epoch=epoch))
-        assert session.repeats == repeats
+    training.timing.trained(Step(0.01, 0.01, epoch=0))
+    assert not session.repeats
+    training.finished += 1  # what the script does about another one is not its own failure
+    assert session.repeats

@@ -12,6 +12,7 @@ from pathlib import Path
 from throughline.shared.layout import MODEL_SPEC
 
 TOKENIZER = "preprocess: tokenize.model"
+LARGEST_SPEC = 64 << 20  # bytes of what a model's file says of itself
 NETWORK = "model.from"
 MODELS = {NETWORK: "from", "model.weights": "weights"}
 
@@ -33,9 +34,15 @@ def read_model_objects(path: Path) -> list[str]:
     no file of this program, which training says. Imports no Keras.
     """
     try:
+        if not path.is_file():
+            return []
         with zipfile.ZipFile(path) as file:
-            return [*json.loads(file.read(MODEL_SPEC))["objects"].values()]
-    except (zipfile.BadZipFile, ValueError, KeyError, OSError):
+            if file.getinfo(MODEL_SPEC).file_size > LARGEST_SPEC:
+                return []
+            return [str(one) for one in json.loads(file.read(MODEL_SPEC))["objects"].values()]
+    except (zipfile.BadZipFile, ValueError, KeyError, OSError, TypeError, AttributeError):
+        return []
+    except RecursionError:
         return []
 
 

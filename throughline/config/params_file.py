@@ -101,5 +101,5 @@ def _read_value(text: str) -> Any:
         raise ValueError("aliases are not expanded here")
     value, written = YAML(typ="safe", pure=True).load(text), text.strip()
     # What YAML takes for a comment is part of a path, such as `my photos #1`.
-    is_cut = isinstance(value, str) and written.startswith(value)
+    is_cut = isinstance(value, str) and value != "" and written.startswith(value)
     return written if is_cut or written.startswith("#") else value

@@ -16,7 +16,7 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from throughline.data.encodings.base import FileInfo, Root
@@ -38,6 +38,7 @@ _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
 ) WITHOUT ROWID"""
 _USED = "CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, used_ns INTEGER)"
+_FORGET = "DELETE FROM used WHERE name NOT IN (SELECT name FROM sqlite_master)"
 _TABLES = """SELECT name FROM sqlite_master LEFT JOIN used USING (name)
     WHERE name LIKE 'inspections%' ORDER BY coalesce(used_ns, 0)"""
 
@@ -89,9 +90,10 @@ class InspectionCache:
                 for name in others[:-OTHERS_KEPT]:
                     database.execute(f"DROP TABLE IF EXISTS {name}")
                 database.execute(_CREATE.format(self._table))
-                with database:
+                with suppress(sqlite3.OperationalError), database:  # a full disk can be read
                     used = self._table, self.now()
                     database.execute("INSERT OR REPLACE INTO used VALUES (?, ?)", used)
+                    database.execute(_FORGET)
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
         """What was found in files that have not changed since; None of all others."""

@@ -281,7 +281,7 @@ def _throw_away(partial: Path, path: Path) -> None:
     """
     thrown = path.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}")
     os.replace(partial, thrown)
-    shutil.rmtree(thrown, ignore_errors=True)
+    shutil.rmtree(thrown)
 
 
 def _is_alive(process: int) -> bool:

@@ -1,7 +1,7 @@
 """Objects in a bucket: read, written, listed and removed, in bounded time and with errors in words.
 
 The client is obstore. Credentials come from where it and the provider's own tools look for them
-(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP, the identity of a pod or machine, …), never
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, AWS_ALLOW_HTTP, the identity of a pod or machine, …), never
 from a URL or a parameter, and are in no message. obstore's threads do not survive a fork, so it is
 imported and opened by the process that uses it.
 """
@@ -36,7 +36,7 @@ BACKOFF = {
 PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores take 10,000
 PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
 _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
-# What is read at the same time shares the network and the time limit, too, and is in memory.
+# Sources that are read at the same time share the network and the time limit, too, and memory.
 READS_AT_ONCE = 32
 _READING = threading.BoundedSemaphore(READS_AT_ONCE)
 # What is asked for credentials on machines of providers, where the environment has none.

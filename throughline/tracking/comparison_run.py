@@ -88,8 +88,7 @@ def open_comparison(
         return
     try:
         with hold_if_free(store_home() / OPEN / run_id, "compares configurations"):
-            with suppress(*STORE_ERRORS):
-                _end_killed()
+            _end_killed()
             yield run_id
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
@@ -103,12 +102,13 @@ def _end_killed() -> None:
     has removed the file. One that another store has waits for a comparison that is sent there.
     """
     for file in (store_home() / OPEN).glob("*"):
-        if find_run(file.name) is None:
-            continue
-        with hold_if_free(file, "ends a comparison that was killed") as free:
-            # Asked now: it may have come to its end since the file was listed.
-            if free is not None and mlflow.get_run(file.name).info.status == "RUNNING":
-                mlflow.MlflowClient().set_terminated(file.name, "KILLED")
+        with suppress(*STORE_ERRORS):
+            if find_run(file.name) is None:
+                continue
+            with hold_if_free(file, "ends a comparison that was killed") as free:
+                # Asked now: it may have come to its end since the file was listed.
+                if free is not None and mlflow.get_run(file.name).info.status == "RUNNING":
+                    mlflow.MlflowClient().set_terminated(file.name, "KILLED")
 
 
 def _start(run_key: RunKey, name: str, lineage: Mapping[str, str]) -> str | None:

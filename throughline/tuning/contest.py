@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
@@ -226,10 +227,13 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
 def _repeat_zeros(pipeline: InputPipeline, spec: Any) -> Iterator[Any]:
     """Batches of zeros, of the form of others; texts are as long as the longest."""
     is_text = pipeline.plan.spec.schema.is_text
-    longest = int(sequence_lengths(pipeline.data, pipeline.split).max()) if is_text else 1
+    lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
+    longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
+    tokens = batching.tokens if batching else None
+    examples = max(1, tokens // longest) if tokens else pipeline.batch_size
 
     def zeros(one: Any) -> tf.Tensor:
-        unknown = (longest if place else pipeline.batch_size for place in range(len(one.shape)))
+        unknown = (longest if place else examples for place in range(len(one.shape)))
         sizes = [size or other for size, other in zip(one.shape, unknown, strict=True)]
         return tf.zeros(sizes, one.dtype)
 

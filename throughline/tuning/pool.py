@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -31,10 +31,11 @@ class Pool:
 
     `jobs` gives the job of a name with its arguments, `needs` what its training is expected to
     need: of memory `besides_steps_bytes` more than the contestant holds, and all of what is kept
-    where that holds a `sampled_share`. One whose training takes more than `ram_bytes` is ended.
+    where that holds a `sampled_share`. One whose training takes more than `ram_bytes` is ended; one
+    of one's `own` may be the fastest, however long its cache takes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a search knows of its contestants
         self,
         jobs: Callable[[str], tuple[str, Any]],
         needs: Mapping[str, Need],
@@ -43,10 +44,11 @@ class Pool:
         ram_bytes: float,
         besides_steps_bytes: float,
         sampled_share: float,
+        own: Collection[str] = (),
     ) -> None:
         self._jobs, self._needs, self._journal = jobs, needs, journal
         self._ram_bytes, self._besides_steps_bytes = ram_bytes, besides_steps_bytes
-        self._sampled_share = sampled_share
+        self._sampled_share, self._own = sampled_share, own
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
         self._turns: dict[str, Turn] = {}
@@ -178,7 +180,7 @@ class Pool:
         process, and if they still are at work that is a disturbed round. None where the contestant
         is lost, has been given up since the time is up, or is out since it takes most of it.
         """
-        whole_s = until - self._opened_at
+        whole_s = max(0.0, until - self._opened_at)
         for again in (False, True):
             if again:
                 self.end(name)
@@ -192,7 +194,8 @@ class Pool:
                 except ContestantLost as lost:
                     if lost.late and allowed_s >= min(OPENING_S, FILL_SHARE * whole_s):
                         what = "filling its cache" if order == "fill" else "loading"
-                        self._journal.drop(name, f"{what} takes longer than {allowed_s:.0f} s")
+                        why = f"{what} takes longer than {allowed_s:.0f} s"
+                        self._journal.drop(name, why, passing=name in self._own)
                         self.end(name)
                     elif lost.passing and time.monotonic() > until:
                         self.end(name)

@@ -140,6 +140,7 @@ class Search:
             ram_bytes=self.question.limits.ram_bytes,
             besides_steps_bytes=self.survey.besides_steps_bytes,
             sampled_share=self.survey.sampled_share,
+            own=self._own_names,
         )
 
     def _race_heats(self, pool: Pool) -> None:

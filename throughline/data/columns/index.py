@@ -310,7 +310,14 @@ def find_span(
         chunk.start : chunk.start + chunk.count
     ]
     itemsize = np.dtype(column.dtype).itemsize
-    return int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
+    begin, end = int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
+    path = column_path(folder, split, column.name)
+    if not 0 <= begin <= end <= path.stat().st_size:
+        raise CorruptColumn(
+            f"{column_path(folder, split, column.extent.name)}: says that rows are at bytes"
+            f" {begin:,} to {end:,} of {path.name}; {rebuild_hint(folder, 'snapshot')}"
+        )
+    return begin, end
 
 
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:

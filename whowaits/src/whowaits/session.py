@@ -76,6 +76,7 @@ class Training:
     untried: str = ""  #: why no change is tried, and what helps this source of batches
     examples: int | None = None  #: in a full batch
     epochs: float = math.inf  #: that the script trains for
+    finished: int = 0  #: epochs, of which nothing is to come
     steps: int | None = None  #: that it gives an epoch
     steps_per_execution: int = 1  #: that are one here
     notes: list[str] = field(default_factory=list)
@@ -223,9 +224,11 @@ class Session:
 
     @property
     def repeats(self) -> bool:
-        """Whether a training has been given other batches or more epochs than the script meant."""
+        """Whether a training has been given other batches or more epochs than the script meant, or
+        is about to.
+        """
         return any(
-            each.timing.active and (each.timing.took or len(each.timing.epochs) > each.epochs)
+            each.timing.active and (each.timing.took or each.finished >= each.epochs)
             for each in self.trainings
         )
 

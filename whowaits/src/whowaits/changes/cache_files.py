@@ -6,24 +6,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .places import kind_of_dataset, remembered
 
-# What TensorFlow calls them, after the filename that it was given.
-_PART = re.compile(r"_\d+\.(lockfile|index|data-\d+-of-\d+)(\.tempstate\d+)?")
+# What TensorFlow calls them: the filename that it was given, a number, and what is in it.
+_FILE = re.compile(r"(.+)(_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]tempstate[0-9]+)?")
 
 
 def delete_unfinished(*, since: float) -> None:
-    """Delete the files of caches that are not complete, as far as they were written since then [s
-    since 1970]: older ones are of another run.
+    """Delete the files of caches that are not complete and that this process is writing: it has one
+    of them open, and they were locked since then [s since 1970].
     """
+    opened = {_part_of(path) for path in _list_open_files()}
     for dataset in remembered():
         if kind_of_dataset(dataset) == "cache":
-            for part in _find_parts(_name_of(dataset)):
-                if part.stat().st_mtime >= since:
-                    part.unlink()
+            for file in _find_files(_name_of(dataset)):
+                part = _part_of(file)
+                lock = Path(f"{part}.lockfile")
+                if part in opened and lock.exists() and lock.stat().st_mtime >= since:
+                    file.unlink()
+
+
+def _list_open_files() -> Iterator[Path]:
+    """The files that this process has open, where the system says it."""
+    for each in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # it is closed by now
+            yield each.readlink()
+
+
+def _part_of(path: Path) -> str | None:
+    """The filename of a cache with the number of its part, None of other files."""
+    found = _FILE.fullmatch(path.name)
+    return str(path.with_name(found[1] + found[2])) if found else None
 
 
 def _name_of(dataset: Any) -> str:
@@ -32,11 +49,11 @@ def _name_of(dataset: Any) -> str:
     return name.numpy().decode() if hasattr(name, "numpy") else ""
 
 
-def _find_parts(name: str) -> Iterator[Path]:
-    """The files of a cache, if it is not complete."""
-    whole = Path(name)
+def _find_files(name: str) -> list[Path]:
+    """The files of a cache, if it is not complete; the lock last."""
+    whole = Path(name).absolute()
     if not name or Path(f"{name}.index").exists() or not whole.parent.is_dir():
-        return
-    for each in list(whole.parent.iterdir()):
-        if each.name.startswith(whole.name) and _PART.fullmatch(each.name[len(whole.name) :]):
-            yield each
+        return []
+    found = [(each, _FILE.fullmatch(each.name)) for each in whole.parent.iterdir()]
+    files = [each for each, match in found if match and match[1] == whole.name]
+    return sorted(files, key=lambda each: each.suffix == ".lockfile")

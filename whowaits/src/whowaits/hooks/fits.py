@@ -336,6 +336,8 @@ class _Clock:
         """
         if self.timed:
             self.timed.close_epoch()
+        if self.training:
+            self.training.finished += 1
         self.session.beat(expects=None)  # the next epoch's first batch may fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # What else would stop a measured training, such as EarlyStopping, sees repeated batches.

@@ -97,6 +97,8 @@ class TimedFunction:
         arguments = self._feed.prepare(arguments)
         try:
             self._between_steps(arguments)
+            if self._timing.active:
+                self._feed.keep(arguments)
         except Exception as error:  # noqa: BLE001 - the training goes on as it is
             self._session.fail(error)
             self._training.only_watch("timing the model alone failed")
@@ -110,8 +112,6 @@ class TimedFunction:
         opens = self._opens and self._timing.warm  # a buffer is filled, however long that takes
         expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
         self._session.beat(expects=expects)
-        if self._timing.active:
-            self._feed.keep(arguments)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
