@@ -5,6 +5,7 @@ decodes to what a person sees.
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import zipfile
 import zlib
@@ -20,7 +21,7 @@ from conftest import data_settings, picture, read_reasons
 from PIL import Image
 from project import SMALL, run_stages, write_params
 
-from throughline.data.encodings.image_files import DARK_NOTE
+from throughline.data.encodings.image_files import BESIDES_PIXELS, DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table
@@ -242,6 +243,52 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(convert
     clear = decode(converted["clear.png"][1])
     assert clear.shape == (8, 8, 3) and clear.min() == 255
     assert decode(converted["turned.jpg"][1]).shape == (40, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("bits", "colors", "clear", "row", "pixels"),
+    [
+        (16, 2, ">3H", (0x1234, 0x1234, 0x1234, 0x8000, 0x8000, 0x8000), [255, 128]),
+        (4, 0, ">H", 0x05FA, [0, 255, 255, 170]),
+        (2, 0, ">H", 0b00011011, [0, 255, 170, 255]),
+    ],
+)
+def test_the_clear_color_of_a_png_is_of_its_own_bits(tmp_path, bits, colors, clear, row, pixels):
+    folder, count = tmp_path / "in", len(pixels)
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+    key = (0x1234,) * 3 if bits == 16 else (5,) if bits == 4 else (1,)
+    data = struct.pack(">6H", *row) if bits == 16 else row.to_bytes(2 if bits == 4 else 1, "big")
+    write_png(
+        folder / "a" / "clear.png",
+        IHDR=struct.pack(">IIBBBBB", count, 1, bits, colors, 0, 0, 0),
+        tRNS=struct.pack(clear, *key),
+        IDAT=zlib.compress(b"\0" + data),
+    )
+    company(folder / "b")
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
+    stored = decode(Path(manifest.examples.set_index("id")["uri"]["a/clear.png"]))
+    assert stored[0, :, 0].tolist() == pixels
+
+
+def test_an_animation_may_be_larger_than_its_first_picture(folder, tmp_path):
+    pictures = [Image.effect_noise((64, 64), 200 + number % 50) for number in range(1100)]
+    path = folder / "a" / "moving.gif"
+    pictures[0].save(path, save_all=True, append_images=pictures[1:])
+    assert path.stat().st_size > BESIDES_PIXELS + 64 * 64 * 8
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
+    assert "a/moving.gif" in set(manifest.examples["id"])
+
+
+def test_a_class_of_which_only_copies_of_another_are_there_is_none(tmp_path):
+    folder = tmp_path / "in"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+    company(folder / "a")
+    first = min((folder / "a").iterdir())
+    shutil.copy(first, folder / "b" / first.name)
+    with pytest.raises(UnusableDataset, match="there is a single class, a"):
+        ingest(data_settings(folder, max_reject_fraction=0.5), tmp_path / "manifest")
 
 
 def test_transparent_gray_of_16_bits_is_gray_over_white(tmp_path):

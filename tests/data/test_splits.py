@@ -144,6 +144,12 @@ def test_the_last_batch_of_an_epoch_counts():
     assert [count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
 
 
+def test_a_zero_below_zero_is_the_same_number():
+    columns = TableColumns(names=("a", "b"))
+    one, other = digest_rows(np.array([[0.0, 1.0], [-0.0, 1.0]], np.float32), columns)
+    assert one == other
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (2, 5), (28, 28, 1)])
 def test_all_of_a_tensor_is_in_its_digest(shape):
     columns = TableColumns(names=tuple(f"x[{place}]" for place in range(shape[-1])))

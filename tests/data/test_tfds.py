@@ -159,6 +159,11 @@ def test_whole_numbers_that_float32_does_not_hold_are_counted_however_they_are_s
             "is not as TensorFlow Datasets writes it",
         ),
         ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
+        (
+            {"image": tensor("complex64", 3), "label": CLASS},
+            {},
+            "only whole numbers, fractions and",
+        ),
         ({"image": [], "label": CLASS}, {}, "is not as TensorFlow Datasets writes it"),
     ],
 )

@@ -92,7 +92,10 @@ def ingest(
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found.notes, source)
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
-        _check_usable(stats, set(rows["split"]), classes=classes if classified else None)
+        left = (
+            [classes[number] for number in sorted(set(examples["label"]))] if classified else None
+        )
+        _check_usable(stats, set(rows["split"]), classes=left)
         manifest = Manifest(
             examples=examples,
             classes=classes,

@@ -88,7 +88,7 @@ def inspect_image(
     data = file.read(lambda opened, size: _check_file(opened, size, max_pixels))
     info = _inspect(data, file.path, max_pixels=max_pixels, converted=converted, decoder=decoder)
     # The name of a file of many says nothing about its images.
-    return replace(info, note=None) if file.is_part else info
+    return replace(info, note=None) if file.is_part and info.note != DARK_NOTE else info
 
 
 def _inspect(
@@ -138,7 +138,8 @@ def _check_file(file: BinaryIO | None, size: int, max_pixels: int) -> None:
     if file and size > BESIDES_PIXELS:
         with _opened(file) as image:
             _check_pixels(image, max_pixels)
-            _check_bytes(size, image.height * image.width)
+            if image.format not in ("GIF", "WEBP"):  # of which a file may hold many pictures
+                _check_bytes(size, image.height * image.width)
 
 
 def _check_bytes(size: int, pixels: int) -> None:
@@ -197,11 +198,24 @@ def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
     # Programs that know no transparency leave zeros in the fourth bytes of a BMP.
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
         upright = upright.convert("RGB")
+    if image.format == "PNG":
+        _scale_clear_color(upright, bits=data[_DEPTH])
     if upright.has_transparency_data:
         white = Image.new("RGBA", upright.size, "white")
         white.alpha_composite(upright.convert("RGBA"))
         upright = white
     return upright.convert("L" if gray else "RGB")
+
+
+def _scale_clear_color(image: Image.Image, *, bits: int) -> None:
+    """Bring the color that stands for transparency in a PNG, which Pillow leaves in the file's
+    `bits`, to the 8 bits that it has made of the pixels.
+    """
+    clear = image.info.get("transparency")
+    if image.mode == "L" and isinstance(clear, int) and bits in (2, 4):
+        image.info["transparency"] = clear * 255 // (2**bits - 1)
+    elif image.mode == "RGB" and isinstance(clear, tuple) and bits == DEEP:
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _narrowed(image: Image.Image) -> Image.Image:

@@ -12,6 +12,7 @@ import numpy as np
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
 from throughline.plan.schema import Schema, TableColumns
+from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject
 
 
@@ -179,3 +180,30 @@ class Series:
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
+
+
+def refuse_odd_names(root: Path, names: Sequence[str]) -> None:
+    """Refuse files whose names are no UTF-8, which ids of their examples begin with.
+
+    Raises:
+      UnreadableSource: names the first.
+    """
+    for name in names:
+        if not is_utf8(name):
+            raise UnreadableSource(
+                f"{root}: the name {readable(Path(name))} is no UTF-8; rename it"
+            )
+
+
+def readable(path: Path) -> str:
+    """A path as text; bytes that are no UTF-8 are written as escapes."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name, as the system gives it, can be written as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
-from throughline.data.sources.base import ExampleFile, Rejected, find_suffix
+from throughline.data.sources.base import ExampleFile, Rejected, find_suffix, is_utf8, readable
 from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -222,16 +222,16 @@ class _Listing:
             for name in sorted(set(visible).difference(chosen))
         )
         if not chosen and is_leaf and folder != self.root:
-            self.empty.append(_readable(folder.relative_to(self.root)))
+            self.empty.append(readable(folder.relative_to(self.root)))
 
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()
         above = "" if folder == self.root else f"{label}/"
-        is_text = _readable(folder) == str(folder)
+        is_text = readable(folder) == str(folder)
         for name in names:
             if not above and not self.in_root:
                 self._reject(folder / name, "is outside any class folder")
-            elif not (is_text and _is_utf8(name)):
+            elif not (is_text and is_utf8(name)):
                 self._reject(folder / name, "the name is no UTF-8")
             else:
                 self.files.append(ExampleFile(id=above + name, path=folder / name, label=label))
@@ -240,17 +240,4 @@ class _Listing:
         self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")
 
     def _reject(self, path: Path, reason: str) -> None:
-        self.rejected.append(Rejected(id=_readable(path.relative_to(self.root)), reason=reason))
-
-
-def _readable(path: Path) -> str:
-    """A path as text; bytes that are no UTF-8 are written as escapes."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        self.rejected.append(Rejected(id=readable(path.relative_to(self.root)), reason=reason))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.texts import check_encoding
-from throughline.data.sources.base import Document, Rejected, Texts, count_kinds
+from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
 from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
 from throughline.data.sources.text_records import count_lines, label_or_none, read_fields
 from throughline.data.sources.text_table import check_fields
@@ -52,6 +52,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             f"{root}: lines of a single .txt file have no class; use a folder with a file per class"
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
+    refuse_odd_names(root, [path.name for path in files])
     splits = _find_splits(root, files, settings)
     split_of = dict(zip(files, splits, strict=True))
     return Texts(

@@ -199,6 +199,11 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
             " one shape can be learned from"
         )
     tensor = feature["tensor"]
+    if np.dtype(tensor["dtype"]).kind not in "biuf":
+        raise UnreadableSource(
+            f"{root}: data.records.input: {name} is {describe(feature)}; only whole numbers,"
+            " fractions and bools can be learned from"
+        )
     encoding = tensor.get("encoding", "none")
     form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
     if form is None:

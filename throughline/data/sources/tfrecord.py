@@ -26,7 +26,7 @@ from throughline.data.shards.example_features import (
     read_numbers,
 )
 from throughline.data.shards.tfrecord import read_frame
-from throughline.data.sources.base import Arrays, Files, count_kinds
+from throughline.data.sources.base import Arrays, Files, count_kinds, refuse_odd_names
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -130,6 +130,7 @@ def find_shards(root: Path) -> list[ExternalShard]:
         )
     base = root if root.is_dir() else root.parent
     names = [path.relative_to(base).as_posix() for path in paths]
+    refuse_odd_names(root, names)
     return [
         ExternalShard(path=path, name=name, split=split)
         for path, name, split in zip(paths, names, find_splits(root, names), strict=True)
