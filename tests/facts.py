@@ -97,6 +97,7 @@ def facts_of(
         "epoch_ms": 50 * train_ms,
         "cold_examples_per_s": 1000.0,
         "input_examples_per_s": 1000.0,
+        "examples_per_step": spec.batch_size,
     }
     facts = Facts(
         config=checked, plan=plan, costs=costs, load=load, cores=CORES,

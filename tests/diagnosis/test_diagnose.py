@@ -299,6 +299,12 @@ def test_conditions(text, expected):
         parse_threshold(text, METRICS).check(figures)
 
 
+def test_a_healthy_configuration_has_nothing_to_gain_and_a_verdict_is_one_of_four():
+    parse_threshold("predicted_gain > 1.1", METRICS).check({"predicted_gain": None})
+    with pytest.raises(InvalidParams, match="input_bound is not a verdict; did you mean input-bo"):
+        parse_threshold("verdict == input_bound", METRICS).check({"verdict": "compute-bound"})
+
+
 def test_what_is_no_condition_is_refused_with_an_example():
     with pytest.raises(InvalidParams, match="such as 'stall_pct > 10'"):
         parse_threshold("stall_pct", METRICS)

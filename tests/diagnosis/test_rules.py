@@ -81,6 +81,13 @@ LIMITS = [
      "3 threads for 4 cores"),
     (sizes, "buffer_memory", {"shuffle": {"size": 2000}}, {**EPOCH, "shard_mib": 400.0},
      {**EPOCH, "shard_mib": 400.0, "config": {"prefetch": 1}}, "takes up to 4,000 MiB of memory"),
+    # Names of files are small, and a cache in memory shares its examples with the buffer.
+    (sizes, "buffer_memory", {"shuffle": {"size": 9999}},
+     {**EPOCH, "shard_mib": 900.0, "config": {"read": "files"}}, {**EPOCH, "shard_mib": 900.0},
+     "of memory"),
+    (sizes, "buffer_memory", {"shuffle": {"size": 9999}},
+     {**EPOCH, "shard_mib": 900.0, "config": {"cache": {"where": "memory"}}},
+     {**EPOCH, "shard_mib": 900.0}, "of memory"),
     # All 3,200 records of 8 shards, and no more.
     (sizes, "buffer_memory", {"shuffle": {"size": 9999}}, {**EPOCH, "shard_mib": 250.0},
      {**EPOCH, "shard_mib": 251.0}, "takes up to 2,008 MiB of memory"),

@@ -191,8 +191,10 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
         other = replace(workspace, params=(folder / "params.yaml").read_text())
         assert not is_saved(other, "tuned"), "it was cut before its parameters were replaced"
         lock = workspace.root / "dvc.lock"
-        lock.write_text(lock.read_text().replace("train@", "trained@"))
+        last = lock.read_text()
+        lock.write_text(last.replace("train@", "trained@"))
         assert not is_saved(workspace, "tuned"), "it is of an earlier run"
+        lock.write_text(last)
     run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
     again = run(folder, "python", "-m", "flows.comparison", *CHANGE)
     assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"

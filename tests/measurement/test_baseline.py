@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from throughline.measurement.baseline import standard_error_in_time
+from throughline.measurement.baseline import standard_error_in_time, standard_error_of_mean
 
 STEPS, SERIES = 4000, 200
 
@@ -22,6 +22,13 @@ def test_the_error_of_a_series_is_the_spread_of_means_over_many_such_series(memo
     values = values[:, 500:]
     said = np.median([standard_error_in_time(one) for one in values])
     assert said == pytest.approx(values.mean(axis=1).std(), rel=0.25)
+
+
+def test_few_distances_that_agree_are_no_certainty():
+    assert standard_error_of_mean(np.array([2.0])) == 2.0
+    assert standard_error_of_mean(np.array([2.0, 2.0])) == 1.0
+    many = np.random.default_rng(0).random(10_000)
+    assert standard_error_of_mean(many) == many.std() / 100
 
 
 def test_the_error_of_what_never_varies_or_swings_is_that_of_independent_values():

@@ -10,6 +10,7 @@ from rows import row
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import find_best, find_tied
 from throughline.results.comparison import BOTH, list_machines
+from throughline.results.train import HeldOut, standard_error
 
 NAIVE = row("naive", 0.25, 75, "input-bound")
 FAST = row("optimized", 0.98, 3)
@@ -157,6 +158,20 @@ def test_examples_and_quality_are_the_same_only_where_they_are():
         for each, error in ((NAIVE, 0.312), (FAST, 0.301))
     ]
     assert write_headline(errors).endswith("same examples, mae 0.301 instead of 0.312.")
+
+
+def test_tokens_of_few_windows_show_that_an_accuracy_is_another():
+    windows = HeldOut(
+        split="test",
+        examples=40,
+        constant_metric=0.1,
+        constant_stderr=standard_error(0.1, 20_000),
+    )
+    better, worse = (
+        replace(each, held_out=windows, test_metric=value)
+        for each, value in ((NAIVE, 0.30), (FAST, 0.12))
+    )
+    assert write_headline([better, worse]).endswith("accuracy 0.12 instead of 0.3.")
 
 
 def test_examples_that_are_drawn_by_class_are_not_called_the_same():

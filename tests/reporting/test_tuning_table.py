@@ -49,7 +49,7 @@ def test_a_terminal_shows_who_raced_and_why_others_could_not():
         console.print(to_terminal(FOUND))
     assert "stream" in shown.get()
     assert "needs 9.0 GiB of memory" in shown.get()
-    assert "and 1 forms that were not raced" in shown.get()
+    assert "and 1 form that was not raced" in shown.get()
 
 
 def test_markdown_holds_the_sentence_and_a_line_for_each():

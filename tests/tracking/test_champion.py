@@ -186,6 +186,15 @@ def test_a_score_is_that_of_the_test_split_where_there_is_one():
     assert read_score(replace(fast, test_metric=None)).value == 0.9
 
 
+def test_of_windows_of_tokens_an_accuracy_is_as_certain_as_their_tokens_make_it():
+    error = standard_error(0.1, 20_000)  # of 40 windows of 512
+    windows = Score(
+        metric="accuracy", value=0.12, split="test", examples=40, constant=0.1, error=error
+    )
+    best = replace(windows, value=0.3)
+    assert "worse than the best" in str(find_rejection_reason(windows, [], [best]))
+
+
 def test_champions_do_not_become_worse_by_small_steps():
     champions = [replace(GOOD, value=0.95)]
     while (score := replace(GOOD, value=champions[-1].value - 0.015)) and not find_rejection_reason(

@@ -86,7 +86,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
     raced = {row.name for row in result.candidates if row.examples_per_s is not None}
     assert raced == {*names} - {CEILING}
     unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
-    assert "of disk, 0 kiB are allowed" in unraced["optimized"]
+    assert "of disk, 1 kiB are allowed" in unraced["optimized"]
     assert NOT_RACED in unraced.values(), "of most forms"
     if choice.outcome == "found":
         assert search.journal.pages.proven.keys() == {choice.name}
@@ -156,7 +156,7 @@ def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeyp
     with Pool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
-    assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
+    assert "of memory, 0 kiB are allowed" in search.journal.pages.dropped["optimized"]
     cached = search._searched_families["cache_memory"][0].name
     with other_programs(), search.open_pool() as pool:
         pool.open([cached])

@@ -168,7 +168,9 @@ def collect_facts(
     state, breakdown = measurements.state, measurements.breakdown
     steps_per_epoch = pipeline.steps_per_epoch
     costs, batch_bytes = measure_costs(pipeline, config), pipeline.batch_bytes / worker.count
+    in_batch = pipeline.examples_per_step if pipeline.plan.batching else None
     pipeline, config = share_of_worker(pipeline, config)
+    examples = in_batch or pipeline.plan.spec.batch_size
     shards = data.shards.for_split(pipeline.split)
     gap = input_throughput.epoch_gap_s
     batch_s = pipeline.examples_per_step / input_throughput.input_examples_per_s
@@ -178,7 +180,7 @@ def collect_facts(
         plan=pipeline.plan,
         breakdown=breakdown,
         costs=costs,
-        load=estimate_load(pipeline.plan, costs, cores=cores),
+        load=estimate_load(pipeline.plan, costs, cores=cores, examples_per_step=examples),
         cores=cores,
         on_accelerator=measurements.on_accelerator,
         model_step_ms=state.model_step_ms,
@@ -201,6 +203,7 @@ def collect_facts(
         epoch_ms=state.train_step_ms * steps_per_epoch,
         cold_examples_per_s=input_throughput.cold_examples_per_s,
         input_examples_per_s=input_throughput.input_examples_per_s,
+        examples_per_step=examples,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
         stored_fraction=context.params.snapshot.stored_fraction,
         steps_per_execution=context.params.train.steps_per_execution,

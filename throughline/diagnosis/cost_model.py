@@ -190,11 +190,14 @@ def calibration_factor(
     return (least + most) / 2
 
 
-def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
+def estimate_load(
+    plan: Plan, costs: Costs, *, cores: int, examples_per_step: float | None = None
+) -> HostLoad | None:
     """What a plan costs the host, in an epoch whose caches are full; None where this model has no
-    cost for one of its steps.
+    cost for one of its steps. A batch has `batch_size` examples, unless it depends on lengths.
     """
-    context = CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=False)
+    examples = examples_per_step or plan.spec.batch_size
+    context = CostContext(costs=costs, batch_size=examples, cores=cores, batched=False)
     load: HostLoad | None = HostLoad(pool=plan.threads if isinstance(plan.threads, int) else None)
     for step in plan.steps:
         load = add_step_cost(step, load, context)
@@ -218,7 +221,7 @@ class CostContext:
     """
 
     costs: Costs
-    batch_size: int
+    batch_size: float
     cores: int
     batched: bool
 

@@ -208,7 +208,12 @@ def _gain(rule: Rule, facts: Facts, model_step: ModelStepCost, plan: Plan) -> fl
         )
         for op, cost in facts.costs.ops.items()
     }
-    after = estimate_load(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
+    after = estimate_load(
+        plan,
+        replace(facts.costs, ops=cheaper),
+        cores=facts.cores,
+        examples_per_step=facts.examples_per_step if plan.batching else None,
+    )
     model_after = _predict_model_step(plan, facts, model_step)
     if rule.change.model_factor is not None:
         model_after = model_after.scale(rule.change.model_factor(facts))

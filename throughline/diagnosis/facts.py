@@ -11,7 +11,7 @@ from throughline.measurement.verdict import CrossCheck, Stall
 from throughline.plan.ops import Op
 from throughline.plan.parallelism import Parallelism
 from throughline.plan.plan import Plan
-from throughline.plan.steps import Cache, Map, Shuffle, Step
+from throughline.plan.steps import Cache, Map, Read, Shuffle, Step
 from throughline.results.profiling import Breakdown
 from throughline.settings import PipelineConfig
 
@@ -44,17 +44,13 @@ class Facts:
     epoch_ms: float
     cold_examples_per_s: float
     input_examples_per_s: float
+    examples_per_step: float  # on average where that depends on lengths
     cross_check: CrossCheck | None = None
     gpu_utilization_pct: float | None = None
     stored_fraction: float = 1.0  # of the snapshot's rows
     steps_per_execution: int = 1  # of the training; those that are timed are single ones
     padding_pct: float | None = None  # of an epoch of sequences
     padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
-
-    @property
-    def batch_size(self) -> int:
-        """Examples in a full batch."""
-        return self.plan.spec.batch_size
 
     @property
     def stall_pct(self) -> float:
@@ -93,14 +89,21 @@ class Facts:
     @property
     def examples(self) -> float:
         """Examples of an epoch, as many as its steps have at most."""
-        return self.epoch_ms / self.train_step_ms * self.batch_size
+        return self.epoch_ms / self.train_step_ms * self.examples_per_step
 
     @property
     def shuffled_mib(self) -> float:
-        """An example where it is shuffled: its record before the first map, else as in a batch."""
+        """An example where it is shuffled: its record before the first map, else as it is stored. A
+        cache in memory shares its examples with the buffer, and names of files are small.
+        """
+        read, cache = self.plan.steps[0], self.config.cache
+        if self.plan.window or (cache and cache.where == "memory"):
+            return 0.0
         steps = itertools.takewhile(lambda step: not isinstance(step, Shuffle), self.plan.steps)
         if any(isinstance(step, Map | Cache) for step in steps):
-            return self.batch_mib / self.batch_size
+            return self.stored_mib / self.examples
+        if isinstance(read, Read) and read.source == "files":
+            return 0.0
         return self.shard_mib * self.shard_count / self.examples
 
     @property
@@ -120,7 +123,7 @@ class Facts:
         if cost is None:
             return 0.0
         return (
-            self.batch_size
+            self.examples_per_step
             * (cost.batch_us if batched and cost.batch_us is not None else cost.example_us)
             / 1e3
         )
@@ -144,7 +147,7 @@ class Facts:
         ops = [
             op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"
         ]
-        calls = self.batch_size * self.costs.call_us / 1e3 if per_example_map else 0.0
+        calls = self.examples_per_step * self.costs.call_us / 1e3 if per_example_map else 0.0
         return (
             calls
             + self.decoding_ms()

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from throughline.shared.errors import InvalidParams, ThresholdExceeded, did_you_mean
+from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, UNDECIDED
 
+VERDICTS = (INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND, UNDECIDED)
 _COMPARISONS = {
     "<": operator.lt,
     "<=": operator.le,
@@ -40,6 +42,8 @@ class Threshold:
           InvalidParams: it is of another type.
         """
         value = metrics[self.metric]
+        if self.metric == "predicted_gain" and value is None:
+            value = 1.0  # there is nothing to change
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
                 f"{self.metric} was not measured on this machine, so `{self}` cannot be excluded;"
@@ -54,6 +58,9 @@ class Threshold:
                     f" {self.limit!r} cannot be compared with it"
                 ]
             ) from None
+        if self.metric == "verdict" and limit not in VERDICTS:
+            said = did_you_mean(str(limit), list(VERDICTS))
+            raise InvalidParams([f"--fail-if: {limit} is not a verdict; {said}"])
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.limit} is not a number"])
         if _COMPARISONS[self.operator](value, limit):

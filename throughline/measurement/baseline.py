@@ -42,7 +42,7 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
         examples=len(distances),
         constant_metric=float(distances.mean()),
         constant_stderr=(
-            float(distances.std() / math.sqrt(len(distances)))
+            standard_error_of_mean(distances)
             if targets is None
             else standard_error_in_time(distances)
         ),
@@ -60,8 +60,17 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     targets = tokens[1 : 1 + windows * window.length].reshape(windows, window.length)
     shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
     share = float(shares.mean())
-    error = float(shares.std() / math.sqrt(windows)) or standard_error(share, targets.size)
+    error = float(shares.std() / math.sqrt(windows))
+    error = max(error, standard_error(share, targets.size))  # few windows may agree by chance
     return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
+
+
+def standard_error_of_mean(distances: np.ndarray) -> float:
+    """Standard error of the mean of distances (examples,), which are not negative. Of few that
+    agree by chance it is that of as many, of which one alone is not 0.
+    """
+    count = len(distances)
+    return float(max(distances.std() / math.sqrt(count), distances.mean() / count))
 
 
 def standard_error_in_time(values: np.ndarray) -> float:

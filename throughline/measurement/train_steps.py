@@ -198,6 +198,8 @@ def time_training(
     """Time the model alone and training in alternating blocks, from full and drained buffers."""
     model = make_model_only_step(models, pipeline, train, loop.ahead)
     reference, examples = model, pipeline.examples_per_step
+    if models.emulation:  # a step takes as long whatever is in it
+        examples = pipeline.batch_size / pipeline.worker.count
     if not models.emulation and _differs_in_length(pipeline):
         plain = batch_plainly(pipeline)
         reference = make_model_only_step(models, plain, train, loop.ahead)

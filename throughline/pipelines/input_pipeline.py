@@ -82,10 +82,11 @@ class InputPipeline:
 
     @property
     def examples_per_step(self) -> float:
-        """Examples of a batch that this worker has: of a full one, or on average where that depends
-        on their lengths.
+        """Examples of a batch that this worker has: of a full one; of texts on average, since all
+        batches of an epoch are timed, the last one, too.
         """
-        whole = self.examples / self.steps_per_epoch if self.plan.batching else self.batch_size
+        texts = self.plan.spec.schema.is_text and self.plan.window is None
+        whole = self.examples / self.steps_per_epoch if texts else self.batch_size
         return whole / self.worker.count
 
     @property

@@ -16,6 +16,7 @@ from throughline.reporting.plots import (
     TRAIN,
     new_figure,
     save_figure,
+    shorten,
     style_axes,
 )
 from throughline.results.comparison import Row
@@ -58,7 +59,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
             axes.annotate(
                 f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note
             )
-    axes.set_yticks(places, [row.pipeline for row in rows])
+    axes.set_yticks(places, [shorten(row.pipeline) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, edge)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -84,7 +85,7 @@ def plot_histories(
     grid = figure.subplots(1, len(shown), squeeze=False)[0]
     colors = mpl.colormaps["tab20"]
     for axes, column in zip(grid, shown, strict=True):
-        for number, (name, epochs) in enumerate(histories.items()):
+        for number, epochs in enumerate(histories.values()):
             axes.plot(
                 [epoch["epoch"] + 1 for epoch in epochs],
                 [epoch.get(column, math.nan) for epoch in epochs],
@@ -92,12 +93,11 @@ def plot_histories(
                 marker="o",
                 markersize=3,
                 linewidth=1.4,
-                label=name,
             )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("epochs")
         axes.set_title(column.replace("val_", "validation "), loc="left", fontsize=9, color=INK)
         style_axes(axes)
-    handles, names = grid[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=8)
+    names = [shorten(name) for name in histories]
+    figure.legend(grid[0].get_lines(), names, loc="outside right upper", frameon=False, fontsize=8)
     save_figure(figure, stem)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from throughline.reporting.ranking import (
+    count_validation_trials,
     find_baseline,
     find_best,
     find_tied,
@@ -170,11 +171,12 @@ def _same_quality(top: MeasuredRow, base: MeasuredRow) -> str:
     """Whether the model became as good: within chance where the metric is a share, else in
     figures.
     """
-    ours, theirs, examples = top.val_metric, base.val_metric, top.validation_examples
+    ours, theirs = top.val_metric, base.val_metric
+    trials = count_validation_trials(top)
     if top.test_metric is not None and base.test_metric is not None:
-        ours, theirs, examples = top.test_metric, base.test_metric, top.held_out.examples
+        ours, theirs, trials = top.test_metric, base.test_metric, top.held_out.trials
     if top.metric == "accuracy":
-        allowed = SIGNIFICANT_STDERRS * stderr_of_difference((ours + theirs) / 2, examples)
+        allowed = SIGNIFICANT_STDERRS * stderr_of_difference((ours + theirs) / 2, trials)
         if abs(ours - theirs) <= allowed:
             return "same accuracy"
     elif math.isclose(ours, theirs, rel_tol=1e-3):

@@ -58,10 +58,10 @@ def plot_timelines(
                 edgecolor="white",
                 linewidth=steps_apart,
             )
-        axes.set_yticks(range(len(lanes)), [_short(lane) for lane in lanes])
+        axes.set_yticks(range(len(lanes)), [shorten(lane) for lane in lanes])
         axes.invert_yaxis()
         axes.set_xlim(0, length)
-        axes.set_title(_short(title, 110), loc="left", fontsize=9, color=INK)
+        axes.set_title(shorten(title, 110), loc="left", fontsize=9, color=INK)
         axes.set_xlabel("milliseconds")
         style_axes(axes)
     save_figure(figure, stem)
@@ -96,7 +96,8 @@ def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
     return [row[0] for row in grid]
 
 
-def _short(text: str, most: int = 26) -> str:
+def shorten(text: str, most: int = 26) -> str:
+    """A name that fits into a picture."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -165,6 +165,14 @@ def _spent_s(row: Row, setup_s: float) -> float:
     return max(0.0, cold - warm) if row.caches else 0.0
 
 
+def count_validation_trials(row: MeasuredRow) -> int:
+    """Of how many independent trials a validation accuracy is a share: as many for each example as
+    of those that are held out.
+    """
+    held_out = row.held_out
+    return max(1, round(row.validation_examples * held_out.trials / max(1, held_out.examples)))
+
+
 def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than
     chance explains.
@@ -174,7 +182,7 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
     middle, examples = statistics.median(scores.values()), rows[0].validation_examples
-    allowed = SIGNIFICANT_STDERRS * stderr_of_difference(middle, examples)
+    allowed = SIGNIFICANT_STDERRS * stderr_of_difference(middle, count_validation_trials(rows[0]))
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"

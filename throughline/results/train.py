@@ -38,6 +38,13 @@ class HeldOut:
     constant_metric: float
     constant_stderr: float
 
+    @property
+    def trials(self) -> int:
+        """Of an accuracy, of how many independent trials it is a share: of examples, or of fewer
+        tokens than there are in so many windows.
+        """
+        return count_trials(self.constant_metric, self.constant_stderr) or self.examples
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainThroughput:
@@ -140,6 +147,11 @@ def standard_error(share: float, examples: int) -> float:
     return math.sqrt(variance / examples)
 
 
+def count_trials(share: float, stderr: float) -> int:
+    """Of how many independent trials a share has this standard error; 0 where it does not say."""
+    return round(share * (1 - share) / stderr**2) if stderr > 0 else 0
+
+
 def describe_weakness(result: TrainResult) -> str | None:
     """That a model is no better than a constant prediction beyond chance; None where it is."""
     metric, held_out = result.metric, result.held_out
@@ -163,7 +175,7 @@ def beats_constant(metric: str, value: float, *, constant: float, stderr: float)
         return constant - value > NormalDist().inv_cdf(1 - CHANCE) * stderr
     if not value > constant:
         return False
-    trials = round(constant * (1 - constant) / stderr**2)
+    trials = count_trials(constant, stderr)
     return _binomial_tail(round(value * trials), trials, constant) < CHANCE
 
 
@@ -180,7 +192,7 @@ def _binomial_tail(successes: int, trials: int, share: float) -> float:
     for count in range(successes, trials + 1):
         total += term
         term *= odds * (trials - count) / (count + 1)
-        if term < total * 1e-12:  # of a share of the successes above `share` they only fall
+        if term <= total * 1e-12:  # of a share of the successes above `share` they only fall
             break
     return total
 

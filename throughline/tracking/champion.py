@@ -15,7 +15,12 @@ from dataclasses import asdict, dataclass
 
 from throughline.results.base import parse
 from throughline.results.comparison import MeasuredRow
-from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant, standard_error
+from throughline.results.train import (
+    SIGNIFICANT_STDERRS,
+    beats_constant,
+    count_trials,
+    standard_error,
+)
 
 SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
 
@@ -43,7 +48,8 @@ class Score:
         """Standard error of the value: that of a share, or, of a mean absolute error, about that of
         the constant prediction's.
         """
-        return standard_error(self.value, self.examples) if self.higher_is_better else self.error
+        trials = count_trials(self.constant, self.error) or self.examples
+        return standard_error(self.value, trials) if self.higher_is_better else self.error
 
     def __str__(self) -> str:
         return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"

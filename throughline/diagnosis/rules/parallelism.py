@@ -31,12 +31,14 @@ def _no_prefetch(facts: Facts) -> str | None:
 def _sequential_map(facts: Facts) -> str | None:
     if not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
+    if facts.plan.gathers_on_device:  # within the model's step
+        return None
     per_example_map = facts.per_example_map()
     steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     work = facts.decoding_ms() + sum(
         facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops
     )
-    calls = facts.batch_size * facts.costs.call_us / 1e3 if per_example_map else 0.0
+    calls = facts.examples_per_step * facts.costs.call_us / 1e3 if per_example_map else 0.0
     return (
         f"its ops take {work:.2f} ms of a step, one call after another, on one of {facts.cores}"
         " cores"
@@ -58,12 +60,12 @@ def _costly_calls(facts: Facts) -> str | None:
         or all(op.takes == "example" for op in per_example_map.ops)
     ):
         return None
-    calls = facts.batch_size * facts.costs.call_us / 1e3
+    calls = facts.examples_per_step * facts.costs.call_us / 1e3
     work = sum(facts.work_ms(op, batched=False) for op in per_example_map.ops)
     how = "" if facts.map_parallelism.is_sequential else f"in parallel ({facts.map_parallelism}), "
     return (
-        f"{facts.batch_size} calls per step, {how}take {facts.costs.call_us:.0f} µs each,"
-        f" {calls:.2f} ms, before any work of the ops ({work:.2f} ms)"
+        f"{facts.examples_per_step:.0f} calls per step, {how}take {facts.costs.call_us:.0f} µs"
+        f" each, {calls:.2f} ms, before any work of the ops ({work:.2f} ms)"
         if facts.is_worthwhile(calls) and calls > work / 2
         else None
     )
@@ -82,7 +84,7 @@ def _sequential_read(facts: Facts) -> str | None:
         return None
     if not step.parallel.is_sequential or facts.plan.caches:
         return None
-    work = facts.batch_size * facts.costs.read_us.get(step.source, 0.0) / 1e3
+    work = facts.examples_per_step * facts.costs.read_us.get(step.source, 0.0) / 1e3
     return (
         f"reading takes {work:.2f} ms of a step, from one file at a time"
         if facts.is_worthwhile(work)

@@ -43,6 +43,8 @@ def _decode_bound(facts: Facts) -> str | None:
 def _host_widening(facts: Facts) -> str | None:
     if facts.config.postprocess_on == "device" or facts.plan.device_ops:
         return None
+    if facts.plan.gathers_on_device:
+        return None
     steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     per_example_map = facts.per_example_map()
     casts = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
