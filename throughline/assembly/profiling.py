@@ -62,13 +62,19 @@ def profile(
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
     worker, here = pipeline.worker, name_machine(describe_machine())
-    input_throughput = built.slice_of(worker.index, count=worker.count)
+    input_throughput = known = built.slice_of(worker.index, count=worker.count)
+    if (there := name_machine(built.machine)) != here:
+        echo(
+            f"  {there} has built it: neither its first pass nor its gap between epochs counts here"
+        )
+        warm = known.input_examples_per_s
+        known = replace(known, epoch_gap_s=None, cold_examples_per_s=warm)
     with OtherProcesses(own) as others:
         state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
         events = _trace_steady_state(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
-        timed_alike = here == name_machine(built.machine) and _takes_single_steps(params.train)
+        timed_alike = here == there and _takes_single_steps(params.train)
         cross_check = cross_check_from(
             state,
             trained.throughput
@@ -83,9 +89,7 @@ def profile(
             state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )
         facts = replace(
-            collect_facts(
-                context, pipeline, measurements, input_throughput=input_throughput, trained=trained
-            ),
+            collect_facts(context, pipeline, measurements, input_throughput=known, trained=trained),
             padding_pct=built.sequence_batches and built.sequence_batches.padding_pct,
             padding_pct_in_buckets=padding_in_buckets(pipeline),
         )
