@@ -33,5 +33,5 @@ def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
     whole_too = r"0\.4}` in params\.yaml and pipelines\.optimized stores"
     with pytest.raises(InvalidBudget, match=whole_too):
         refuse_large_snapshot(check(SMALL), layout.root, read_budgets(disk=part))
-    with pytest.raises(InvalidBudget, match=r"would take 0 MiB of disk, .* allowed; raise --disk"):
+    with pytest.raises(InvalidBudget, match=r"would take 27 kiB of disk, .* allowed; raise --disk"):
         refuse("1B")

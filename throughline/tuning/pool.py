@@ -180,7 +180,7 @@ class Pool:
         process, and if they still are at work that is a disturbed round. None where the contestant
         is lost, has been given up since the time is up, or is out since it takes most of it.
         """
-        whole_s = max(0.0, until - self._opened_at)
+        whole_s = until - self._opened_at
         for again in (False, True):
             if again:
                 self.end(name)
@@ -192,7 +192,8 @@ class Pool:
                 try:
                     seconds = self._open[name][0].ask(order, timeout_s=allowed_s)
                 except ContestantLost as lost:
-                    if lost.late and allowed_s >= min(OPENING_S, FILL_SHARE * whole_s):
+                    most_s = min(OPENING_S, FILL_SHARE * whole_s)
+                    if lost.late and 0 < most_s <= allowed_s:
                         what = "filling its cache" if order == "fill" else "loading"
                         why = f"{what} takes longer than {allowed_s:.0f} s"
                         self._journal.drop(name, why, passing=name in self._own)
