@@ -27,8 +27,8 @@ from throughline.config.cli import parse_command
 from throughline.config.params import ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.op_parsing import parse_op
-from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
+    PROGRAM,
     code_digest,
     computation_digest,
 )

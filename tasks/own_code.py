@@ -12,8 +12,7 @@ from typing import Any
 from throughline.config.named_files import MODELS, TOKENIZER, find_named_files, read_model_objects
 from throughline.config.params import OP_SECTIONS
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml
-from throughline.plan.ops import PROGRAM
-from throughline.shared.code_identity import imported_packages, project_files
+from throughline.shared.code_identity import PROGRAM, imported_packages, project_files
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
 from throughline.shared.files import atomic_file, digest_file
 from throughline.shared.libraries import find_distributions, installed_versions

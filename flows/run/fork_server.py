@@ -32,6 +32,7 @@ from typing import Any
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
+from throughline.shared.code_identity import PROGRAM
 from throughline.shared.fork_client import HEAVY_STAGES, READY, REFUSED, STAGE_SERVER, STREAMS
 from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_collection
 from throughline.shared.scratch import Scratch
@@ -41,7 +42,6 @@ STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
 )
-PROGRAM = ("flows", "tasks", "throughline")  # packages that a project has of its own
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
 

@@ -30,8 +30,11 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
     """
     # Up to `folder` and no further: within a damaged worktree git would find the project's
     # repository.
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    ceiling["LC_ALL"] = "C.UTF-8"  # what it says is compared
+    ceiling = {
+        "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C.UTF-8",  # what it says is compared
+    }
     # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
     variables = {**_environment(), **ceiling, **(environment or {})}

@@ -10,7 +10,7 @@ from throughline.config.params import Params
 from throughline.data.columns.index import INDEX
 from throughline.models.transformers import TransformerEncoder
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.plan.ops import PROGRAM
+from throughline.shared.code_identity import PROGRAM
 from throughline.shared.files import digest_file, digest_json
 from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.program import digest_code

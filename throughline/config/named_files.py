@@ -13,6 +13,10 @@ from throughline.shared.layout import MODEL_SPEC
 
 TOKENIZER = "preprocess: tokenize.model"
 LARGEST_SPEC = 64 << 20  # bytes of what a model's file says of itself
+NOT_OURS = (
+    *(zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError),
+    RecursionError,  # of JSON that is nested without end
+)
 NETWORK = "model.from"
 MODELS = {NETWORK: "from", "model.weights": "weights"}
 
@@ -40,9 +44,7 @@ def read_model_objects(path: Path) -> list[str]:
             if file.getinfo(MODEL_SPEC).file_size > LARGEST_SPEC:
                 return []
             return [str(one) for one in json.loads(file.read(MODEL_SPEC))["objects"].values()]
-    except (zipfile.BadZipFile, ValueError, KeyError, OSError, TypeError, AttributeError):
-        return []
-    except RecursionError:
+    except NOT_OURS:
         return []
 
 

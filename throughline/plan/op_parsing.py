@@ -14,8 +14,9 @@ from throughline.plan import (
     augmentations,  # noqa: F401 - they register their ops
     text_ops,  # noqa: F401 - they register their ops
 )
-from throughline.plan.ops import PROGRAM, REGISTRY, Decode, Op
+from throughline.plan.ops import REGISTRY, Decode, Op
 from throughline.plan.schema import Schema
+from throughline.shared.code_identity import PROGRAM
 from throughline.shared.errors import did_you_mean
 
 

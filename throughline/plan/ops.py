@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from throughline.plan.schema import Schema
-from throughline.shared.code_identity import code_digest
+from throughline.shared.code_identity import PROGRAM, code_digest
 from throughline.shared.errors import ImpossiblePlan
 
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
-PROGRAM = ("throughline", "tasks", "flows")  # packages whose code is in the versions of the ops
 OPENCV = "opencv-python-headless"  # the distribution
 LONGEST_SIDE = 16384
 # Times the shorter side: more of an image is cut off before it is scaled by its shorter side, so

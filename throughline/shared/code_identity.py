@@ -21,6 +21,7 @@ from throughline.shared.errors import InvalidCode
 from throughline.shared.files import digest_blake2b
 
 HERE = Path(__file__).resolve().parents[2]
+PROGRAM = ("flows", "tasks", "throughline")  # packages of this program, not of its user
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -17,7 +17,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from throughline.shared.code_identity import HERE, code_digest, imported_packages, project_files
+from throughline.shared.code_identity import (
+    HERE,
+    PROGRAM,
+    code_digest,
+    imported_packages,
+    project_files,
+)
 from throughline.shared.errors import DataNotFound, EngineFailed, ObjectStoreFailed
 from throughline.shared.files import digest_blake2b
 from throughline.shared.libraries import (
@@ -27,7 +33,6 @@ from throughline.shared.libraries import (
     installed_versions,
 )
 
-OURS = ("throughline", "tasks", "whowaits")  # packages of this program
 _ONE_AT_A_TIME = threading.Lock()
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # A worker has one thread, and as many workers run as there are cores.
@@ -168,8 +173,8 @@ def describe_program(modules: tuple[str, ...]) -> str:
 
 
 def _find_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
-    own = [name for name in modules if name.partition(".")[0] not in OURS]
-    packages = imported_packages(*own, roots=_roots(), without=OURS) if own else ()
+    own = [name for name in modules if name.partition(".")[0] not in PROGRAM]
+    packages = imported_packages(*own, roots=_roots(), without=PROGRAM) if own else ()
     libraries = {*TOKENIZERS, *(name for names in LIBRARIES.values() for name in names)}
     return installed_versions(sorted(libraries.union(find_distributions(packages))))
 
