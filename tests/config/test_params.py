@@ -141,7 +141,7 @@ def test_all_problems_are_told_together():
         ),
         (
             {"data__label_kind": "number"},
-            "data.label_kind: number is for the sources table and image_table, and image_folder",
+            "data.label_kind: number is for tables and JSON lines, and image_folder",
         ),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (

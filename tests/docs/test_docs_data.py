@@ -52,6 +52,15 @@ def write_houses(folder: Path) -> None:
     (folder / "list.csv").write_text("\n".join(["path,price,area,district", *rows]))
 
 
+def write_reviews(path: Path) -> None:
+    rows = [
+        f'"Arrived after {number} days, works",{number % 5 + 1},{"" if number == 7 else 19.9},'
+        f"{('North', 'South')[number % 2]}"
+        for number in range(EXAMPLES)
+    ]
+    path.write_text("\n".join(["review,stars,price,shop", *rows]))
+
+
 def write_arrays(path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (EXAMPLES, 12, 10), np.uint8)
     np.savez(path, x=images, y=np.asarray(["cat", "dog"])[np.arange(EXAMPLES) % 2])
@@ -168,6 +177,7 @@ FILES: dict[str, Callable[[Path], None]] = {
     "my/power.csv": write_power,
     "my/mails": write_texts,
     "my/mails.csv": write_text_table,
+    "my/reviews.csv": write_reviews,
     "my/mails.jsonl": write_lines,
     "my/shards": write_shards,
     "my/tfds/mnist/3.0.1": write_tfds,
@@ -180,6 +190,7 @@ CLASSES = {
     "my/power.csv": (),
     "my/mails": ("ham", "spam"),
     "my/mails.csv": ("ham", "spam"),
+    "my/reviews.csv": (),
     "my/mails.jsonl": ("ham", "spam"),
     "my/tfds/mnist/3.0.1": ("cat", "dog"),
 }
@@ -213,6 +224,7 @@ def test_the_page_shows_the_header_of_every_table():
     for header in (
         "path,label,split",
         "path,price,area,district",
+        "review,stars,price,shop",
         "sepal,petal,color,species",
         "id;date;area;district;price",
         "time,load,temperature",

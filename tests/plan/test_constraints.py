@@ -127,7 +127,7 @@ def data_problems(config: dict, encoding: Encoding, *augment: Op, **about: bool)
         PipelineConfig.model_validate(config),
         encoding,
         [("preprocess", Decode()), *(("augment", op) for op in augment)],
-        **{"windows": False, "predicts_number": False, **about},
+        **{"windows": False, "predicts_number": False, "columns": False, **about},
     )
 
 
@@ -187,7 +187,8 @@ def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(encod
 @pytest.mark.parametrize("on", ["host", "device"])
 def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
     config = PipelineConfig.model_validate({**MAPPED, "postprocess_on": on})
-    ops, about = [("postprocess", OneByOne())], {"windows": False, "predicts_number": False}
+    ops = [("postprocess", OneByOne())]
+    about = {"windows": False, "predicts_number": False, "columns": False}
     (problem,) = find_data_problems(config, image_feature().encoding, ops, **about)
     assert problem.startswith("postprocess: one_by_one takes one example at a time")
     streamed = PipelineConfig()

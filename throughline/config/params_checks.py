@@ -41,6 +41,12 @@ def _predicts_number(data: DataSettings) -> bool:
     return SOURCES[data.source].in_table and data.label_kind == "number"
 
 
+def _sees_columns(data: DataSettings) -> bool:
+    """Whether the model sees columns of the table that lists the examples."""
+    listed = find_source_encoding(data).modality != "numbers" and SOURCES[data.source].in_table
+    return listed and bool(data.numeric or data.categorical)
+
+
 def find_problems(params: Params) -> list[str]:
     """Problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
@@ -93,6 +99,7 @@ def find_problems(params: Params) -> list[str]:
     return [
         *found,
         *_find_task_problems(params),
+        *_find_column_problems(params),
         *find_model_problems(params, find_source_encoding(params.data)),
     ]
 
@@ -115,6 +122,7 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
             params.ops,
             windows=encoding.storage == "blocks" or next_tokens,
             predicts_number=_predicts_number(params.data),
+            columns=_sees_columns(params.data),
         ),
     ]
 
@@ -135,29 +143,40 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             " into windows; drop it, or set data.source to time_series"
             for key in sorted(set_here)
         )
-    data, in_table = params.data, SOURCES[params.data.source].in_table
-    kind, source = data.label_kind, data.source
-    if data.missing != "reject" and not in_table:
-        yield f"data.missing: the source {source} is no table; drop it"
-    if source == "image_table":
-        listed = data.numeric or data.categorical
-        yield from find_table_input_problems(params.ops) if listed else ()
-        if data.missing != "reject" and not listed:
-            yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
-        if data.ignore:
-            yield "data.ignore: columns of image_table that are not named are left out; drop it"
-    if (data.numeric or data.categorical) and not (in_table or encoding.storage == "blocks"):
-        key = "numeric" if data.numeric else "categorical"
-        yield f"data.{key}: the source {source} has no columns that a model sees; drop it"
-    if kind in ("class", "number") and not in_table:
+    kind, source = params.data.label_kind, params.data.source
+    if kind in ("class", "number") and not SOURCES[source].in_table:
         yield (
-            f"data.label_kind: {kind} is for the sources table and image_table, and {source} shows"
-            " by itself what its labels are; drop it"
+            f"data.label_kind: {kind} is for tables and JSON lines, and {source} shows by itself"
+            " what its labels are; drop it"
         )
     if kind == "none" and (not text or params.window.tokens is None):
         yield (
             "data.label_kind: none leaves nothing to predict but the next token of a text; set"
             " window.tokens, such as 256, or another label_kind"
+        )
+
+
+def _find_column_problems(params: Params) -> Iterator[str]:
+    """What is said of columns that the data do not have, or no model is to see."""
+    data, encoding = params.data, find_source_encoding(params.data)
+    in_table = SOURCES[data.source].in_table
+    key = "numeric" if data.numeric else "categorical" if data.categorical else ""
+    if data.missing != "reject" and not in_table:
+        yield f"data.missing: the source {data.source} is no table; drop it"
+    if key and not (in_table or encoding.storage == "blocks"):
+        yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
+    if not in_table or encoding.modality == "numbers":
+        return
+    if key:
+        yield from find_table_input_problems(params.ops)
+    elif data.missing != "reject":
+        yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
+    if data.ignore:
+        yield f"data.ignore: columns of {data.source} that are not named are left out; drop it"
+    if params.window.tokens is not None and (key or data.label_kind == "number"):
+        yield (
+            f"data.{key or 'label_kind'}: window.tokens predicts the next token of texts, whatever"
+            " is next to them; drop one of both"
         )
 
 

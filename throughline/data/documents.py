@@ -21,8 +21,8 @@ def write_documents(
 ) -> tuple[pd.DataFrame, list[Rejected]]:
     """Write the usable documents into `folder`; one at a time is in memory.
 
-    Returns a row of the manifest for each, whose `row` is the document's first byte, and the
-    documents that are rejected.
+    Returns a row of the manifest for each, whose `row` is the document's first byte, next to its
+    `cells` that the source keeps, and the documents that are rejected.
     """
     rows, rejected, end = [], [], 0
     with (folder / DOCUMENTS).open("wb") as file:
@@ -45,8 +45,9 @@ def write_documents(
                     "bytes": len(content),
                     "digest": digest_blake2b(content),
                     "split": document.split or "",
+                    "cells": document.cells,
                 }
             )
             end += len(content)
-    columns = [name for name in COLUMNS if name != "key"]
+    columns = [*(name for name in COLUMNS if name != "key"), "cells"]
     return pd.DataFrame(rows, columns=columns), rejected

@@ -7,7 +7,7 @@ A form of source is a function here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -28,6 +28,8 @@ from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import SPLITS, VALUES
 from throughline.data.row_digests import digest_rows
+from throughline.data.sources.listed_columns import read_listing
+from throughline.data.sources.tabular import KeptCells
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b
@@ -42,7 +44,7 @@ class Examined:
     """The usable examples of a source as rows of the manifest, whose keys and splits are still
     open; those that are not, with their reasons; names of classes, none where labels are numbers;
     how often something was noticed. `columns` (rows, columns) float32 are those of the schema's
-    table input.
+    table input. `readings` and `dialect` are those of a source that is known when all is read.
     """
 
     rows: pd.DataFrame
@@ -51,6 +53,8 @@ class Examined:
     rejected: list[sources.Rejected] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     notes: Counter = field(default_factory=Counter)
+    readings: Sequence[sources.ColumnReading] = ()
+    dialect: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +141,39 @@ def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examine
 @examine.register
 def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined:
     rows, rejected = write_documents(source, folder.path, encoding=settings.encoding)
+    if source.kept:
+        return _read_kept_cells(rows, rejected, source.kept)
     return Examined(
         rows=rows,
         schema=labeled(text_feature()),
         rejected=rejected,
         classes=tuple(sorted(set(rows["label"]))),
+    )
+
+
+def _read_kept_cells(
+    rows: pd.DataFrame, rejected: list[sources.Rejected], kept: KeptCells
+) -> Examined:
+    """Documents with columns, or numbers to predict; those whose cells are no such are rejected."""
+    listing = read_listing(kept.make_table(rows["cells"].tolist()))
+    unusable = [
+        sources.Rejected(id=name, reason=problem)
+        for name, problem in zip(rows["id"], listing.problems, strict=True)
+        if problem
+    ]
+    places = [place for place, problem in enumerate(listing.problems) if not problem]
+    rows, columns = rows.iloc[places].reset_index(drop=True), listing.columns
+    if listing.numbers is not None:
+        rows = rows.assign(label=listing.numbers[places])
+    more = [table_input(columns.columns)] if columns else []
+    return Examined(
+        rows=rows,
+        schema=labeled(text_feature(), listing.label_kind, *more),
+        columns=columns.values[places] if columns else None,
+        rejected=[*rejected, *unusable],
+        classes=tuple(sorted(set(rows["label"]))) if listing.label_kind == "class" else (),
+        readings=listing.readings,
+        dialect=listing.dialect,
     )
 
 

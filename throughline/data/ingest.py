@@ -90,7 +90,7 @@ def ingest(
         examples = _table(rows, classes, settings.split, series=schema.is_series)
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
-        stats = _stats(examples, classes, rejects, found.notes, source)
+        stats = _stats(examples, classes, rejects, found, source)
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         left = (
             [classes[number] for number in sorted(set(examples["label"]))] if classified else None
@@ -253,7 +253,7 @@ def _stats(
     examples: pd.DataFrame,
     classes: Sequence[str],
     rejects: pd.DataFrame,
-    notes: Counter,
+    found: Examined,
     source: object,
 ) -> dict:
     reasons = Counter(map(_group_reason, rejects["reason"]))
@@ -271,12 +271,14 @@ def _stats(
         "class_balance": balance,
         "rejected": len(rejects),
         "reject_reasons": dict(reasons),
-        "notes": {**notes, **getattr(source, "notes", {})},
+        "notes": {**found.notes, **getattr(source, "notes", {})},
         "features": dict(getattr(source, "features", {})),
         "skipped": dict(getattr(source, "skipped", {})),
-        "dialect": list(getattr(source, "dialect", ())),
+        "dialect": [*getattr(source, "dialect", ()), *found.dialect],
         "warnings": list(getattr(source, "warnings", ())),
-        "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
+        "columns": [
+            asdict(reading) for reading in (*getattr(source, "readings", ()), *found.readings)
+        ],
         "empty_classes": list(getattr(source, "empty_classes", ())),
     }
 

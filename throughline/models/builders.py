@@ -3,7 +3,7 @@ builder of your own.
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
 logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
-for padding, and how many there are as `vocabulary`. Columns next to images are in `table_input.py`.
+for padding, and how many there are as `vocabulary`. Columns next to it are in `table_input.py`.
 What is saved and served is always the full model: stored inputs (uint8 images), postprocessing ops,
 then the network; so serving needs no preprocessing code.
 """
@@ -181,7 +181,7 @@ def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) ->
     if network.compiled or type(network).train_step is not keras.Model.train_step:
         raise UnknownModel(
             f"model: {named} compiles itself or has a train step of its own, and with columns next"
-            " to images it is a part of what is trained; leave loss and optimizer to params.yaml"
+            " to its input it is a part of what is trained; leave loss and optimizer to params.yaml"
         )
     if target.kind != "regression" and gives_probabilities(network):
         raise UnknownModel(
@@ -289,7 +289,7 @@ def _build(
     columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
     if table is None and needs_columns(builder):
         raise UnknownModel(
-            f"model.name: {settings.name} needs columns next to images, and there are none: name"
+            f"model.name: {settings.name} needs columns next to its input, and there are none: name"
             " some by data.numeric and data.categorical, or give `columns` a default"
         )
     try:

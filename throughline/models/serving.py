@@ -40,23 +40,22 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     `values` (batch, targets) or (batch, horizon, targets).
 
     Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
-    windows (batch, length, columns) of series, or texts (batch,) string; of images with columns
-    {image, columns: (batch, columns) float32}. `kernels` run the ops.
+    windows (batch, length, columns) of series, or texts (batch,) string; of images and texts with
+    columns {image, columns: (batch, columns) float32}. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
-    probabilities = gives_probabilities(model)
-    if spec.schema.is_text:
-        return lambda texts: _name_outputs(
-            _answer_texts(trained, texts, kernels), spec, probabilities=probabilities
-        )
+    name, several = spec.schema.input.name, spec.schema.table_input is not None
+    probabilities, context = gives_probabilities(model), _context(spec)
 
     def serve(stored: Any) -> Outputs:
-        if spec.schema.table_input is None:
-            inputs: Any = _preprocess(ops, spec.schema, stored, kernels)
+        value = stored[name] if several else stored
+        if context is not None:
+            outputs = _continue_texts(trained, value, kernels, context)
         else:
-            name = spec.schema.input.name
-            inputs = {**stored, name: _preprocess(ops, spec.schema, stored[name], kernels)}
-        return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
+            value = _preprocess(ops, spec.schema, value, kernels)
+            value = _pad(value) if spec.schema.is_text else value
+            outputs = model({**stored, name: value} if several else value, training=False)
+        return _name_outputs(outputs, spec, probabilities=probabilities)
 
     return serve
 
@@ -77,11 +76,11 @@ def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.Te
 def export_model(trained: TrainedModel, folder: Path) -> str:
     """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
 
-    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, with columns next to them
-    `serve({image: …, column: …})`; of a table a value per column, `serve({column: float32 or, of
-    categories, string (batch,)})`, for a server with `_` in place of what is no ASCII letter or
-    digit; of a series windows, `serve(features: float32 (batch, length, columns))`, and of arrays
-    of numbers these; of texts `serve(text: string (batch,))`.
+    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, of texts `serve(text:
+    string (batch,))`, with columns next to them `serve({image: …, column: …})`; of a table a value
+    per column, `serve({column: float32 or, of categories, string (batch,)})`, for a server with `_`
+    in place of what is no ASCII letter or digit; of a series windows, `serve(features: float32
+    (batch, length, columns))`, and of arrays of numbers these.
     Names of classes, or of targets, lie next to it in the order of its outputs.
 
     Raises:
@@ -124,12 +123,9 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     """The function that is exported, what it takes, and what it needs besides the model."""
     spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
-    if spec.schema.is_text:
-        tokenizer = open_tokenizer(next(op for op in trained.ops if isinstance(op, Tokenize)))
-        return answer, signature, [module for module in [tokenizer.module] if module is not None]
-    columns = spec.schema.columns
+    columns, modules = spec.schema.columns, _list_tokenizers(trained.ops)
     tables = _make_lookup_tables(columns)
-    if isinstance(signature, dict):  # of images, and of columns, which are given one by one
+    if isinstance(signature, dict):  # the first input, and columns, which are given one by one
         signature = {
             value.name: signature[value.name],
             **_column_signature(columns, taken={value.name}),
@@ -142,10 +138,10 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
                 }
             ),
             signature,
-            tables,
+            [*modules, *tables],
         )
     if value.encoding.storage != "rows":
-        return answer, signature, []
+        return answer, signature, modules
     if value.encoding.modality == "images":
         files = tf.TensorSpec((None,), tf.string, "image")
         return lambda image: answer(decode_to_shape(image, value.shape)), files, []
@@ -156,6 +152,12 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
         _column_signature(columns),
         tables,
     )
+
+
+def _list_tokenizers(ops: Sequence[Op]) -> list[Any]:
+    """What holds the tables of tokens; of bytes there are none."""
+    opened = [open_tokenizer(op).module for op in ops if isinstance(op, Tokenize)]
+    return [module for module in opened if module is not None]
 
 
 def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
@@ -216,18 +218,17 @@ def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: boo
     return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
 
 
-def _answer_texts(trained: TrainedModel, texts: tf.Tensor, kernels: Any) -> tf.Tensor:
-    """Outputs of the model for texts (batch,); of a language model, after the last tokens of each,
-    as many as it sees.
+def _continue_texts(
+    trained: TrainedModel, texts: tf.Tensor, kernels: Any, context: int
+) -> tf.Tensor:
+    """Outputs of a language model for texts (batch,), after the last tokens of each, as many as it
+    sees: `context`.
     """
-    ops, context = trained.ops, _context(trained.spec)
-    if context is not None:  # a text goes on where it ends
-        ops = tuple(op for op in ops if not isinstance(op, EndDocument | Truncate))
+    # A text goes on where it ends.
+    ops = tuple(op for op in trained.ops if not isinstance(op, EndDocument | Truncate))
     tokens: Any = _preprocess(ops, trained.spec.schema, texts, kernels)
-    tokens = tokens if context is None else tokens[:, -context:]
+    tokens = tokens[:, -context:]
     outputs = trained.model(_pad(tokens), training=False)
-    if context is None:
-        return outputs
     return tf.gather(outputs, tf.maximum(tokens.row_lengths() - 1, 0), batch_dims=1)
 
 

@@ -1,4 +1,5 @@
-"""A second input of a model: columns of the table that lists the examples, next to an image.
+"""A second input of a model: columns of the table that lists the examples, next to an image or a
+text.
 
 A network of one input gets layers of its own for them, whose outputs are added to the network's, as
 in the wide and deep models of Cheng et al. (2016). A builder with an argument `columns` gets how
@@ -81,7 +82,7 @@ def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> k
         )
     if network.compiled or type(network).train_step is not keras.Model.train_step:
         raise UnknownModel(
-            "model.name: a network of images and columns is trained as params.yaml says; leave"
+            "model.name: a network of several inputs is trained as params.yaml says; leave"
             " compile and train_step out of the builder"
         )
     first = keras.Input(given[name].shape[1:], dtype=given[name].dtype, name=name)

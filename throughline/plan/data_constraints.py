@@ -41,9 +41,10 @@ def find_data_problems(
     *,
     windows: bool,
     predicts_number: bool,
+    columns: bool,
 ) -> list[str]:
-    """What cannot be done with data of this encoding, which is cut into `windows` or has numbers to
-    predict; `ops`: all of them, each with its section.
+    """What cannot be done with data of this encoding, which is cut into `windows`, has numbers to
+    predict, or `columns` next to it; `ops`: all of them, each with its section.
     """
     text = encoding.modality == "text"
     problems = find_fraction_problems(config.snapshot.fraction, encoding)
@@ -62,6 +63,10 @@ def find_data_problems(
         problems += _of_sizes(config, [op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":
         problems.append("sampling: a number to predict is no class to draw by; drop `sampling`")
+    if columns and config.batch and config.batch.pack:
+        problems.append(
+            "batch.pack: the texts of a row would share their columns; use `batch: {pad_to: auto}`"
+        )
     return problems
 
 
@@ -224,7 +229,7 @@ def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
 
 
 def find_table_input_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that would part images from the columns they belong to."""
+    """Ops, with the section of each, that would part examples from the columns they belong to."""
     return [
         f"{section}: {op.name} mixes images of different examples, and not their columns; drop it,"
         " or data.numeric and data.categorical"

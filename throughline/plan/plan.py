@@ -165,6 +165,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         spec.ops,
         windows=spec.window is not None,
         predicts_number=schema.predicts_number,
+        columns=schema.table_input is not None,
     )
     problems += find_ops_problems(schema.input.encoding, spec.ops)
     problems += find_label_problems(spec.ops) if schema.predicts_number else []

@@ -25,6 +25,7 @@ from throughline.shared.progress import note
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
 _MISTAKEN = {**SIGNATURES, b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
+NO_COLUMNS = "is no table, and the model sees columns of one as well"
 ARRAYS = frozenset({".npy", ".npz"})
 COLUMNS_SHOWN = 12
 KINDS_SHOWN = 5  # of files that are passed over
@@ -119,6 +120,11 @@ def describe_inputs(spec: InferenceSpec) -> str:
     if more := len(columns[COLUMNS_SHOWN:]):
         named += f" and {more} more"
     tables = f"CSV, TSV ({data.encoding}) or Parquet"
+    if spec.schema.table_input and spec.schema.is_text:
+        return (
+            f"This model takes .jsonl, .csv, .tsv ({data.encoding}) and .parquet files with the"
+            f" columns {data.text_column}, {named}."
+        )
     if spec.schema.table_input:
         return (
             f"This model takes tables ({tables}) with paths of {encoding.noun} in column"

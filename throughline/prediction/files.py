@@ -26,6 +26,7 @@ from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
 from throughline.prediction.examples import (
     ARRAYS,
+    NO_COLUMNS,
     Example,
     Examples,
     Wanted,
@@ -47,7 +48,7 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     if path.suffix.lower() in TABLES and path.is_file():
         return _read_listed(path, trained)
     if trained.spec.schema.table_input:
-        raise UnreadableSource(f"{path} is no table, and the model sees columns of one as well")
+        raise UnreadableSource(f"{path} {NO_COLUMNS}")
     if path.is_dir():
         listed = list_files(path, trained.spec.data, _encoding(trained))
         files = _examine(

@@ -43,9 +43,9 @@ def read_for(trained: TrainedModel, path: Path) -> TextTable:
       UnreadableSource: it is none, or lacks a column.
     """
     columns = trained.spec.schema.columns
-    table = read_table(path, _settings(trained), trained=columns)
+    table = read_table(path, read_as_trained(trained), trained=columns)
     check_columns(table, {"data.numeric": columns.names})
-    _note_all(path, table.describe_points(columns.names[: columns.numeric]))
+    note_all(path, table.describe_points(columns.names[: columns.numeric]))
     return table
 
 
@@ -55,9 +55,9 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     named = {} if path.suffix.lower() == ".npy" else {"numeric": list(feature.columns.names)}
     # Columns that the training left out need not be there.
     changed = {"path": str(path), "ignore": [], **named}
-    settings = _settings(trained).model_copy(update=changed)
+    settings = read_as_trained(trained).model_copy(update=changed)
     series = time_series.scan(settings, trained=feature.columns)
-    _note_all(path, series.warnings)
+    note_all(path, series.warnings)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != feature.shape:
         raise UnreadableSource(
@@ -78,12 +78,13 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     )
 
 
-def _note_all(path: Path, warnings: Iterable[str]) -> None:
+def note_all(path: Path, warnings: Iterable[str]) -> None:
+    """Say what of a file may not be meant."""
     for warning in warnings:
         note(f"predict: {path}: {warning}")
 
 
-def _settings(trained: TrainedModel) -> DataSettings:
+def read_as_trained(trained: TrainedModel) -> DataSettings:
     """How the training read its file; where its numbers had commas, those of another file show by
     themselves what they have.
     """

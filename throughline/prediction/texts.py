@@ -5,17 +5,28 @@ texts. They are read and examined as ingest does it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from throughline.data.encodings.base import RejectedValue, StoredFile
 from throughline.data.encodings.texts import check_size, inspect_text
 from throughline.data.sources import text_folder, text_lines, text_table
-from throughline.data.sources.base import Document, Rejected
+from throughline.data.sources.base import Document, Rejected, Texts
+from throughline.data.sources.table import code_rows
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import TrainedModel
-from throughline.prediction.examples import Example, Examples, Wanted, note_skipped
+from throughline.prediction.examples import (
+    NO_COLUMNS,
+    Example,
+    Examples,
+    Wanted,
+    note_skipped,
+)
+from throughline.prediction.tables import note_all, read_as_trained
 from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
 
 _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
@@ -23,9 +34,12 @@ _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The texts at `path`; their classes and splits, if there are some, are not looked at."""
     without = {"label_kind": "none", "folders": "classes"}
-    settings = trained.spec.data.model_copy(update={"path": str(path), **without})
+    settings = read_as_trained(trained).model_copy(update={"path": str(path), **without})
     suffix = path.suffix.lower()
     lines = wanted.lines and (path.is_dir() or suffix in text_lines.TXT)
+    alone = path.is_dir() or lines or suffix not in (*TABLES, *text_lines.JSON)
+    if trained.spec.schema.table_input and alone:
+        raise UnreadableSource(f"{path} {NO_COLUMNS}")
     if suffix in TABLES:
         found = text_table.scan(settings, use_splits=False)
     elif lines or suffix in text_lines.JSON:
@@ -33,10 +47,11 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     elif path.is_dir():
         found = text_folder.scan(settings)
     else:
-        return Examples(items=_inspect([_read_file(path, settings)], path, settings), total=1)
+        one = Texts(documents=[_read_file(path, settings)], total=1)
+        return Examples(items=_inspect(one, path, trained), total=1)
     if path.is_dir():
         note_skipped(path, found.skipped, "texts")
-    return Examples(items=_inspect(found.documents, path, settings), total=found.total)
+    return Examples(items=_inspect(found, path, trained), total=found.total)
 
 
 def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
@@ -50,18 +65,38 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
         return Rejected(id="", reason=str(reason))
 
 
-def _inspect(
-    documents: Iterable[Document | Rejected], path: Path, settings: DataSettings
-) -> Iterator[Example | Rejected]:
-    """The usable ones as UTF-8: the file, and which line or row of it."""
+def _with_columns(
+    found: Texts, trained: TrainedModel
+) -> Iterator[tuple[Document | Rejected, np.ndarray | None]]:
+    """Documents with the columns that the model sees, which are read when all are there."""
+    more = trained.spec.schema.table_input
+    if more is None or found.kept is None:
+        yield from ((document, None) for document in found.documents)
+        return
+    documents = [*found.documents]
+    rows = [one.cells for one in documents if isinstance(one, Document)]
+    table = found.kept.make_table(rows, trained=more.columns)
+    note_all(table.path, table.describe_points(more.columns.names[: more.columns.numeric]))
+    coded = zip(*code_rows(table, more.columns), strict=True)
     for document in documents:
+        if isinstance(document, Rejected):
+            yield document, None
+            continue
+        columns, problem = next(coded)
+        yield Rejected(id=document.id, reason=problem) if problem else document, columns
+
+
+def _inspect(found: Texts, path: Path, trained: TrainedModel) -> Iterator[Example | Rejected]:
+    """The usable ones as UTF-8: the file, and which line or row of it."""
+    encoding = trained.spec.data.encoding
+    for document, columns in _with_columns(found, trained):
         name = _locate(document.id, path)
         if isinstance(document, Rejected):
             yield Rejected(id=name, reason=document.reason)
             continue
         try:
-            content = inspect_text(document.content, encoding=settings.encoding)
-            yield Example(id=name, value=content)
+            content = inspect_text(document.content, encoding=encoding)
+            yield Example(id=name, value=content, columns=columns)
         except RejectedValue as reason:
             yield Rejected(id=name, reason=str(reason))
 

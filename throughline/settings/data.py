@@ -165,22 +165,22 @@ class DataSettings(Settings):
         default="auto",
         description=(
             "tables: whether the label is a class or a number to predict; auto: text, booleans and"
-            " whole numbers of few values are classes, of images all · text: none, of documents"
-            " without classes"
+            " whole numbers of few values are classes, of images and texts all · texts: none, of"
+            " documents without classes"
         ),
     )
     numeric: list[str] = Field(
         default=[],
         description=(
             "table, time_series: numeric columns; empty: those in which most cells are numbers ·"
-            " image_table: numeric columns that the model sees next to the image"
+            " image_table, text_table, text_lines: those that the model sees next to image or text"
         ),
     )
     categorical: list[str] = Field(
         default=[],
         description=(
-            "table: columns of categories; empty: all other columns · image_table: columns of"
-            " categories that the model sees next to the image"
+            "table: columns of categories; empty: all other columns · image_table, text_table,"
+            " text_lines: those that the model sees next to image or text"
         ),
     )
     ignore: list[str] = Field(

@@ -35,7 +35,7 @@ SOURCES: Mapping[str, SourceKind] = {
     "tfds": SourceKind(encoding="pixels"),  # or numbers, or images in shards: their records say
     "tfrecord": SourceKind(encoding="pixels"),
     "text_folder": SourceKind(encoding="text", in_bucket="objects"),
-    "text_lines": SourceKind(encoding="text"),
-    "text_table": SourceKind(encoding="text"),
+    "text_lines": SourceKind(encoding="text", in_table=True),
+    "text_table": SourceKind(encoding="text", in_table=True),
     "time_series": SourceKind(encoding="series"),
 }

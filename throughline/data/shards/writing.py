@@ -344,15 +344,22 @@ def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
 
 
 def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    columns = ["key", "row", "label", "bytes", "digest"]
-    for key, begin, label, size, digest in job.rows[columns].itertuples(index=False):
+    names, columns = ["key", "row", "label", "bytes", "digest"], job.examples.columns_of(job.rows)
+    for number, row in enumerate(job.rows[names].itertuples(index=False)):
+        key, begin, label, size, digest = row
         value = job.values[begin : begin + size].tobytes()
         if digest != digest_blake2b(value):
             raise DamagedFile(
                 f"{job.examples.manifest.folder / DOCUMENTS} has other contents than ingest wrote;"
                 " run `dvc repro --force ingest`"
             )
-        head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.input.name)
+        head, tail = encode_head_and_tail(
+            size,
+            key=key,
+            label=label,
+            feature=job.schema.input.name,
+            columns=b"" if columns is None else columns[number].tobytes(),
+        )
         yield frame(head, value, tail)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
+from throughline.data.sources.tabular import KeptCells
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject
@@ -66,8 +67,8 @@ class ExampleFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedColumns:
-    """Columns of the table that lists the files: `values` (files, columns) float32 in their order,
-    in which NaN stands for a median that is not yet known.
+    """Columns of the table that lists the examples: `values` (examples, columns) float32 in their
+    order, in which NaN stands for a median that is not yet known.
     """
 
     columns: TableColumns
@@ -106,23 +107,27 @@ class Files:
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """A text, not yet examined: bytes in the encoding `data.encoding`, or a string in which bytes
-    that are not of that encoding are surrogates. `split` is None unless the source decides it.
+    that are not of that encoding are surrogates. `split` is None unless the source decides it;
+    `cells` are those that its source keeps.
     """
 
     id: str
     content: bytes | str
     label: str
     split: str | None = None
+    cells: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
     """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both, `skipped` files of other kinds by their suffix.
+    them. `total` counts both, `skipped` files of other kinds by their suffix. `kept` says what the
+    cells of documents are, where they have some.
     """
 
     documents: Iterable[Document | Rejected]
     total: int
+    kept: KeptCells | None = None
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
 

@@ -59,6 +59,11 @@ class DelimitedText:
     delimiter: str
     detected: str = ""
 
+    @property
+    def divides(self) -> str:
+        """The delimiter, if it divides anything: of a single column a comma does not."""
+        return "" if self.delimiter == "," and len(self.header) == 1 else self.delimiter
+
 
 @contextmanager
 def open_delimited(

@@ -67,7 +67,7 @@ def scan(settings: DataSettings) -> Arrays:
     with problems.collect():
         check_columns(table, named)
     with problems.collect():
-        refuse_two_uses(table, named)
+        refuse_two_uses(table.path, named)
     with problems.collect():
         _refuse_mistaken_features(table)
     with problems.collect():
@@ -193,7 +193,7 @@ def fill_medians(
     return values, replace(columns, medians=medians), notes
 
 
-def refuse_two_uses(table: TextTable, named: Mapping[str, Sequence[str]]) -> None:
+def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
     """Refuse columns that are named twice, by the keys that name them; `split` names splits."""
     uses: dict[str, list[str]] = {"split": ["the splits"]}
     for key, names in named.items():
@@ -202,7 +202,7 @@ def refuse_two_uses(table: TextTable, named: Mapping[str, Sequence[str]]) -> Non
     twice = [f"{name} ({' and '.join(keys)})" for name, keys in uses.items() if keys[1:]]
     if twice:
         raise UnreadableSource(
-            f"{table.path}: a column has one use, and these have several: {', '.join(twice)}",
+            f"{path}: a column has one use, and these have several: {', '.join(twice)}",
             "name each once",
         )
 

@@ -75,12 +75,11 @@ class TextTable:
         used = {name: cells for name, cells in texts.items() if name not in passed_over}
         if not leave_decimal_open(used):
             texts = used
-        comma = self.delimiter == "," and len(self.columns) == 1  # which divides nothing
         return find_decimal(
             texts,
             self.settings,
             self.path,
-            delimiter="" if comma else self.delimiter,
+            delimiter=self.delimiter,
             likely=self.trained.decimal if self.trained else "",
         )
 
@@ -163,12 +162,40 @@ def read_table(
         if path.suffix.lower() == ".parquet"
         else _read_csv(path, settings)
     )
-    missing = pa.array(settings.missing_values, pa.large_string())
-    return replace(
-        table,
-        columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
-        trained=trained,
-    )
+    return replace(table, columns=_blank_all(table.columns, settings), trained=trained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCells:
+    """Which cells documents bring along, of the columns `names` of the file at `path`: what they
+    are is open until those of all documents are known. `floats` and `delimiter` are those of
+    `TextTable`.
+    """
+
+    path: Path
+    settings: DataSettings
+    names: tuple[str, ...]
+    floats: frozenset[str] = frozenset()
+    delimiter: str = ""
+
+    def make_table(
+        self, rows: Sequence[Sequence[str]], *, trained: TableColumns | None = None
+    ) -> TextTable:
+        """The cells of all documents as a table."""
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
+        cells = {
+            name: pa.array(column, pa.large_string())
+            for name, column in zip(self.names, columns, strict=True)
+        }
+        return TextTable(
+            path=self.path,
+            columns=_blank_all(cells, self.settings),
+            rows=len(rows),
+            settings=self.settings,
+            floats=self.floats & {*self.names},
+            delimiter=self.delimiter,
+            trained=trained,
+        )
 
 
 class Problems:
@@ -248,10 +275,17 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     )
 
 
-def _blank(cells: pa.LargeStringArray, missing: pa.LargeStringArray) -> pa.LargeStringArray:
+def _blank_all(
+    columns: Mapping[str, pa.LargeStringArray], settings: DataSettings
+) -> dict[str, pa.LargeStringArray]:
     """Cells without blanks around them; what means missing is empty."""
-    stripped = pc.utf8_trim_whitespace(cells)
-    return pc.if_else(pc.is_in(stripped, missing), "", stripped) if len(missing) else stripped
+    missing = pa.array(settings.missing_values, pa.large_string())
+    stripped = {name: pc.utf8_trim_whitespace(cells) for name, cells in columns.items()}
+    if not len(missing):
+        return stripped
+    return {
+        name: pc.if_else(pc.is_in(cells, missing), "", cells) for name, cells in stripped.items()
+    }
 
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
@@ -287,7 +321,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         rows=total,
         settings=settings,
         notes=notes,
-        delimiter=text.delimiter,
+        delimiter=text.divides,
     )
 
 
@@ -299,8 +333,8 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     columns, nested = {}, {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
-            columns[name] = _as_text(column)
-        except (_NoText, pa.ArrowNotImplementedError):
+            columns[name] = as_text(column)
+        except (NoText, pa.ArrowNotImplementedError):
             nested[name] = str(column.type)
         except pa.ArrowInvalid as error:
             if name in settings.ignore:
@@ -316,31 +350,36 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
         rows=table.num_rows,
         settings=settings,
         nested=nested,
-        floats=frozenset(
-            name
-            for name in columns
-            if pa.types.is_floating(kind := table.schema.field(name).type)
-            or pa.types.is_decimal(kind)
-        ),
+        floats=find_floats(table.schema) & columns.keys(),
     )
 
 
-class _NoText(Exception):
+def find_floats(schema: pa.Schema) -> frozenset[str]:
+    """The columns of a Parquet file that hold fractions as such."""
+    return frozenset(
+        one.name
+        for one in schema
+        if pa.types.is_floating(one.type) or pa.types.is_decimal(one.type)
+    )
+
+
+class NoText(Exception):
     """Cells are bytes."""
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
+def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     """Typed cells as text: the shortest that gives the same value back, whole numbers without a
     fraction; null and NaN are empty.
 
     Raises:
       ArrowInvalid: a text is no UTF-8.
+      ArrowNotImplementedError, NoText: cells are no single values, or bytes.
     """
     cells: Any = column
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
     if "binary" in str(cells.type):
-        raise _NoText
+        raise NoText
     if pa.types.is_boolean(cells.type):
         cells = pc.if_else(cells, "True", "False")
     elif pa.types.is_floating(cells.type):

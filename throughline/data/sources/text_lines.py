@@ -14,8 +14,13 @@ from typing import Any
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
 from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
-from throughline.data.sources.text_records import count_lines, label_or_none, read_fields
-from throughline.data.sources.text_table import check_fields
+from throughline.data.sources.text_records import (
+    count_lines,
+    label_or_none,
+    name_kept,
+    read_fields,
+)
+from throughline.data.sources.text_table import check_fields, keep_cells
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -55,9 +60,15 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     refuse_odd_names(root, [path.name for path in files])
     splits = _find_splits(root, files, settings)
     split_of = dict(zip(files, splits, strict=True))
+    kept = keep_cells(root, settings)
+    if kept and files[0].suffix.lower() in TXT:
+        raise UnreadableSource(
+            f"{root}: lines of .txt files have no column {kept.names[0]}; use JSON lines"
+        )
     return Texts(
         documents=_documents(split_of, settings, use_splits=use_splits),
         total=sum(map(count_lines, files)),
+        kept=kept,
         skipped=count_kinds(path for path in paths if path not in chosen),
     )
 
@@ -116,7 +127,8 @@ def _read_json(
         return Rejected(id=example_id, reason=f"no JSON object: {type(fields).__name__}")
     if example_id.endswith(":00000001"):
         check_fields(list(fields), settings, where=f"{path}, line 1")
-    return read_fields(fields, example_id, settings, use_splits=use_splits)
+    kept = name_kept(settings)
+    return read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

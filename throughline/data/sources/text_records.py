@@ -5,13 +5,13 @@ use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_size
-from throughline.data.sources.base import Document, Rejected
+from throughline.data.sources.base import Document, Rejected, is_utf8
 from throughline.data.sources.tabular import read_split
 from throughline.settings import DataSettings
 
@@ -19,11 +19,24 @@ _BLOCK = 1 << 20
 UNLABELED = "text"  # the one class of documents without classes
 
 
+def name_kept(settings: DataSettings) -> tuple[str, ...]:
+    """The fields that documents bring along: columns that the model sees as well, and a number to
+    predict.
+    """
+    label = [settings.label_column] if settings.label_kind == "number" else []
+    return (*settings.numeric, *settings.categorical, *label)
+
+
 def read_fields(
-    fields: Mapping[str, Any], example_id: str, settings: DataSettings, *, use_splits: bool = True
+    fields: Mapping[str, Any],
+    example_id: str,
+    settings: DataSettings,
+    *,
+    use_splits: bool = True,
+    kept: Sequence[str] = (),
 ) -> Document | Rejected:
-    """The document that fields describe, or why they describe none; an optional field `split` holds
-    train, validation or test, unless that is not to be used.
+    """The document that fields describe, with those that are `kept`, or why they describe none; an
+    optional field `split` holds train, validation or test, unless that is not to be used.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_column)
     missing = settings.missing_values
@@ -33,7 +46,7 @@ def read_fields(
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
     if isinstance(label, (list, dict, bytes)) and settings.label_kind != "none":
         return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
-    name = _label(label)
+    name = _as_cell(label)
     name = label_or_none("" if name in missing else name, settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")
@@ -48,7 +61,17 @@ def read_fields(
         return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
     except RejectedValue as reason:
         return Rejected(id=example_id, reason=str(reason))
-    return Document(id=example_id, content=text, label=name, split=split)
+    cells = [_as_cell(fields.get(one)) for one in kept]
+    for one, cell in zip(kept, cells, strict=True):
+        if problem := _find_cell_problem(fields.get(one), cell, settings):
+            return Rejected(id=example_id, reason=f"{one} is {problem}")
+    return Document(id=example_id, content=text, label=name, split=split, cells=cells)
+
+
+def _find_cell_problem(value: Any, cell: str, settings: DataSettings) -> str | None:
+    if isinstance(value, (list, dict, bytes)):
+        return f"{type(value).__name__}, no single value"
+    return None if is_utf8(cell) else f"not {settings.encoding}"
 
 
 def count_lines(path: Path) -> int:
@@ -62,8 +85,8 @@ def label_or_none(name: str, settings: DataSettings) -> str:
     return UNLABELED if settings.label_kind == "none" else name
 
 
-def _label(value: Any) -> str:
-    """A class by its name; numbers that are whole without a fraction."""
+def _as_cell(value: Any) -> str:
+    """A value as the text of a cell, or name of a class; whole numbers without a fraction."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return (

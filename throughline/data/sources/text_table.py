@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,20 @@ from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.delimited import (
     DelimitedText,
     Record,
+    find_delimiter,
     find_row_lines,
     open_delimited,
     refuse_doubled,
 )
-from throughline.data.sources.tabular import TABLES
-from throughline.data.sources.text_records import count_lines, read_fields
+from throughline.data.sources.listed_columns import check_names, name_columns
+from throughline.data.sources.tabular import TABLES, KeptCells, NoText, as_text, find_floats
+from throughline.data.sources.text_records import count_lines, name_kept, read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 _ROWS = 256
+TEXT = "text"  # as the texts themselves are called where a model is served
+UNDECODED = "surrogateescape"  # what becomes of bytes that are not of the encoding
 DOUBTFUL = 10_000  # lines that may be rows, until more classes are known
 
 
@@ -60,7 +65,16 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             "for .jsonl and .txt set `data.source: text_lines`",
         )
     documents = _csv_rows(path, settings, use_splits=use_splits)
-    return Texts(documents=documents, total=count_lines(path))
+    delimiter = find_delimiter(path, settings, UNDECODED)[0]
+    kept = keep_cells(path, settings, delimiter=delimiter)
+    return Texts(documents=documents, total=count_lines(path), kept=kept)
+
+
+def keep_cells(path: Path, settings: DataSettings, **notation: Any) -> KeptCells | None:
+    """What the cells of documents of a file are; None where none are kept."""
+    check_names(path, name_columns(settings, "text_column"), input_name=TEXT)
+    names = name_kept(settings)
+    return KeptCells(path=path, settings=settings, names=names, **notation) if names else None
 
 
 def check_fields(names: list[str], settings: DataSettings, *, where: str) -> None:
@@ -69,23 +83,29 @@ def check_fields(names: list[str], settings: DataSettings, *, where: str) -> Non
     Raises:
       UnreadableSource: names the column, the nearest one there is, and the key to set.
     """
-    for key in _column_keys(settings):
-        wanted = getattr(settings, key)
-        if wanted not in names:
-            raise UnreadableSource(
-                f"{where}: no column {wanted}; {did_you_mean(wanted, names)}", f"set data.{key}"
-            )
+    for key, needed in _list_needed(settings).items():
+        for name in needed:
+            if name not in names:
+                raise UnreadableSource(
+                    f"{where}: no column {name}; {did_you_mean(name, names)}", f"set data.{key}"
+                )
 
 
-def _column_keys(settings: DataSettings) -> list[str]:
-    """Keys of params.yaml that name a column which must be there."""
-    return ["text_column", *(["label_column"] if settings.label_kind != "none" else [])]
+def _list_needed(settings: DataSettings) -> dict[str, Sequence[str]]:
+    """The columns that must be there, by the keys of params.yaml that name them."""
+    return {
+        "text_column": [settings.text_column],
+        "label_column": [settings.label_column] if settings.label_kind != "none" else [],
+        "numeric": settings.numeric,
+        "categorical": settings.categorical,
+    }
 
 
 def _csv_rows(
     path: Path, settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    with open_delimited(path, settings, errors="surrogateescape") as table:
+    kept = name_kept(settings)
+    with open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
         check_fields(header, settings, where=str(path))
         labels: set[str] = set()
@@ -104,7 +124,7 @@ def _csv_rows(
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels.add(cells[place].strip())
             fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-            yield read_fields(fields, example_id, settings, use_splits=use_splits)
+            yield read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
         _refuse_joined_rows(doubtful, path, labels)
 
 
@@ -137,10 +157,11 @@ def _scan_parquet(path: Path, settings: DataSettings, *, use_splits: bool) -> Te
     names = list(table.schema_arrow.names)
     refuse_doubled(names, path)
     check_fields(names, settings, where=str(path))
-    needed = [getattr(settings, key) for key in _column_keys(settings)]
+    needed = [*chain.from_iterable(_list_needed(settings).values())]
     needed += ["split"] if "split" in names else []
     documents = _parquet_rows(path, table, needed, settings, use_splits=use_splits)
-    return Texts(documents=documents, total=table.metadata.num_rows)
+    kept = keep_cells(path, settings, floats=find_floats(table.schema_arrow))
+    return Texts(documents=documents, total=table.metadata.num_rows, kept=kept)
 
 
 def _parquet_rows(
@@ -151,15 +172,31 @@ def _parquet_rows(
     *,
     use_splits: bool,
 ) -> Iterator[Document | Rejected]:
-    number = 0
+    number, kept = 0, name_kept(settings)
     try:
         for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
-            for cells in zip(*map(_read_cells, batch.columns), strict=True):
+            columns_of_cells = [
+                _read_kept(column, name, path) if name in kept else _read_cells(column)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            for cells in zip(*columns_of_cells, strict=True):
                 number += 1
                 fields = dict(zip(batch.schema.names, cells, strict=True))
-                yield read_fields(fields, f"row {number:08d}", settings, use_splits=use_splits)
+                yield read_fields(
+                    fields, f"row {number:08d}", settings, use_splits=use_splits, kept=kept
+                )
     except OSError as error:
         raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
+
+
+def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:
+    """The cells of a column as tables have them."""
+    try:
+        return as_text(pa.chunked_array([column])).to_pylist()
+    except (NoText, pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise UnreadableSource(
+            f"{path}: column {name} ({column.type}) cannot be read as text", "name another one"
+        ) from error
 
 
 def _read_cells(column: pa.Array) -> list[Any]:
