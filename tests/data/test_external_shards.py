@@ -137,7 +137,7 @@ def test_a_float_label_is_a_number_to_predict(tmp_path):
     (tmp_path / "b.tfrecord").unlink()
     write(tmp_path / "a.tfrecord", [example(image=[png(1)], label=[0.25])])
     images = scan(tmp_path)
-    assert (images.label_kind, [item.label for item in images.files]) == ("number", ["0.25"])
+    assert (images.label_kind, [item.numbers for item in images.files]) == ("number", [(0.25,)])
 
 
 def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from throughline.assembly.inputs import make_series_window, open_stored_pipeline
+from throughline.assembly.inputs import name_targets, open_stored_pipeline
 from throughline.config.params import Params
 from throughline.measurement.evaluation import describe_outcomes, encode_worst, evaluate_examples
 from throughline.models.builders import Models
@@ -52,15 +52,11 @@ def write_evaluation(
             )
         else:
             outcomes = evaluate_examples(models.full_model, pipeline, classes=bool(classes))
-            window, columns = (
-                make_series_window(params, data),
-                data.shards.schema.input.columns.names,
-            )
             result = describe_outcomes(
                 outcomes,
                 pipeline,
                 classes=classes,
-                targets=[columns[target] for target in window.targets] if window else [],
+                targets=name_targets(params, data),
                 manifest=layout.manifest,
             )
             if result.picture:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from throughline.assembly.inputs import make_input_spec, make_series_window, make_token_window
+from throughline.assembly.inputs import make_input_spec, make_token_window, name_targets
 from throughline.config.params import Params
 from throughline.data.shards.index import INDEX, read_shard_index
 from throughline.models.inference import InferenceSpec, TrainedModel, store_ops
@@ -31,23 +31,15 @@ def make_inference_spec(
     params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
 ) -> InferenceSpec:
     """How the model of configuration `name` is used; `needs`: what its file needs to be loaded."""
-    schema, window = data.shards.schema, make_series_window(params, data)
-    classes, targets = tuple(data.shards.classes), ()
-    if window is not None:
-        classes, targets = (
-            (),
-            tuple(schema.input.columns.names[column] for column in window.targets),
-        )
-    elif schema.predicts_number:
-        classes, targets = (), (params.data.label_column,)
+    targets = name_targets(params, data)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(
         task="regression" if targets else "next_token" if next_token else "class",
-        schema=schema,
+        schema=data.shards.schema,
         data=params.data,
         window=params.window,
         ops=store_ops(inference_ops(params, name, data)),
-        classes=() if next_token else classes,
+        classes=() if next_token or targets else tuple(data.shards.classes),
         targets=targets,
         objects=dict(needs.objects) if needs else {},
         safe=needs.safe if needs else True,

@@ -103,6 +103,14 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     return windows
 
 
+def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:
+    """The numbers that are predicted, by the columns they are in; none where those are classes."""
+    schema, window = data.shards.schema, make_series_window(params, data)
+    if window is not None:
+        return tuple(schema.input.columns.names[column] for column in window.targets)
+    return params.data.label_columns if schema.predicts_number else ()
+
+
 def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     """The windows of text whose next tokens are predicted, None for other data and tasks.
 

@@ -96,7 +96,7 @@ def _makes_same_tokens(params: Params, data: PreparedData, op: Tokenize, content
 
 
 def infer_target(params: Params, data: PreparedData) -> Target:
-    """What is predicted: a class, the number that labels a row, the horizon of a series, or the
+    """What is predicted: a class, the numbers that label a row, the horizon of a series, or the
     next token of a text.
     """
     window = make_series_window(params, data)
@@ -106,7 +106,9 @@ def infer_target(params: Params, data: PreparedData) -> Target:
     if make_token_window(params, data) is not None:
         return Target(kind="next_token", shape=(data.snapshot.vocabulary,))
     if data.shards.schema.predicts_number:
-        return _describe_numbers(np.asarray(data.memmap("train", "label"))[:, None], (1,))
+        labels = np.asarray(data.memmap("train", "label"))
+        labels = labels.reshape(len(labels), -1)
+        return _describe_numbers(labels, labels.shape[1:])
     vectors = any(op.on_labels for op in params.postprocess)
     return Target(kind="soft_labels" if vectors else "class", shape=(len(data.shards.classes),))
 

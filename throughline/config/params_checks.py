@@ -149,6 +149,11 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             f"data.label_kind: {kind} is for tables and JSON lines, and {source} shows by itself"
             " what its labels are; drop it"
         )
+    if len(params.data.label_columns) > 1 and kind != "number":
+        yield (
+            "data.label_column: several columns are numbers to predict; set data.label_kind:"
+            " number, or name one"
+        )
     if kind == "none" and (not text or params.window.tokens is None):
         yield (
             "data.label_kind: none leaves nothing to predict but the next token of a text; set"

@@ -22,7 +22,7 @@ from throughline.data.documents import write_documents
 from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
 from throughline.data.encodings.arrays import table_input
 from throughline.data.encodings.base import FileEncoding, FileInfo, Root
-from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.labels import labeled, list_numbers
 from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
@@ -164,11 +164,11 @@ def _read_kept_cells(
     places = [place for place, problem in enumerate(listing.problems) if not problem]
     rows, columns = rows.iloc[places].reset_index(drop=True), listing.columns
     if listing.numbers is not None:
-        rows = rows.assign(label=listing.numbers[places])
+        rows = rows.assign(label=list_numbers(listing.numbers[places]))
     more = [table_input(columns.columns)] if columns else []
     return Examined(
         rows=rows,
-        schema=labeled(text_feature(), listing.label_kind, *more),
+        schema=labeled(text_feature(), listing.label_kind, *more, targets=listing.targets),
         columns=columns.values[places] if columns else None,
         rejected=[*rejected, *unusable],
         classes=tuple(sorted(set(rows["label"]))) if listing.label_kind == "class" else (),
@@ -212,10 +212,7 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
                 for _, info, moved in used
             ],
             "row": [-1 if moved else file.offset for file, _, moved in used],
-            "label": [
-                file.label if source.label_kind == "class" else float(file.label)
-                for file, _, _ in used
-            ],
+            "label": _list_labels(source, [file for file, _, _ in used]),
             "bytes": [info.bytes for _, info, _ in used],
             "digest": [info.digest for _, info, _ in used],
             "split": [file.split or "" for file, _, _ in used],
@@ -229,12 +226,21 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     more = [table_input(listed.columns)] if listed else []
     return Examined(
         rows=table,
-        schema=labeled(value, source.label_kind, *more),
+        schema=labeled(value, source.label_kind, *more, targets=source.targets),
         columns=listed.values[places] if listed else None,
         rejected=rejected,
         classes=tuple(classes) if source.label_kind == "class" else (),
         notes=notes,
     )
+
+
+def _list_labels(
+    source: sources.Files, files: Sequence[sources.ExampleFile]
+) -> list[str] | list[float] | list[tuple[float, ...]]:
+    if source.label_kind == "class":
+        return [file.label for file in files]
+    numbers = np.asarray([file.numbers for file in files], np.float64)
+    return list_numbers(numbers.reshape(-1, source.targets))
 
 
 def _remove_others(folder: Path, used: Collection[Path]) -> None:

@@ -37,9 +37,9 @@ class Manifest:
 
     `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
     the index into the values, of an image within a shard that others wrote and of a document in
-    `documents.bin` its first byte, −1 for files), label (int class, or float number), bytes (int),
-    digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps:
-    `row` and `key` are its first step, `label` the number of steps.
+    `documents.bin` its first byte, −1 for files), label (int class, float number, or a tuple of
+    these), bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a
+    block of time steps: `row` and `key` are its first step, `label` the number of steps.
     """
 
     examples: pd.DataFrame
@@ -125,8 +125,11 @@ def read_manifest(folder: Path) -> Manifest:
             tuple(summary["classes"]),
         )
         count, rejects = sum(stats["examples"].values()), stats["rejected"]
+    examples = _read_table(folder / EXAMPLES, COLUMNS, rows=count)
+    if schema.target and schema.target.shape:
+        examples["label"] = [tuple(numbers.tolist()) for numbers in examples["label"]]
     return Manifest(
-        examples=_read_table(folder / EXAMPLES, COLUMNS, rows=count),
+        examples=examples,
         classes=classes,
         schema=schema,
         rejected=_read_table(folder / "rejected.csv", ("id", "reason"), rows=rejects),

@@ -71,9 +71,9 @@ def _(op: Load, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Parse, element: Element, draw: RandomStream) -> Element:
-    dtypes = {**dict(op.dtypes), "key": "int64"}
+    dtypes, sizes = {**dict(op.dtypes), "key": "int64"}, dict(op.sizes)
     features = {
-        name: tf.io.FixedLenFeature((op.columns,) if name == COLUMNS else (), tf.as_dtype(dtype))
+        name: tf.io.FixedLenFeature((sizes[name],) if name in sizes else (), tf.as_dtype(dtype))
         for name, dtype in dtypes.items()
     }
     record = element["record"]

@@ -67,7 +67,8 @@ def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray)
             f"{of_split}: {len(keys):,} examples are delivered, {len(set(keys.tolist())):,} of them"
             f" different ones, which are not the {len(listed.keys):,} of the manifest"
         )
-    wrong = labels[order] != np.asarray(listed.labels)[listed_order].astype(labels.dtype)
+    expected = np.asarray(listed.labels)[listed_order].astype(labels.dtype)
+    wrong = (labels[order] != expected).reshape(len(keys), -1).any(axis=1)
     if wrong.any():
         raise UnequalConfigurations(
             f"{of_split}: {int(wrong.sum()):,} of {len(keys):,} examples are delivered with another"

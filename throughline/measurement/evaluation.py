@@ -96,8 +96,7 @@ def describe_outcomes(
     manifest: Path,
 ) -> Evaluation:
     """The outcomes in words. `classes` are those of the model, empty where it predicts numbers,
-    `targets` the columns of a series that it predicts; `manifest` is the folder that says what the
-    examples are.
+    `targets` the names of these; `manifest` is the folder that says what the examples are.
     """
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))

@@ -162,18 +162,19 @@ class Load(Op):
 
 class Parse(Op):
     """Parse serialized tf.train.Example records into key, label and input; planned by itself where
-    shards are read. `columns` is how many numbers the feature of this name has, if there is one.
+    shards are read. `sizes` say how many numbers features have that hold several.
     """
 
     name = "parse"
     dtypes: tuple[tuple[str, str], ...]
-    columns: int = 0
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, schema: Schema) -> Parse:
         """What parses records of a dataset: its features, each with the dtype in a record."""
         dtypes = tuple((one.name, one.record_dtype) for one in schema.features)
-        return cls(dtypes=dtypes, columns=schema.table_input.channels if schema.table_input else 0)
+        several = [one for one in (schema.table_input, schema.target) if one and one.shape]
+        return cls(dtypes=dtypes, sizes=tuple((one.name, one.channels) for one in several))
 
 
 @register

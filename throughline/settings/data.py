@@ -48,6 +48,12 @@ Missing = Annotated[
 ]
 
 
+LabelColumns = Annotated[
+    Annotated[str, Tag("literal")] | Annotated[list[str], Field(min_length=1), Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, list) else "literal"),
+]
+
+
 class SplitSettings(Settings):
     """How examples are assigned to splits where the source itself does not: by content alone."""
 
@@ -108,10 +114,20 @@ class DataSettings(Settings):
         default="path",
         description="image_table: column with the image's path, relative to the table's folder",
     )
-    label_column: str = Field(
+    label_column: LabelColumns = Field(
         default="label",
-        description="tables, text_lines: column with the class, or the number to predict",
+        description=(
+            "tables, text_lines: column with the class, or the number to predict; [a, b]: with the"
+            " numbers to predict"
+        ),
     )
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Names of the columns with labels."""
+        named = self.label_column
+        return (named,) if isinstance(named, str) else tuple(named)
+
     text_column: str = Field(
         default="text", description="text_table, text_lines: column (JSON: key) with the text"
     )

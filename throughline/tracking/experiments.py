@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pandas as pd
 from mlflow.exceptions import MlflowException
 
@@ -75,7 +76,7 @@ def make_run_key(
     labels = (
         [classes[int(label)] for label in examples["label"]]
         if classes
-        else examples["label"].astype(str)
+        else [str(np.asarray(label).tolist()) for label in examples["label"]]
     )
     labeled = zip(examples["digest"].tolist(), labels, strict=True)
     hashes = (digest_blake2b(digest.encode(), label.encode())[:16] for digest, label in labeled)

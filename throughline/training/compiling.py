@@ -5,7 +5,7 @@ by the names of params.yaml. What a builder has compiled itself stays as it is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,23 @@ LOSSES = {
     "soft_labels": "categorical_crossentropy",
     "regression": "mean_squared_error",
 }
+
+
+class SquaredErrorInUnits(keras.losses.Loss):
+    """The mean squared error of several targets, each in the unit of its `scale` (targets,): else
+    the one with the largest numbers would be all that is learned.
+    """
+
+    def __init__(self, scale: Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self._scale = [*scale]
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Labels and outputs (batch, …, targets) → (batch, …)."""
+        difference = (y_pred - keras.ops.cast(y_true, y_pred.dtype)) / keras.ops.array(
+            self._scale, y_pred.dtype
+        )
+        return keras.ops.mean(keras.ops.square(difference), axis=-1)
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
@@ -71,12 +88,15 @@ def compile_model(
 def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
     packed = isinstance(model, PackedModel)
     outputs = {"from_logits": not gives_probabilities(model)}
-    loss = make_named(
-        LOSSES[target.kind] if settings.loss == AUTO else settings.loss,
-        keras.losses,
-        key="train.loss",
-        defaults=outputs,
-    )
+    if settings.loss == AUTO and len(target.scale) > 1:
+        loss: Any = SquaredErrorInUnits(target.scale)
+    else:
+        loss = make_named(
+            LOSSES[target.kind] if settings.loss == AUTO else settings.loss,
+            keras.losses,
+            key="train.loss",
+            defaults=outputs,
+        )
     if packed:  # the mean over documents, not over the room for them
         if not isinstance(loss, keras.losses.Loss):
             raise UnknownModel(

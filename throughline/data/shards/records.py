@@ -1,7 +1,7 @@
 """One example on disk, as a serialized tf.train.Example. No TensorFlow.
 
 The wire format is written by hand because every record has the same three features: `key` (int64),
-`label` (int64 class or float number) and `image`, `features` or `text` (bytes); and perhaps
+`label` (int64 class, or float numbers) and `image`, `features` or `text` (bytes); and perhaps
 `columns` (floats). Examples of one fixed size are encoded as whole arrays, without a Python call
 per record. Any TFRecord reader understands the result; the tests read it back with two independent
 ones. Source of the format: tensorflow/core/example/example.proto and the protocol-buffer wire
@@ -11,10 +11,12 @@ encoding.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
+Label = float | Sequence[float]
 _KEY_BYTES, _LABEL_BYTES = 9, 5  # varints of fixed width: 63 and 35 bits
 _FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
 
@@ -28,25 +30,26 @@ def example_key(example_id: str) -> int:
     )
 
 
-def encode_example(*, key: int, label: float, value: bytes, feature: str = "image") -> bytes:
+def encode_example(*, key: int, label: Label, value: bytes, feature: str = "image") -> bytes:
     """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else
-    float) and `feature`.
+    float, one or several) and `feature`.
     """
     head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
     return b"".join((head, value, tail))
 
 
 def encode_head_and_tail(
-    size: int, *, key: int, label: float, feature: str = "image", columns: bytes = b""
+    size: int, *, key: int, label: Label, feature: str = "image", columns: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large
     value need not be copied. `columns`: the bytes of more numbers, float32, that the record holds.
     """
-    if isinstance(label, float):
-        number = _entry_prefix("label", 2, 4) + np.float32(label).tobytes()
-    else:
+    if isinstance(label, int):
         varint = _varint(label, _LABEL_BYTES)
         number = _entry_prefix("label", 3, len(varint)) + varint
+    else:
+        floats = np.asarray(label, "<f4").tobytes()
+        number = _entry_prefix("label", 2, len(floats)) + floats
     tail = _entry_prefix("columns", 2, len(columns)) + columns if columns else b""
     tail += _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
     head = b""
@@ -63,17 +66,18 @@ def encode_examples(
     """Serialize examples of one fixed size at once into `records` (examples, bytes per record)
     uint8, the same bytes as `encode_example`.
 
-    keys (examples,) int64, labels (examples,) int64 or float32, values (examples, *shape) of any
-    dtype.
+    keys (examples,) int64, labels (examples,) int64 or float32 or (examples, targets) float32,
+    values (examples, *shape) of any dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
-    size, numbers = raw.shape[1], labels.dtype.kind == "f"
-    head, tail = encode_head_and_tail(size, key=0, label=0.0 if numbers else 0, feature=feature)
+    size = raw.shape[1]
+    nothing = np.zeros_like(labels[0]).tolist()
+    head, tail = encode_head_and_tail(size, key=0, label=nothing, feature=feature)
     key_at = len(head) + size + len(_entry_prefix("key", 3, _KEY_BYTES))
     number = (
-        labels.astype("<f4").view(np.uint8).reshape(count, 4)
-        if numbers
+        labels.astype("<f4").reshape(count, -1).view(np.uint8)
+        if labels.dtype.kind == "f"
         else _varints(labels.astype(np.uint64), _LABEL_BYTES)
     )
     records[:, : len(head)] = np.frombuffer(head, np.uint8)

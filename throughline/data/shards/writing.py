@@ -272,7 +272,7 @@ def _plan_jobs(
 
 def _digest_examples(rows: pd.DataFrame, columns: np.ndarray | None) -> str:
     contents = "\n".join(rows["digest"].tolist()).encode()
-    numbers = [rows[name].to_numpy() for name in ("key", "label", "bytes")]
+    numbers = [np.asarray(rows[name].tolist()) for name in ("key", "label", "bytes")]
     numbers += [] if columns is None else [columns]
     return digest_blake2b(contents, *(each.tobytes() for each in numbers))
 
@@ -305,13 +305,13 @@ def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
     """Examples of one size: whole arrays of records, without a Python call for each part."""
     dtype = job.schema.target.dtype if job.schema.target else "int64"
-    labels = job.rows["label"].to_numpy(dtype)
+    labels = np.asarray(job.rows["label"].tolist(), dtype)
     keys = job.rows["key"].to_numpy()
     rows_in_order = job.rows["row"].to_numpy()
     size = len(
         encode_example(
             key=0,
-            label=labels[0].item(),
+            label=labels[0].tolist(),
             value=job.values[0].tobytes(),
             feature=job.schema.input.name,
         )

@@ -51,15 +51,16 @@ class Rejected:
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class ExampleFile:
     """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
-    `label` is a class or, where numbers are to be predicted, one as Python writes it. `split` is
-    None unless the source decides it. Of an object of a bucket, which `object` is then, `path` is
-    its name, or where it has been copied to.
+    `label` is a class, `numbers` are those to predict, if any. `split` is None unless the source
+    decides it. Of an object of a bucket, which `object` is then, `path` is its name, or where it
+    has been copied to.
     """
 
     id: str
     path: Path
     label: str
     split: str | None = None
+    numbers: tuple[float, ...] = ()
     offset: int = -1
     size: int = 0
     object: StoredObject | None = None
@@ -78,8 +79,8 @@ class ListedColumns:
 @dataclass(frozen=True, kw_only=True)
 class Files:
     """Files below one root; none may lead outside it. `objects` is what they are below, where that
-    is in a bucket. `encoding` names what they hold, `label_kind` what their labels are; `listed`
-    are columns that the model sees as well.
+    is in a bucket. `encoding` names what they hold, `label_kind` what their labels are, and
+    `targets` how many numbers; `listed` are columns that the model sees as well.
 
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
     files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
@@ -91,6 +92,7 @@ class Files:
     files: Sequence[ExampleFile]
     encoding: str = "image"
     label_kind: LabelKind = "class"
+    targets: int = 1
     listed: ListedColumns | None = None
     classes: Sequence[str] | None = None
     rejected: Sequence[Rejected] = ()
@@ -155,14 +157,14 @@ class Arrays:
     """Examples that are in one array: values (examples, *shape) of the shape and dtype of the
     schema's input.
 
-    `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
-    have one entry per example; a split of None is assigned by content. `features`, `notes` and
-    `skipped` are those of `Files`. `readings` say how the columns of a table were read, `dialect`
-    what of its notation was detected, `warnings` what may not be meant.
+    `labels` are class names, or a number or several to predict (then `classes` is empty). `ids` and
+    `splits` have one entry per example; a split of None is assigned by content. `features`, `notes`
+    and `skipped` are those of `Files`. `readings` say how the columns of a table were read,
+    `dialect` what of its notation was detected, `warnings` what may not be meant.
     """
 
     values: np.ndarray
-    labels: Sequence[str] | Sequence[float]
+    labels: Sequence[str] | Sequence[float] | Sequence[tuple[float, ...]]
     ids: Sequence[str]
     splits: Sequence[str | None]
     classes: Sequence[str]

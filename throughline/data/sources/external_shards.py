@@ -181,7 +181,7 @@ def read_examples(
     note = f"{layout.input.name} holds whole numbers of which float32 keeps the first seven digits"
     notes = {**({"empty shard": empty} if empty else {}), **({note: rounded} if rounded else {})}
     if layout.input.form == "encoded":
-        images = [_stored_image(*entries[number], str(labels[number])) for number in usable]
+        images = [_stored_image(*entries[number], labels[number]) for number in usable]
         return Files(
             root=root,
             files=images,
@@ -233,15 +233,16 @@ def _id(shard: ExternalShard, entry: _Entry) -> str:
     return f"{shard.name}/{entry.number:08d}"
 
 
-def _stored_image(shard: ExternalShard, entry: _Entry, label: str) -> ExampleFile:
+def _stored_image(shard: ExternalShard, entry: _Entry, label: str | float) -> ExampleFile:
     start, stop = entry.place
     return ExampleFile(
         id=_id(shard, entry),
         path=shard.path,
         offset=start,
         size=stop - start,
-        label=label,
+        label=label if isinstance(label, str) else "",
         split=shard.split,
+        numbers=() if isinstance(label, str) else (label,),
     )
 
 

@@ -35,30 +35,39 @@ def scan(settings: DataSettings) -> Files:
     check_names(table.path, named, input_name=IMAGE)
     listing = read_listing(table)
     if settings.label_kind == "auto":
-        refuse_double_spelling(table, settings.label_column)
-    numbers, columns = listing.numbers, listing.columns
-    labels = table.cells(settings.label_column) if numbers is None else map(str, numbers.tolist())
+        refuse_double_spelling(table)
+    columns, count = listing.columns, len(table)
+    classes, numbers = table.cells(settings.label_columns[0]), [()] * count
+    if listing.numbers is not None:
+        classes, numbers = [""] * count, [*map(tuple, listing.numbers.tolist())]
     files, rejected, places = [], [], []
-    splits = table.cells("split") if "split" in table.columns else [""] * len(table)
-    for row, (name, label, named) in enumerate(
-        zip(table.cells(settings.path_column), labels, splits, strict=True)
-    ):
-        split, problem = read_split(named)
+    splits = table.cells("split") if "split" in table.columns else [""] * count
+    for row, name in enumerate(table.cells(settings.path_column)):
+        split, problem = read_split(splits[row])
         where = f"row {row + 1}: {name}"
         if not name:
             rejected.append(Rejected(id=f"row {row + 1}", reason="path missing"))
-        elif not table.columns[settings.label_column][row].as_py():
+        elif not (classes[row] or numbers[row]):
             rejected.append(Rejected(id=where, reason="label missing"))
         elif reason := problem or listing.problems[row]:
             rejected.append(Rejected(id=where, reason=reason))
         else:
-            files.append(ExampleFile(id=name, path=path.parent / name, label=label, split=split))
+            files.append(
+                ExampleFile(
+                    id=name,
+                    path=path.parent / name,
+                    label=classes[row],
+                    split=split,
+                    numbers=numbers[row],
+                )
+            )
             places.append(row)
     watched = path != Path(settings.path)
     return Files(
         root=path.parent,
         files=files,
         label_kind=listing.label_kind,
+        targets=listing.targets,
         listed=columns and replace(columns, values=columns.values[places]),
         rejected=rejected,
         readings=listing.readings,

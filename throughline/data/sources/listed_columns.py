@@ -12,17 +12,13 @@ import numpy as np
 
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.sources.base import ColumnReading, ListedColumns
-from throughline.data.sources.column_kinds import (
-    Kind,
-    describe_column,
-    explain_no_number,
-    guess_kind,
-    refuse_mistaken,
-)
+from throughline.data.sources.column_kinds import Kind, describe_column, refuse_mistaken
 from throughline.data.sources.table import (
     check_missing,
     choose_columns,
     code_rows,
+    read_targets,
+    refuse_text_labels,
     refuse_two_uses,
 )
 from throughline.data.sources.tabular import Problems, TextTable
@@ -34,7 +30,8 @@ from throughline.shared.errors import UnreadableSource
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """What a table says of the examples that it lists, row by row: `columns` that the model sees,
-    if any, `numbers` (rows,) float64 to predict, if these are, and why a row cannot be used.
+    if any, `numbers` (rows, targets) float64 to predict, if these are, and why a row cannot be
+    used.
     """
 
     columns: ListedColumns | None
@@ -48,6 +45,11 @@ class Listing:
         """What labels are."""
         return "class" if self.numbers is None else "number"
 
+    @property
+    def targets(self) -> int:
+        """How many numbers a label is."""
+        return 1 if self.numbers is None else self.numbers.shape[1]
+
 
 def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
     """The columns that have a use, by the keys of params.yaml that name them; `key` is that of the
@@ -55,7 +57,7 @@ def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
     """
     return {
         f"data.{key}": [getattr(settings, key)],
-        "data.label_column": [settings.label_column] if settings.label_kind != "none" else [],
+        "data.label_column": settings.label_columns if settings.label_kind != "none" else (),
         "data.numeric": settings.numeric,
         "data.categorical": settings.categorical,
     }
@@ -90,12 +92,10 @@ def read_listing(table: TextTable) -> Listing:
     values, problems = code_rows(table, columns, hint=True)
     numbers = None
     if settings.label_kind == "number":
-        numbers = table.numbers(settings.label_column)
-        for row in np.flatnonzero(~np.isfinite(numbers)).tolist():
-            problems[row] = explain_no_number(table, settings.label_column, row, shown="label")
-    label: dict[str, Kind] = (
-        {settings.label_column: "label"} if settings.label_column in table.columns else {}
-    )
+        numbers = read_targets(table, problems)
+    label: dict[str, Kind] = {
+        name: "label" for name in settings.label_columns if name in table.columns
+    }
     return Listing(
         columns=ListedColumns(columns=columns, values=values) if kinds else None,
         numbers=numbers,
@@ -117,12 +117,7 @@ def _check(table: TextTable, kinds: Mapping[str, Kind]) -> None:
         refuse_mistaken(table, kinds)
     with problems.collect():
         check_missing(table, kinds)
-    label = settings.label_column
     with problems.collect():
-        if settings.label_kind == "number" and guess_kind(table, label) == "category":
-            raise UnreadableSource(
-                f"{table.path}: label column {label} holds text, and data.label_kind: number needs"
-                " numbers",
-                "set data.label_kind: class, or name another data.label_column",
-            )
+        if settings.label_kind == "number":
+            refuse_text_labels(table)
     problems.refuse()

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
-from throughline.data.encodings.labels import LabelKind, labeled
+from throughline.data.encodings.labels import LabelKind, labeled, list_numbers
 from throughline.data.sources.base import Arrays, Rejected
 from throughline.data.sources.column_kinds import (
     FEW_CATEGORIES,
@@ -59,7 +59,7 @@ def scan(settings: DataSettings) -> Arrays:
     table = read_table(Path(settings.path), settings)
     problems, kind = Problems(table.path), "class"
     named = {
-        "data.label_column": [settings.label_column],
+        "data.label_column": settings.label_columns,
         "data.numeric": settings.numeric,
         "data.categorical": settings.categorical,
         "data.ignore": settings.ignore,
@@ -71,37 +71,41 @@ def scan(settings: DataSettings) -> Arrays:
     with problems.collect():
         _refuse_mistaken_features(table)
     with problems.collect():
-        if settings.label_column in table.columns:
+        if table.columns.keys() >= {*settings.label_columns}:
             kind = _label_kind(table, settings)
             if kind == "class" and settings.label_kind == "auto":
-                refuse_double_spelling(table, settings.label_column)
+                refuse_double_spelling(table)
             if kind == "number" and settings.label_kind == "auto":
-                _refuse_merging_label(table, settings.label_column)
+                _refuse_merging_label(table, settings.label_columns[0])
     problems.refuse()
-    kinds = find_kinds(table, [settings.label_column, "split"])
+    kinds = find_kinds(table, [*settings.label_columns, "split"])
     numeric = settings.numeric or _of_kind(kinds, "number")
     categorical = settings.categorical or _of_kind(kinds, "category")
     columns = choose_columns(table, numeric, categorical)
-    schema = labeled(array_feature("numbers", (len(columns.names),), "float32", columns), kind)
+    schema = labeled(
+        array_feature("numbers", (len(columns.names),), "float32", columns),
+        kind,
+        targets=len(settings.label_columns),
+    )
     values, problems = code_rows(table, columns, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     named = [read_split(value) for value in splits]
-    reasons = [
-        problem or reason
-        for (_, problem), reason in zip(named, _judge_labels(table, problems, kind), strict=True)
-    ]
+    numbers, classes = None, []
+    if kind == "number":
+        numbers = read_targets(table, problems)
+    else:
+        classes = _read_classes(table, problems)
+    reasons = [problem or reason for (_, problem), reason in zip(named, problems, strict=True)]
     usable = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(table))])
-    cells = np.asarray(table.cells(settings.label_column), object)[usable].tolist()
-    labels = table.numbers(settings.label_column)[usable].tolist() if kind == "number" else cells
-    distinct = sorted(set(cells)) if kind == "class" else []
-    roles: dict[str, Kind] = {settings.label_column: "label", "split": "split"}
+    classes = [name for name, used in zip(classes, usable, strict=False) if used]
+    roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
     return Arrays(
         values=values[usable],
-        labels=labels,
+        labels=classes if numbers is None else list_numbers(numbers[usable]),
         ids=ids[usable].tolist(),
         splits=[split for (split, _), used in zip(named, usable.tolist(), strict=True) if used],
-        classes=sorted(distinct, key=_by_value),
+        classes=sorted(sorted(set(classes)), key=_by_value),
         schema=schema,
         rejected=[
             Rejected(id=f"row {number + 1}", reason=reason)
@@ -212,14 +216,14 @@ def _refuse_mistaken_features(table: TextTable) -> None:
     learn from.
     """
     settings, problems = table.settings, Problems(table.path)
-    kinds = find_kinds(table, [settings.label_column, "split"])
+    kinds = find_kinds(table, [*settings.label_columns, "split"])
     with problems.collect():
         refuse_mistaken(table, kinds)
     with problems.collect():
         if not {"number", "category"} & {*kinds.values()}:
             raise UnreadableSource(
                 f"{table.path}: no column is left to learn from besides the label"
-                f" {settings.label_column}",
+                f" {' and '.join(settings.label_columns)}",
                 "set data.numeric or data.categorical",
             )
     with problems.collect():
@@ -268,18 +272,29 @@ def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
     )
 
 
-def _judge_labels(table: TextTable, reasons: list[str | None], kind: LabelKind) -> list[str | None]:
-    """Why a row cannot be used, by its label, or else by what `reasons` say of its features."""
-    reasons = list(reasons)
-    name = table.settings.label_column
-    label = table.columns[name]
-    numbered = kind == "class" and guess_kind(table, name) == "number"
-    if kind == "number" or (numbered and table.settings.label_kind == "auto"):
+def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
+    """The numbers to predict (rows, targets) float64; why a row has none goes into `reasons`."""
+    names = table.settings.label_columns
+    targets = np.stack([table.numbers(name) for name in names], axis=1)
+    for place, name in reversed([*enumerate(names)]):
+        shown = "label" if len(names) == 1 else f"label {name}"
+        for row in np.flatnonzero(~np.isfinite(targets[:, place])).tolist():
+            empty = not table.columns[name][row].as_py()
+            reasons[row] = (
+                f"{shown} missing" if empty else explain_no_number(table, name, row, shown=shown)
+            )
+    return targets
+
+
+def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
+    """The class of each row; why a row has none goes into `reasons`."""
+    name = table.settings.label_columns[0]
+    if table.settings.label_kind == "auto" and guess_kind(table, name) == "number":
         for row in np.flatnonzero(~np.isfinite(table.numbers(name))).tolist():
             reasons[row] = explain_no_number(table, name, row, shown="label")
-    for row in np.flatnonzero(np.asarray(pc.equal(label, ""), bool)).tolist():
+    for row in np.flatnonzero(np.asarray(pc.equal(table.columns[name], ""), bool)).tolist():
         reasons[row] = "label missing"
-    return reasons
+    return table.cells(name)
 
 
 def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
@@ -290,16 +305,14 @@ def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
       UnreadableSource: many whole numbers may be either; texts are as many as rows; or two
         spellings would be two classes.
     """
-    name = settings.label_column
+    if settings.label_kind == "number":
+        refuse_text_labels(table)
+        return "number"
+    name = settings.label_columns[0]
+    if settings.label_kind == "class":
+        return "class"
     looks = guess_kind(table, name)
     shown = f"{table.path}: label column {name}"
-    if settings.label_kind == "number" and looks == "category":
-        raise UnreadableSource(
-            f"{shown} holds text, and data.label_kind: number needs numbers",
-            "set data.label_kind: class, or name another data.label_column",
-        )
-    if settings.label_kind in ("class", "number"):
-        return settings.label_kind
     if looks == "category" and looks_like_numbers(table.columns[name]):
         raise UnreadableSource(
             f"{shown} {UNREAD_NUMBERS}", "or set data.label_kind: class to make classes of them"
@@ -329,8 +342,20 @@ def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
     return "class"
 
 
-def refuse_double_spelling(table: TextTable, name: str) -> None:
+def refuse_text_labels(table: TextTable) -> None:
+    """Refuse numbers to predict that are text."""
+    for name in table.settings.label_columns:
+        if guess_kind(table, name) == "category":
+            raise UnreadableSource(
+                f"{table.path}: label column {name} holds text, and data.label_kind: number needs"
+                " numbers",
+                "set data.label_kind: class, or name another data.label_column",
+            )
+
+
+def refuse_double_spelling(table: TextTable) -> None:
     """Refuse a label in which 1 and 1.0, or true and True, would be two classes."""
+    name = table.settings.label_columns[0]
     texts, spelled = pc.unique(table.columns[name]), {}
     values = read_numbers(texts, table.decimal_of(name)).tolist()
     for text, value in zip(texts.to_pylist(), values, strict=True):

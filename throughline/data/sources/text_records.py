@@ -23,7 +23,7 @@ def name_kept(settings: DataSettings) -> tuple[str, ...]:
     """The fields that documents bring along: columns that the model sees as well, and a number to
     predict.
     """
-    label = [settings.label_column] if settings.label_kind == "number" else []
+    label = settings.label_columns if settings.label_kind == "number" else ()
     return (*settings.numeric, *settings.categorical, *label)
 
 
@@ -38,7 +38,7 @@ def read_fields(
     """The document that fields describe, with those that are `kept`, or why they describe none; an
     optional field `split` holds train, validation or test, unless that is not to be used.
     """
-    text, label = fields.get(settings.text_column), fields.get(settings.label_column)
+    text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_values
     if text is None or (missing and isinstance(text, str) and text.strip() in missing):
         return Rejected(id=example_id, reason="text missing")
@@ -48,7 +48,7 @@ def read_fields(
         return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
     name = _as_cell(label)
     name = label_or_none("" if name in missing else name, settings)
-    if not name:
+    if not name and settings.label_kind != "number":
         return Rejected(id=example_id, reason="label missing")
     split = fields.get("split") if use_splits else None
     split, problem = read_split(None if split in missing else split)

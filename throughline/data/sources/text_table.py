@@ -95,7 +95,7 @@ def _list_needed(settings: DataSettings) -> dict[str, Sequence[str]]:
     """The columns that must be there, by the keys of params.yaml that name them."""
     return {
         "text_column": [settings.text_column],
-        "label_column": [settings.label_column] if settings.label_kind != "none" else [],
+        "label_column": settings.label_columns if settings.label_kind != "none" else (),
         "numeric": settings.numeric,
         "categorical": settings.categorical,
     }
@@ -110,7 +110,7 @@ def _csv_rows(
         check_fields(header, settings, where=str(path))
         labels: set[str] = set()
         doubtful: list[_RowLine] = []
-        place = header.index(settings.label_column) if settings.label_kind != "none" else None
+        place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None
         for number, record in enumerate(table.records, start=1):
             cells, example_id = record.cells, f"row {number:08d}"
             if len(cells) != len(header):

@@ -42,7 +42,7 @@ class FileList:
     """
 
     paths: tuple[str, ...]
-    labels: tuple[float, ...]
+    labels: tuple[float | tuple[float, ...], ...]
     keys: tuple[int, ...]
     columns: np.ndarray | None = None
 
