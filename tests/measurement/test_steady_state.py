@@ -31,6 +31,7 @@ class Queue:
     slowdown: float = 0.0  # by which fraction a producer at work slows the model
     burst: int = 1  # batches that are delivered together, as parallel calls do
     spread: float = 0.0  # of the input's time, uniformly around its mean
+    drift: float = 0.0  # of the machine's speed, as a standard deviation
     now_s: float = 0.0
     started: bool = False
     ready: int = 0
@@ -69,6 +70,9 @@ class Queue:
 
     def compute(self) -> None:
         left, grain = self.model_s, self.model_s / 50
+        if self.drift:  # the machine's speed changes every 0.1 s
+            draw = np.random.default_rng(int(self.now_s / 0.1))
+            left *= 1 + self.drift * draw.standard_normal()
         while left > 1e-12:
             self.deliver(self.now_s)
             left -= grain / (1 + self.slowdown * self.busy())
@@ -158,6 +162,13 @@ def test_where_the_time_was_over_before_all_rounds_it_is_time_that_is_asked_for(
     state = Queue(input_s=0.001, model_s=0.3, capacity=8, spread=0.9).measured(max_seconds=2)
     assert state.is_decided and len(state.rounds) < 9
     assert state.suggested_seconds > 2
+
+
+def test_the_noise_of_the_model_alone_counts_where_the_input_never_rests():
+    state = Queue(input_s=0.03, model_s=0.02, capacity=100_000, drift=0.05).measured()
+    assert all(each.model_with_busy_input for each in state.rounds)
+    alone = [each.reference.mean_ms for each in state.rounds]
+    assert np.std(alone) > 0.01 * np.mean(alone), "a block of each round"
 
 
 def test_rates_are_of_examples_where_steps_take_more_of_them_than_the_reference():

@@ -44,8 +44,8 @@ class Round:
     warm-up; `prepared_after_full` and `prepared_after_drained` those that lay prepared at the end
     of the two blocks.
 
-    Where the input did not come to rest, `reference` and `model` are those timed before it started,
-    and `model_with_busy_input` is the model as it was timed while the input worked.
+    Where the input did not come to rest, `reference` and `model` were timed before it started, and
+    `model_with_busy_input` is the model as it was timed while the input worked.
     """
 
     reference: TimedBlock

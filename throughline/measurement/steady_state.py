@@ -16,10 +16,11 @@ are in `train_steps.py`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +44,8 @@ WAITED_MS, WAITED_FRACTION = 0.25, 0.05
 # Batches to take in search of one that has to be waited for; after a search that found none.
 MAX_DRAIN, SHORT_DRAIN = 1024, 16
 IDLE_WAIT_FRACTION = 0.25  # part of the time allowed that the input may take to fill its buffers
+# The same for the model alone before the input starts, and the fewest steps of a block of that.
+ALONE_FRACTION, ALONE_STEPS = 0.1, 3
 # Full buffers last for 1 / stall steps per batch that is ready.
 MIN_STALL, MAX_WARM_UP_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
@@ -120,7 +123,7 @@ def measure_steady_state(
     Ends with fewer than `max_rounds` as soon as more would not be worth their time. `max_seconds`
     bounds all of it, but for the first three rounds and the one that has started when it is over.
     """
-    return _Measurement(training, model, reference, clock, max_seconds).run(max_rounds)
+    return _Measurement(training, model, reference, clock, max_rounds, max_seconds).run()
 
 
 class _Measurement:
@@ -132,16 +135,17 @@ class _Measurement:
         model: StepFunction,
         reference: StepFunction,
         clock: StepClock,
+        max_rounds: int,
         max_seconds: float,
     ) -> None:
+        self.max_rounds = max_rounds
         self.max_seconds, self.idle_wait_s = max_seconds, IDLE_WAIT_FRACTION * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock
         for _ in range(WARM_UP_STEPS):
             model()
             reference()
-        # Before the input starts: what counts if it never rests.
         model_ms = clock.block(model, WARM_UP_STEPS).mean_ms
-        self.before_input = self.time_alone(max(MIN_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms)))
+        self.before_input = self.time_before_input(model_ms)
         training.start()
         self.waited_ms = max(WAITED_MS, WAITED_FRACTION * model_ms)
         self.limit = MAX_DRAIN
@@ -165,17 +169,24 @@ class _Measurement:
     def drain(self) -> int:
         return self.clock.drain(self.training.pull, waited_ms=self.waited_ms, limit=self.limit)
 
-    def run(self, max_rounds: int) -> SteadyState:
-        rounds: list[Round] = []
+    def time_before_input(self, model_ms: float) -> Iterator[tuple[TimedBlock, TimedBlock]]:
+        """The models alone before the input starts, which count if it never rests: a pair for each
+        round, as far as time allows, since a block that all rounds shared would hide its noise.
+        """
+        steps = max(ALONE_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms))
+        fit = int(ALONE_FRACTION * self.max_seconds * 1e3 / (2 * steps * model_ms))
+        count = min(self.max_rounds, max(MIN_ROUNDS_AT_TIMEOUT, fit))
+        return itertools.cycle([self.time_alone(steps) for _ in range(count)])
+
+    def run(self) -> SteadyState:
+        rounds, max_rounds = list[Round](), self.max_rounds
         while True:
             rounds.append(self.time_round())
             side = choose_side(rounds, self.prepared)
             over = self.clock.elapsed_s >= self.max_seconds and len(rounds) >= min(
                 MIN_ROUNDS_AT_TIMEOUT, max_rounds
             )
-            if over or (
-                side != UNDECIDED_SIDE and self.has_enough_rounds(rounds, side, max_rounds)
-            ):
+            if over or (side != UNDECIDED_SIDE and self.has_enough_rounds(rounds, side)):
                 break
             if (
                 side == UNDECIDED_SIDE
@@ -197,10 +208,10 @@ class _Measurement:
             suggested_seconds=longer,
         )
 
-    def has_enough_rounds(self, rounds: Sequence[Round], side: Side, max_rounds: int) -> bool:
+    def has_enough_rounds(self, rounds: Sequence[Round], side: Side) -> bool:
         low, high = median_interval([each.stall_pct(side) for each in rounds])
         precise = len(rounds) >= MIN_ROUNDS and (high - low) / 2 <= PRECISE_PCT
-        return precise or len(rounds) >= max_rounds
+        return precise or len(rounds) >= self.max_rounds
 
     def time_alone(self, steps: int) -> tuple[TimedBlock, TimedBlock]:
         """The layers that are trained, and the reference model."""
@@ -235,9 +246,10 @@ class _Measurement:
         drained = clock.block(self.training.step, steps, warm_up=WARM_UP_STEPS)
         prepared_after_drained = self.drain()
         self.stall = max(0.0, 1 - model.mean_ms / drained.mean_ms)
+        alone = (model, reference) if rested else next(self.before_input)
         return Round(
-            reference=reference if rested else self.before_input[1],
-            model=model if rested else self.before_input[0],
+            reference=alone[1],
+            model=alone[0],
             model_with_busy_input=None if rested else model,
             full=full,
             drained=drained,
