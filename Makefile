@@ -61,7 +61,7 @@ demo: setup
 	@echo
 	@echo "Where to look:"
 	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"
-	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
+	@echo "  DVC         $(if $(findstring --name,$(OVERLAY.$(DATA).$(BUDGET)) $(FROM_STORE.$(STORE))),,.venv/bin/dvc metrics show · ).venv/bin/dvc exp show · .venv/bin/dvc dag"
 
 ui: setup
 	@python -m flows.ui $(UI)

@@ -28,6 +28,7 @@ from flows.run.parameters import (
 )
 from throughline.reporting.comparing import compare, read_all
 from throughline.results.comparison import Comparison
+from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run
 from throughline.tracking.experiments import RunKey, make_run_key
@@ -68,6 +69,10 @@ def comparison(
         chosen = selected or list(run.params.pipelines)
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
+        if promote and not complete:
+            raise InvalidParams(
+                ["promote: a champion is the best of all configurations; leave out the selection"]
+            )
         stages = [*PREPARATION, *measured, *(["report"] if complete else [])]
         run = run.with_progress_bar(len(stages))
         again = list_profiles(measure_again, chosen)

@@ -14,6 +14,7 @@ from throughline.config.cli import options_stage_cli
 from throughline.data import sources
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
+from throughline.settings.source_kinds import SOURCES
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.output_lock import hold_outputs
@@ -82,21 +83,23 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def report(manifest: Manifest) -> None:
-    """Say what is usable, what is not and why, and how the source was read."""
+def report(manifest: Manifest, *, of_table: bool) -> None:
+    """Say what is usable, what is not and why, and how the source was read; labels `of_table` may
+    be numbers to predict.
+    """
     stats = manifest.stats
     kind = (
         f"{len(manifest.classes)} classes"
         if manifest.classes
         else f"columns {_name_some(manifest.schema.columns.names)}"
         if manifest.schema.columns.names
-        else "a number to predict"
+        else "numbers to predict"
     )
     echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
     if stats["rejected"]:
         listed = from_here(Layout().manifest / "rejected.csv")
         echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
-    for problem in find_problems(stats, manifest.classes):
+    for problem in find_problems(stats, manifest.classes, of_table=of_table):
         echo_problem(problem)
     readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]
     described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
@@ -109,7 +112,7 @@ def report(manifest: Manifest) -> None:
         echo(f"  feature {name}: {what}")
 
 
-def find_problems(stats: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+def find_problems(stats: Mapping[str, Any], classes: Sequence[str], *, of_table: bool) -> list[str]:
     """What of a source is left out or can hardly be learned, each in a line."""
     problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
     problems += stats["warnings"]
@@ -119,7 +122,7 @@ def find_problems(stats: Mapping[str, Any], classes: Sequence[str]) -> list[str]
     trained = stats["class_balance"].get("train", {})
     if untrained := [name for name in classes if name not in trained]:
         problems += [f"no example in the training split: class {_name_some(untrained)}"]
-    if rare := find_rare_classes(stats["class_balance"], of_table=bool(stats["columns"])):
+    if rare := find_rare_classes(stats["class_balance"], of_table=of_table):
         problems += [rare]
     return problems + [
         f"class folder {name} holds no example and is left out" for name in stats["empty_classes"]
@@ -149,7 +152,7 @@ def main() -> None:
             manifest = ingest(
                 params.data, layout.manifest, inspections=layout.inspections, verify=options.verify
             )
-        report(manifest)
+        report(manifest, of_table=SOURCES[params.data.source].in_table)
 
 
 if __name__ == "__main__":

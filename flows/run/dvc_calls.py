@@ -24,8 +24,9 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from flows.run.git_calls import find_repository_problem
 from flows.run.processes import run_supervised
-from throughline.shared.errors import StageFailed
+from throughline.shared.errors import StageFailed, WorkspaceProblem
 
 # --wait-for-lock comes before the subcommand; after it, DVC would not know it.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
@@ -58,6 +59,7 @@ def stale_stages(
 
     Raises:
       StageFailed: DVC cannot read the project.
+      WorkspaceProblem: it is no git repository.
     """
     for _ in attempts(root, on_wait):
         done = run_supervised(
@@ -68,6 +70,9 @@ def stale_stages(
             return frozenset(name.removeprefix("./dvc.yaml:") for name in stages)
         if not BUSY.search(done.stderr):
             break
+    problem = find_repository_problem(root) if "git repository" in done.stderr else None
+    if problem:
+        raise WorkspaceProblem(f"DVC cannot read the project: {problem}")
     raise StageFailed(f"`dvc status` failed in {root}:\n{done.stderr.strip()}")
 
 

@@ -37,4 +37,4 @@ def _check(options: argparse.Namespace, *, run: bool) -> None:
     if run:
         data = resolved.params.data
         check_exists(Path.cwd(), data.path, fetched=data.fetch)
-        check_table(Path.cwd(), data, changed=resolved.changed)
+        check_table(Path.cwd(), data, changed=resolved.changed, window=resolved.params.window)

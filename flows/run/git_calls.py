@@ -59,6 +59,29 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
     return done.stdout.removesuffix("\n")
 
 
+def find_repository_problem(project: Path) -> str | None:
+    """Why a project is no repository that has a commit, and what makes it one; None: it is."""
+    if not (project / ".git").exists():
+        problem = "is not the top folder of a git repository"
+    elif not _has_commit(project):
+        problem = "is a git repository without a commit"
+    else:
+        return None
+    return (
+        f"{project} {problem}: `git init && git add --all && git commit -m start` there, also where"
+        " it lies in another one"
+    )
+
+
+def _has_commit(folder: Path) -> bool:
+    """Whether the repository in a folder has a commit that is checked out."""
+    try:
+        run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+    except WorkspaceProblem:
+        return False
+    return True
+
+
 def _environment() -> dict[str, str]:
     """Ours, without what a hook of git in which we may run says of another repository; settings
     stay.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.run.dvc_calls import LOCK_FILE
-from flows.run.git_calls import own_index, run_git, sign_as_nobody
+from flows.run.git_calls import find_repository_problem, own_index, run_git, sign_as_nobody
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES
@@ -28,12 +28,8 @@ def check_out(project: Path, root: Path) -> None:
 
     It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
     """
-    if not (project / ".git").exists():
-        raise WorkspaceProblem(
-            f"a run with changes happens in a git worktree of the project, and {project} is not the"
-            " top folder of a git repository: make it one, with a commit (`git init`), also where"
-            " it lies in another one"
-        )
+    if problem := find_repository_problem(project):
+        raise WorkspaceProblem(f"a run with changes happens in a git worktree, and {problem}")
     head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
     commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None

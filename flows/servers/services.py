@@ -186,5 +186,6 @@ def check_free(ports: Mapping[str, int]) -> None:
     for option, port in ports.items():
         if is_listening(port):
             raise ServiceFailed(
-                f"port {port} is taken, perhaps by another stack; choose another with --{option}"
+                f"port {port} is taken, perhaps by servers of another project; choose another with"
+                f" --{option}"
             )

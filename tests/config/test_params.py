@@ -140,6 +140,18 @@ def test_all_problems_are_told_together():
             "train.optimizer: the rate has a key of its own, train.learning_rate",
         ),
         (
+            {"train__optimizer": "adamww"},
+            "train.optimizer: adamww is none of Keras' optimizers; did you mean AdamW?",
+        ),
+        (
+            {"train__loss": "{sparse_crossentropy: {}}"},
+            "train.loss: sparse_crossentropy is none of Keras' losses; did you mean",
+        ),
+        (
+            {"train__metrics": "[auto, 'no_such_module:score']"},
+            "train.metrics: module no_such_module cannot be found",
+        ),
+        (
             {"data__label_kind": "number"},
             "data.label_kind: number is for tables and JSON lines, and image_folder",
         ),

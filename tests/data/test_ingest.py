@@ -132,6 +132,10 @@ def test_rejects_are_counted_by_kind(folder, tmp_path):
         )
     kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
     assert f"\n  {kind}\n" in str(caught.value)
+    assert "duplicates" not in str(caught.value)
+    shutil.copy(folder / "a" / "large-0.png", folder / "a" / "large-9.png")
+    with pytest.raises(TooManyRejects, match=r"data\.duplicates: keep"):
+        ingest(data_settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
 
 
 def bmp_with_masks(path, fourth):

@@ -50,6 +50,14 @@ def test_rows_with_empty_cells_are_rejected_unless_they_are_said_to_be_kept():
     assert found.problems[2].startswith("size is missing (data.missing can be median")
 
 
+def test_categories_that_may_mean_missing_are_named():
+    rows = [("1", "N/A", "1"), ("2", "red", "1")]
+    assert listing_of(rows).warnings == [
+        "column color has N/A as a category; data.missing_values: ['N/A'], if it means missing"
+    ]
+    assert listing_of(ROWS).warnings == []
+
+
 def test_no_documents_are_a_table_without_rows():
     found = listing_of([])
     assert found.columns.values.shape == (0, 2) and found.problems == []

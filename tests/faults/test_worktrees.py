@@ -197,6 +197,13 @@ def test_a_folder_within_a_repository_is_said_to_be_no_repository_of_its_own(pro
         opened(within).__enter__()
 
 
+def test_a_repository_without_a_commit_is_said_to_have_none(tmp_path):
+    write_params(tmp_path, SMALL)
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(WorkspaceProblem, match="is a git repository without a commit: `git init"):
+        opened(tmp_path).__enter__()
+
+
 def test_code_in_a_submodule_is_refused_with_the_submodule(project, tmp_path):
     git(cheap_project(tmp_path / "other"), "tag", "there")
     add = ("submodule", "--quiet", "add", str(tmp_path / "other"), "sub")

@@ -12,8 +12,8 @@ from project import ROOT, SMALL, write_params
 
 from flows.run.early_check import check_started_command
 from throughline.config.table_check import READ_BYTES, check_table
-from throughline.settings import DataSettings
-from throughline.shared.errors import UnreadableSource
+from throughline.settings import DataSettings, WindowSettings
+from throughline.shared.errors import InvalidParams, UnreadableSource
 
 
 def start(folder, module, *options):
@@ -83,6 +83,18 @@ def test_a_table_of_texts_is_known_by_its_header(tmp_path):
     data = DataSettings(source="text_table", path="texts.csv")
     with pytest.raises(UnreadableSource, match="no column text"):
         check_table(tmp_path, data, changed=True)
+
+
+def test_a_series_is_long_enough_for_its_windows(tmp_path):
+    (tmp_path / "params.yaml").touch()
+    rows = "".join(f"{number},{number % 7}.5\n" for number in range(120))
+    (tmp_path / "power.csv").write_text(f"hour,load\n{rows}")
+    data = DataSettings(source="time_series", path="power.csv", time_column="hour")
+    check_table(tmp_path, data, changed=True, window=WindowSettings(length=8))
+    with pytest.raises(InvalidParams, match="the validation split has 12 time steps, fewer than"):
+        check_table(tmp_path, data, changed=True, window=WindowSettings(length=24))
+    with pytest.raises(InvalidParams, match="lod is not a column; known: load"):
+        check_table(tmp_path, data, changed=True, window=WindowSettings(length=8, targets=["lod"]))
 
 
 def test_the_parameters_of_the_check_are_the_flows(tmp_path, monkeypatch):

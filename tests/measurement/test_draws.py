@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from prepared import link_data, take_snapshot
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.params import check
@@ -48,16 +49,20 @@ UNIFORM = {
 }
 
 
-def pipeline_of(layout, config):
-    params = check(
+def params_of(config, preprocess=("decode",)):
+    return check(
         {
             "data": {"source": "arrays", "path": "unused.npz"},
-            "preprocess": ["decode"],
+            "preprocess": [*preprocess],
             "augment": ["flip"],
             "batch_size": 32,
             "pipelines": {"p": config},
         }
     )
+
+
+def pipeline_of(layout, config):
+    params = params_of(config)
     return open_input_pipeline(
         params, "p", open_inputs(params, layout), split="train", purpose="train"
     )
@@ -73,6 +78,16 @@ def test_an_epoch_draws_every_example_once(layout, config):
         1,
     )
     assert sorted(rows) == list(range(pipeline.examples))
+
+
+def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
+    ops = ["decode", {"resize": {"height": 6, "width": 6}}]
+    params = params_of(UNIFORM["cached_on_disk"], ops)
+    resized = link_data(layout.root / "data", tmp_path, snapshot=False)
+    take_snapshot(params, resized)
+    data = open_inputs(params, resized)
+    found, _ = check_epoch(open_input_pipeline(params, "p", data, split="train", purpose="train"))
+    assert found.examples == found.distinct
 
 
 def test_a_cut_last_batch_leaves_examples_out_and_no_more(layout):

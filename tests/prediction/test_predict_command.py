@@ -59,6 +59,12 @@ def test_predict_uses_the_model_of_the_run_that_is_named(
     assert "predict: 1 predictions in out.csv" in capsys.readouterr().out
     (row,) = csv.DictReader((tmp_path / "out.csv").open())
     assert row["input"] == "a.jpg" and row["class"] in ("bird/owl", "cat", "dog")
+    (run.results("p") / "model.keras").write_bytes(b"cut off")
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "`dvc repro --force train@NAME`. These are paths in .throughline/workspaces/wide" in said
+    assert "with --name wide and its --overlay and --set" in said
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit):
         main()

@@ -255,7 +255,7 @@ def test_the_page_says_what_to_measure_again_and_who_disturbed_it(layout, tmp_pa
     )
     report(["naive", "optimized"], layout, tmp_path / "report")
     page = strip_tags((tmp_path / "report" / "index.html").read_text())
-    assert "yes (process 9) was at work while optimized was measured" in page
+    assert "optimized was disturbed by yes (process 9)." in page
     assert "python -m flows.comparison --measure-again optimized does it" in page
 
 

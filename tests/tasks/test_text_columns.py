@@ -277,7 +277,17 @@ def test_a_run_is_refused_before_it_starts(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}}, "share their columns"),
+        (
+            {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}},
+            "texts with columns are not packed",
+        ),
+        (
+            {
+                "data": {"source": "text_table", "path": "x", "label_kind": "number"},
+                "pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}},
+            },
+            "texts with numbers to predict are not packed",
+        ),
         ({"window": {"tokens": 8}}, "data.numeric: window.tokens predicts the next token"),
         ({"data": {"source": "text_folder", "path": "x", "numeric": ["a"]}}, "has no columns"),
         ({"data": {"source": "text_table", "path": "x", "ignore": ["a"]}}, "that are not named"),
@@ -295,10 +305,58 @@ def test_lines_of_text_files_have_no_columns(tmp_path):
         ingest(settings, tmp_path / "manifest")
 
 
+def write_items(path, lines: list[dict]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_numbers_of_json_are_what_they_are_whatever_texts_look_like(tmp_path):
+    lines = [
+        {"text": f"a{n}", "label": "xy"[n % 2], "size": 1.001 + n, "weight": f"{n},5", "color": "r"}
+        for n in range(30)
+    ]
+    write_items(tmp_path / "items.jsonl", lines)
+    settings = data_of(tmp_path / "items.jsonl", numeric=["size", "weight"], missing="reject")
+    manifest = ingest(DataSettings.model_validate(settings), tmp_path / "manifest")
+    places = [int(name[-8:]) - 1 for name in manifest.examples["id"]]
+    expected = [[1.001 + place, place + 0.5, 0] for place in places]
+    np.testing.assert_allclose(np.asarray(manifest.columns), expected, rtol=1e-6)
+    settings["decimal"] = ","
+    again = ingest(DataSettings.model_validate(settings), tmp_path / "again")
+    np.testing.assert_array_equal(np.asarray(again.columns), np.asarray(manifest.columns))
+
+
+def test_a_key_may_be_left_out_of_a_line_and_not_of_all(tmp_path):
+    lines = [{"text": f"a{n}", "label": "xy"[n % 2], "size": n, "color": "red"} for n in range(30)]
+    del lines[0]["size"]
+    (tmp_path / "items.jsonl").write_text("\n")
+    with (tmp_path / "items.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    settings = DataSettings.model_validate(data_of(tmp_path / "items.jsonl"))
+    assert len(ingest(settings, tmp_path / "manifest").examples) == 30
+    other = {"categorical": ["colour"], "missing": {"colour": "category"}}
+    settings = DataSettings.model_validate(data_of(tmp_path / "items.jsonl", **other))
+    with pytest.raises(UnreadableSource, match="all lines: no column colour; did you mean color"):
+        ingest(settings, tmp_path / "manifest")
+
+
+def test_a_stray_quote_joins_no_rows_with_numbers_to_predict(tmp_path):
+    rows = [f"text {number},{number}.5" for number in range(30)]
+    rows[7:10] = ['"two,20.5', "three,30.5", 'four",40.5']
+    (tmp_path / "items.csv").write_text("\n".join(["text,price", *rows]) + "\n")
+    settings = DataSettings(
+        source="text_table",
+        path=str(tmp_path / "items.csv"),
+        label_kind="number",
+        label_column="price",
+    )
+    with pytest.raises(UnreadableSource, match="line 9 in it reads as a row of its own"):
+        ingest(settings, tmp_path / "manifest")
+
+
 def test_a_cell_of_a_line_is_one_value(tmp_path):
     lines = [{"text": "a", "label": "x", "size": [1], "color": "red"}]
     lines += [{"text": f"b{n}", "label": "xy"[n % 2], "size": n, "color": "red"} for n in range(30)]
-    (tmp_path / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_items(tmp_path / "items.jsonl", lines)
     settings = DataSettings.model_validate(data_of(tmp_path / "items.jsonl"))
     manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.rejected["reason"].tolist() == ["size is list, no single value"]

@@ -17,7 +17,7 @@ from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
-from throughline.models.transformers import Transformer
+from throughline.models.transformers import Transformer, transformer_encoder
 from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
@@ -61,6 +61,22 @@ def test_the_last_layer_is_replaced_where_the_classes_differ(tmp_path, capsys):
         np.testing.assert_array_equal(one, other)
     same = build(path, outputs=7)
     assert same.layers[-1].name == "probabilities", "as many outputs: it stays as it is"
+
+
+def test_a_new_last_layer_predicts_numbers_in_their_unit(tmp_path):
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]).save(tmp_path / "dense.keras")
+    text = {"vocabulary": 30, "width": 8, "blocks": 1}
+    transformer_encoder((None,), 7, **text).save(tmp_path / "text.keras")
+    prices = Target(kind="regression", shape=(1,), mean=(1e5,), scale=(1e4,))
+    for name, shape, dtype in (("dense", (4,), "float32"), ("text", (None,), "int32")):
+        network = build_models(
+            ModelSettings.model_validate({"from": str(tmp_path / f"{name}.keras")}),
+            input_shape=shape,
+            dtype=dtype,
+            target=prices,
+            postprocess=(),
+        ).network
+        assert network([np.ones((1, 4), dtype)]).numpy() == pytest.approx(1e5, abs=5e4), name
 
 
 def test_layers_are_frozen_by_name_and_patterns(tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from throughline.config.params import Params
+from throughline.config.table_check import choose_window
 from throughline.data.storage import Storage
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
@@ -78,29 +79,11 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     Raises:
       InvalidParams: a target is no column, or a split is shorter than one window.
     """
-    window, columns = params.window, data.shards.schema.input.columns.names
-    if not data.shards.schema.is_series:
+    shards = data.shards
+    if not shards.schema.is_series:
         return None
-    unknown = [name for name in window.targets if name not in columns]
-    if unknown:
-        raise InvalidParams(
-            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(columns)}"]
-        )
-    targets = tuple(columns.index(name) for name in window.targets or columns)
-    windows = Window(
-        length=window.length, horizon=window.horizon, stride=window.stride, targets=targets
-    )
-    for split in data.shards.splits:
-        steps = data.shards.examples(split)
-        if windows.count(steps) == 0:
-            needed = f"window.length + window.horizon = {window.length + window.horizon}"
-            raise InvalidParams(
-                [
-                    f"window: the {split} split has {steps} time steps, fewer than {needed};"
-                    " shorten the window or give the split more data"
-                ]
-            )
-    return windows
+    steps = {split: shards.examples(split) for split in shards.splits}
+    return choose_window(params.window, steps, shards.schema.input.columns.names)
 
 
 def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:

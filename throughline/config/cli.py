@@ -16,11 +16,11 @@ from throughline.config.params import Params, check_pipelines_exist, load_params
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.chatter import hide_tensorflow_chatter
-from throughline.shared.errors import MissingInput, did_you_mean
+from throughline.shared.errors import MissingInput, UserError, did_you_mean
 from throughline.shared.failures import report_user_errors
 from throughline.shared.files import clear_leftovers
 from throughline.shared.gc_pause import collect_garbage_as_usual
-from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
+from throughline.shared.layout import MODEL_FILE, STORE_HOME, WORKSPACES, Layout
 from throughline.shared.libraries import check_versions, stage_libraries
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 
@@ -68,7 +68,8 @@ def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator
     """Parse a stage's command line, check all parameters, and report user errors. Imports no
     TensorFlow. With `of_runs` it takes --name.
     """
-    with options_stage_cli(command, add_run_option if of_runs else None) as (params, _):
+    opened = options_stage_cli(command, add_run_option if of_runs else None)
+    with opened as (params, options), _explain_run(options.name if of_runs else None):
         yield params
 
 
@@ -160,9 +161,27 @@ def trained_model_cli(
         model = options.model or layout.results(options.pipeline) / MODEL_FILE
         if not model.is_file():
             raise MissingInput(f"{model} does not exist; name a model.keras that train has written")
-        yield TrainedModelContext(
-            model=model, trusted=options.model is None, layout=layout, options=options
-        )
+        with _explain_run(options.name):
+            yield TrainedModelContext(
+                model=model, trusted=options.model is None, layout=layout, options=options
+            )
+
+
+@contextmanager
+def _explain_run(name: str | None) -> Iterator[None]:
+    """Say of what is wrong in the run `name`, if one is meant, where its files are and what makes
+    them: what `dvc repro` makes in the project are the project's own.
+    """
+    try:
+        yield
+    except UserError as error:
+        if name and "`dvc repro" in str(error):
+            error.args = (
+                f"{error}. These are paths in {WORKSPACES / name}; what makes them there is not DVC"
+                f" in the project but the command of that run, with --name {name} and its --overlay"
+                " and --set",
+            )
+        raise
 
 
 def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:

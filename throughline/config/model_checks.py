@@ -7,12 +7,15 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from throughline.plan.ops import Rescale, Standardize
 from throughline.plan.schema import COLUMNS, Encoding
-from throughline.settings import ModelSettings, WindowSettings
+from throughline.settings import ModelSettings, TrainSettings, WindowSettings
 from throughline.shared.code_identity import find_source, parse_source
 from throughline.shared.errors import did_you_mean
 
@@ -47,6 +50,7 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
         *_find_file_problems(params.model),
         *(_find_name_problems(params, encoding) or find_option_problems(params.model)),
         *_find_scaling_problems(params),
+        *_find_compile_problems(params.train),
         *_find_monitor_problems(params, encoding),
     ]
 
@@ -89,8 +93,8 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
         known = model_names()
         if name not in known:
             return [
-                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
-                " package.module:function"
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} (your own:"
+                " package.module:function)"
             ]
         takes = BUILT_IN_MODELS.get(name, ("images",))  # those of keras.applications
         if (NEXT_TOKENS in takes) != (params.window.tokens is not None):
@@ -106,19 +110,63 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
             f"model.name: {name} takes {' and '.join(takes)}, the source has {encoding.noun}; use"
             f" auto, {', '.join(fitting)}, or your own"
         ]
-    module = name.partition(":")[0]
-    try:
-        missing = importlib.util.find_spec(module) is None
-    except (ImportError, ValueError):
-        missing = True
-    return (
-        [
-            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
-            " install it"
-        ]
-        if missing
-        else []
+    return [*_find_module_problems("model.name", name)]
+
+
+def _find_module_problems(key: str, named: str) -> Iterator[str]:
+    """Why the module of a module:name cannot be imported."""
+    module = named.partition(":")[0]
+    with suppress(ImportError, ValueError):
+        if importlib.util.find_spec(module):
+            return
+    yield (
+        f"{key}: module {module} cannot be found; run from the folder that holds it, or install it"
     )
+
+
+def _find_compile_problems(train: TrainSettings) -> Iterator[str]:
+    """Names of optimizer, loss and metrics that nothing has."""
+    named = {
+        ("optimizer", "optimizers"): [train.optimizer],
+        ("loss", "losses"): [train.loss],
+        ("metrics", "metrics"): train.metrics,
+    }
+    for (key, module), objects in named.items():
+        known = _list_keras_names(module)
+        for one in objects:
+            name = one if isinstance(one, str) else next(iter(one), "")
+            plain = _plain(name)
+            if ":" in name:
+                yield from _find_module_problems(f"train.{key}", name)
+            elif known and name != "auto" and plain not in known:
+                close = get_close_matches(plain, known, n=1)
+                hint = f"did you mean {known[close[0]]}?" if close else "see keras.io/api"
+                yield (
+                    f"train.{key}: {name} is none of Keras' {module}; {hint} (your own:"
+                    " package.module:name)"
+                )
+
+
+def _plain(name: str) -> str:
+    """A name without what its spellings differ in: AdamW, adam_w."""
+    return name.replace("_", "").lower()
+
+
+@cache
+def _list_keras_names(module: str) -> Mapping[str, str]:
+    """What a module of Keras has by plain name, and short names such as mse; nothing where its
+    source is not to be found.
+    """
+    keras = find_source("keras")
+    if keras is None:
+        return {}
+    public = ast.parse((keras.parent / module / "__init__.py").read_text())
+    source = ast.parse((keras.parent / "src" / module / "__init__.py").read_text())
+    imports = [node for node in ast.walk(public) if isinstance(node, ast.ImportFrom)]
+    short = [key for node in ast.walk(source) if isinstance(node, ast.Dict) for key in node.keys]
+    names = [alias.name for node in imports for alias in node.names]
+    names += [str(key.value) for key in short if isinstance(key, ast.Constant)]
+    return {_plain(name): name for name in names}
 
 
 def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:

@@ -26,10 +26,11 @@ from throughline.data.encodings.labels import labeled, list_numbers
 from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
-from throughline.data.manifest import SPLITS, VALUES
+from throughline.data.manifest import VALUES
 from throughline.data.row_digests import digest_rows
 from throughline.data.sources.listed_columns import read_listing
 from throughline.data.sources.tabular import KeptCells
+from throughline.data.splits import split_steps
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b
@@ -44,7 +45,7 @@ class Examined:
     """The usable examples of a source as rows of the manifest, whose keys and splits are still
     open; those that are not, with their reasons; names of classes, none where labels are numbers;
     how often something was noticed. `columns` (rows, columns) float32 are those of the schema's
-    table input. `readings` and `dialect` are those of a source that is known when all is read.
+    table input. `readings`, `dialect` and `warnings` are of what is known when all is read.
     """
 
     rows: pd.DataFrame
@@ -55,6 +56,7 @@ class Examined:
     notes: Counter = field(default_factory=Counter)
     readings: Sequence[sources.ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +113,9 @@ def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examine
     """
     with open_values_file(folder.path / VALUES, source.values) as copy:
         copy.write(np.ascontiguousarray(source.values).data)
-    count, split = len(source.values), settings.split
-    edges = [
-        0,
-        round(count * (1 - split.validation - split.test)),
-        round(count * (1 - split.test)),
-        count,
-    ]
     rows = []
-    for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
+    splits = split_steps(len(source.values), settings.split.model_dump())
+    for name, (begin, end) in splits.items():
         for row in range(begin, end, STEPS_PER_BLOCK):
             block = np.ascontiguousarray(source.values[row : min(row + STEPS_PER_BLOCK, end)])
             digest = digest_blake2b(block.tobytes())
@@ -174,6 +170,7 @@ def _read_kept_cells(
         classes=tuple(sorted(set(rows["label"]))) if listing.label_kind == "class" else (),
         readings=listing.readings,
         dialect=listing.dialect,
+        warnings=listing.warnings,
     )
 
 

@@ -173,11 +173,13 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     kinds = rejects.groupby(rejects["reason"].map(_group_reason))
     largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
     shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
+    doubled = rejects["reason"].str.startswith(("duplicate of", "listed twice")).any()
+    keep = "; `data.duplicates: keep` accepts those that are the same" if doubled else ""
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}, {int(limit * total)} of them.\n{shown}\n"
         f"  all of them: {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
-        " data.max_reject_fraction."
+        f" data.max_reject_fraction{keep}."
     )
 
 
@@ -275,7 +277,7 @@ def _stats(
         "features": dict(getattr(source, "features", {})),
         "skipped": dict(getattr(source, "skipped", {})),
         "dialect": [*getattr(source, "dialect", ()), *found.dialect],
-        "warnings": list(getattr(source, "warnings", ())),
+        "warnings": [*getattr(source, "warnings", ()), *found.warnings],
         "columns": [
             asdict(reading) for reading in (*getattr(source, "readings", ()), *found.readings)
         ],

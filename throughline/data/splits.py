@@ -29,6 +29,19 @@ def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     return "train"
 
 
+def split_steps(count: int, shares: Mapping[str, float]) -> dict[str, tuple[int, int]]:
+    """The first time step of each split of a series, and the one after its last; `shares` are those
+    of validation and test, which come last.
+    """
+    edges = [
+        0,
+        round(count * (1 - shares["validation"] - shares["test"])),
+        round(count * (1 - shares["test"])),
+        count,
+    ]
+    return dict(zip(("train", "validation", "test"), itertools.pairwise(edges), strict=True))
+
+
 def shard_order(examples: pd.DataFrame) -> np.ndarray:
     """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same
     order.

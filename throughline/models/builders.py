@@ -24,7 +24,7 @@ from keras import layers, ops
 from throughline.models import emulation
 from throughline.models.device_ops import SINGLE, apply_as_layer
 from throughline.models.emulation import Emulation, parse_emulation
-from throughline.models.fine_tuning import NEW_OUTPUT, freeze_layers, load_network, load_weights
+from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
 from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.models.table_input import (
     TableInput,
@@ -102,11 +102,7 @@ def build_models(
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     inputs_shape = tuple(value.shape[1:])
-    network = (
-        load_network(Path(settings.from_file), inputs_shape, outputs)
-        if settings.from_file
-        else _build(settings, inputs_shape, outputs, table)
-    )
+    network, is_new = _open_network(settings, inputs_shape, outputs, table)
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
     if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != expected:
@@ -120,7 +116,8 @@ def build_models(
     if settings.weights:
         load_weights(network, Path(settings.weights))
     freeze_layers(network, settings.freeze)
-    rescales = bool(target.scale) and not emulated and _starts_near_zero(network, settings)
+    # The numbers that a new last layer predicts begin near zero, whatever those of the data are.
+    rescales = bool(target.scale) and not emulated and is_new
     if table and len(network.inputs) == 1:
         first = keras.Input(inputs_shape, dtype=value.dtype, name=name)
         if emulated:
@@ -152,6 +149,18 @@ def build_models(
     )
 
 
+def _open_network(
+    settings: ModelSettings,
+    input_shape: Shape,
+    outputs: int,
+    table: TableInput | None,
+) -> tuple[Any, bool]:
+    """The network, and whether its last layer is new and none of one's own."""
+    if settings.from_file:
+        return load_network(Path(settings.from_file), input_shape, outputs)
+    return _build(settings, input_shape, outputs, table), ":" not in settings.name
+
+
 def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:
     """Refuse outputs for classes that are neither logits nor the probabilities of a softmax."""
     name = find_last_activation(network) or "linear"
@@ -161,16 +170,6 @@ def _check_last_activation(network: keras.Model, settings: ModelSettings, target
             f"{key}: {settings.from_file or settings.name} ends with {name}, and classes need"
             " logits, from a last layer without activation, or a softmax"
         )
-
-
-def _starts_near_zero(network: keras.Model, settings: ModelSettings) -> bool:
-    """Whether the numbers that it predicts begin near zero, whatever those of the data are: built
-    in, of keras.applications, or from a file with a last layer that is new. One's own is taken as
-    it is.
-    """
-    if settings.from_file:
-        return network.outputs[0]._keras_history.operation.name == NEW_OUTPUT
-    return ":" not in settings.name
 
 
 def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) -> None:

@@ -23,10 +23,13 @@ NEW_OUTPUT = "new_output"
 SHOWN = 4  # weights that are not loaded
 
 
-def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) -> keras.Model:
+def load_network(
+    path: Path, input_shape: tuple[int | None, ...], outputs: int
+) -> tuple[keras.Model, bool]:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
     of a model of this program, the network within, with the columns that it sees as well. Where it
-    does not give so many `outputs`, its last layer is replaced. It computes in the precision of
+    does not give so many `outputs`, its last layer is replaced, and whether that is so is returned,
+    too. It computes in the precision of
     this process, whatever the file's, and all its layers are trained, whichever were frozen when it
     was saved.
 
@@ -57,7 +60,8 @@ def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) 
     _apply_precision(network)
     for layer in network._flatten_layers():  # a model that is trainable would tell none of them
         layer.trainable = True
-    return network if network.output_shape[-1] == outputs else _replace_output(network, outputs)
+    fits = network.output_shape[-1] == outputs
+    return (network if fits else _replace_output(network, outputs)), not fits
 
 
 def _find_network(full_model: keras.Model) -> keras.Model:

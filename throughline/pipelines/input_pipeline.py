@@ -34,10 +34,10 @@ class InputPipeline:
     """Batches of one split, epoch by epoch, as a plan says.
 
     Batches are (input, label): image (batch, height, width, channels), features (batch, …) or text
-    (batch, longest) int32, label (batch,) int64 or what the task predicts; of images with columns
+    (batch, longest) int32, label (batch,) int64 or what the task predicts; with columns next to it
     the input is {image, columns: (batch, columns) float32}. Or they are dicts that also carry `key`
-    (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long
-    as the pipeline.
+    (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long as the
+    pipeline.
 
     Raises:
       ImpossiblePlan: the split is too large or has too few shards for the plan (`check_extent`).

@@ -62,7 +62,7 @@ def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -
 
 def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
     """Bytes of the model's inputs of a split after these ops, by its first records, which are in
-    random order.
+    random order; of ops that leave keys alone, none.
     """
     import tensorflow as tf
 
@@ -73,7 +73,7 @@ def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
 
     def size(record: bytes) -> int:
         element = process_record(ops, tf.constant(record))
-        return sum(element[name].numpy().nbytes for name in names)
+        return sum(element[name].numpy().nbytes for name in names if name in element)
 
     return _extrapolate(size, data, split)
 

@@ -63,9 +63,10 @@ def find_data_problems(
         problems += _of_sizes(config, [op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":
         problems.append("sampling: a number to predict is no class to draw by; drop `sampling`")
-    if columns and config.batch and config.batch.pack:
+    if config.batch and config.batch.pack and (columns or predicts_number):
+        what = "columns" if columns else "numbers to predict"
         problems.append(
-            "batch.pack: the texts of a row would share their columns; use `batch: {pad_to: auto}`"
+            f"batch.pack: texts with {what} are not packed; use `batch: {{pad_to: auto}}` instead"
         )
     return problems
 

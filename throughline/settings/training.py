@@ -115,8 +115,8 @@ class TrainSettings(Settings):
     loss: NamedObject = Field(
         default="auto",
         description=(
-            "auto (cross-entropy of classes, squared error of numbers), a Keras loss, or"
-            " module:name of your own"
+            "auto (cross-entropy of classes, squared error of numbers, of several each in units of"
+            " its deviation), a Keras loss, or module:name of your own"
         ),
     )
     metrics: list[NamedObject] = Field(

@@ -39,8 +39,10 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
         return
     rows, allowed = sum(map(shards.examples, shards.splits)), parse_size(budgets.disk)
     table = shards.schema.table_input
-    others = KEY_BYTES + (np.dtype(target.dtype).itemsize if target else 0)
-    others += np.dtype(table.dtype).itemsize * table.channels if table else 0
+    numbers = [one for one in (target, table) if one]
+    others = KEY_BYTES + sum(
+        np.dtype(one.dtype).itemsize * math.prod(size or 1 for size in one.shape) for one in numbers
+    )
     needed = rows * (others + params.snapshot.stored_fraction * image.stride)
     if needed <= allowed:
         return

@@ -18,6 +18,7 @@ import pyarrow.compute
 from throughline.data.sources.base import ColumnReading
 from throughline.data.sources.number_text import is_number, looks_like_numbers
 from throughline.data.sources.tabular import Problems, TextTable
+from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
 
 Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty"]
@@ -36,6 +37,7 @@ _DATE = (
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
 _LEADING_ZEROS = r"^0\d{2,}$"
 _PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
+_MISSING = {"na", "n/a", "nan", "null", "?", "-"}  # as categories in lower case
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -190,6 +192,17 @@ def find_merging(values: np.ndarray) -> str | None:
         f" seven digits: of {len(some):,} that differ {kept:,} would be left; subtract what they"
         " have in common"
     )
+
+
+def find_missing_marks(columns: TableColumns) -> list[str]:
+    """Categories that usually mean a missing cell, for people to check."""
+    named = zip(columns.names[columns.numeric :], columns.categories, strict=True)
+    marks = [(name, word) for name, words in named for word in words if word.lower() in _MISSING]
+    return [
+        f"column {name} has {word} as a category; data.missing_values: ['{word}'], if it means"
+        " missing"
+        for name, word in marks
+    ]
 
 
 def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> str:

@@ -77,7 +77,6 @@ def open_delimited(
         params.yaml that says how it is meant.
     """
     check_encoding(settings.encoding)
-    _refuse_no_text(path)
     csv.field_size_limit(sys.maxsize)
     delimiter, detected = find_delimiter(path, settings, errors)
     with _open(path, settings, errors) as file:
@@ -143,6 +142,7 @@ def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -
     """The character between cells, and a note where it was detected and is not that of the file's
     suffix.
     """
+    _refuse_no_text(path)
     if settings.delimiter != "auto":
         return {"tab": "\t"}.get(settings.delimiter, settings.delimiter), ""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","

@@ -72,7 +72,7 @@ def scan(settings: DataSettings) -> Files:
         rejected=rejected,
         readings=listing.readings,
         dialect=listing.dialect,
-        warnings=[] if watched else [UNWATCHED],
+        warnings=[*([] if watched else [UNWATCHED]), *listing.warnings],
     )
 
 

@@ -12,7 +12,12 @@ import numpy as np
 
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.sources.base import ColumnReading, ListedColumns
-from throughline.data.sources.column_kinds import Kind, describe_column, refuse_mistaken
+from throughline.data.sources.column_kinds import (
+    Kind,
+    describe_column,
+    find_missing_marks,
+    refuse_mistaken,
+)
 from throughline.data.sources.table import (
     check_missing,
     choose_columns,
@@ -39,6 +44,7 @@ class Listing:
     problems: list[str | None]
     readings: Sequence[ColumnReading]
     dialect: Sequence[str]
+    warnings: Sequence[str]
 
     @property
     def label_kind(self) -> LabelKind:
@@ -102,6 +108,7 @@ def read_listing(table: TextTable) -> Listing:
         problems=problems,
         readings=[describe_column(table, name, kind) for name, kind in (label | kinds).items()],
         dialect=table.describe_dialect() if kinds or numbers is not None else (),
+        warnings=find_missing_marks(columns),
     )
 
 

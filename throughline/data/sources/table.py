@@ -29,6 +29,7 @@ from throughline.data.sources.column_kinds import (
     explain_no_number,
     find_kinds,
     find_merging,
+    find_missing_marks,
     guess_kind,
     refuse_mistaken,
 )
@@ -116,7 +117,7 @@ def scan(settings: DataSettings) -> Arrays:
             describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
         ],
         dialect=table.describe_dialect(),
-        warnings=table.describe_nested(),
+        warnings=[*table.describe_nested(), *find_missing_marks(columns)],
     )
 
 
@@ -188,7 +189,7 @@ def fill_medians(
             raise UnreadableSource(
                 f"column {name} is empty in all rows of the training split, so it has no median"
                 " there",
-                f"take it out of data.numeric, or set data.ignore: [{name}]",
+                "take it out of data.numeric or, of a table, name it in data.ignore",
             )
         medians[name] = float(np.median(known))
         column[empty] = medians[name]

@@ -165,6 +165,12 @@ def read_table(
     return replace(table, columns=_blank_all(table.columns, settings), trained=trained)
 
 
+class NumberText(str):
+    """A cell that is a number in its source, with a decimal point."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeptCells:
     """Which cells documents bring along, of the columns `names` of the file at `path`: what they
@@ -183,16 +189,18 @@ class KeptCells:
     ) -> TextTable:
         """The cells of all documents as a table."""
         columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
-        cells = {
-            name: pa.array(column, pa.large_string())
-            for name, column in zip(self.names, columns, strict=True)
-        }
+        cells, floats = {}, set(self.floats)
+        for name, column in zip(self.names, columns, strict=True):
+            floats |= (
+                {name} if all(isinstance(cell, NumberText) for cell in column if cell) else set()
+            )
+            cells[name] = pa.array(column, pa.large_string())
         return TextTable(
             path=self.path,
             columns=_blank_all(cells, self.settings),
             rows=len(rows),
             settings=self.settings,
-            floats=self.floats & {*self.names},
+            floats=frozenset(floats),
             delimiter=self.delimiter,
             trained=trained,
         )

@@ -20,7 +20,12 @@ from throughline.data.sources.text_records import (
     name_kept,
     read_fields,
 )
-from throughline.data.sources.text_table import check_fields, keep_cells
+from throughline.data.sources.text_table import (
+    check_fields,
+    keep_cells,
+    list_columns,
+    list_needed,
+)
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -66,7 +71,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             f"{root}: lines of .txt files have no column {kept.names[0]}; use JSON lines"
         )
     return Texts(
-        documents=_documents(split_of, settings, use_splits=use_splits),
+        documents=_documents(root, split_of, settings, use_splits=use_splits),
         total=sum(map(count_lines, files)),
         kept=kept,
         skipped=count_kinds(path for path in paths if path not in chosen),
@@ -91,9 +96,12 @@ def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[
 
 
 def _documents(
-    splits: Mapping[Path, str | None], settings: DataSettings, *, use_splits: bool
+    root: Path, splits: Mapping[Path, str | None], settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    """What is in each file, whose lines are of its split unless they name another one."""
+    """What is in each file, whose lines are of its split unless they name another one. A key that
+    is to be kept may be left out where it has no value, but not everywhere.
+    """
+    kept, seen = name_kept(settings), set[str]()
     for path, split in splits.items():
         is_txt = path.suffix.lower() in TXT
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
@@ -106,29 +114,35 @@ def _documents(
                 label = label_or_none(path.stem, settings)
                 yield Document(id=example_id, content=line, label=label, split=split)
             else:
-                item = _read_json(line, example_id, path, settings, use_splits=use_splits)
+                fields, problem = _read_json(line, settings)
+                if example_id.endswith(":00000001") and not problem:
+                    check_fields([*fields], list_needed(settings), where=f"{path}, line 1")
+                seen.update(fields if not seen.issuperset(kept) else ())
+                item = (
+                    Rejected(id=example_id, reason=problem)
+                    if problem
+                    else read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
+                )
                 is_open = isinstance(item, Document) and item.split is None
                 yield replace(item, split=split) if is_open else item
+    if seen:
+        check_fields(sorted(seen), list_columns(settings), where=f"{root}, all lines")
 
 
-def _read_json(
-    line: bytes, example_id: str, path: Path, settings: DataSettings, *, use_splits: bool
-) -> Document | Rejected:
+def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str | None]:
+    """The fields of a line, or why it has none."""
     try:
         fields: Any = json.loads(
             line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
         )
     except UnicodeDecodeError as error:
         reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
-        return Rejected(id=example_id, reason=reason)
+        return {}, reason
     except (ValueError, RecursionError) as error:
-        return Rejected(id=example_id, reason=f"not JSON: {error}")
+        return {}, f"not JSON: {error}"
     if not isinstance(fields, dict):
-        return Rejected(id=example_id, reason=f"no JSON object: {type(fields).__name__}")
-    if example_id.endswith(":00000001"):
-        check_fields(list(fields), settings, where=f"{path}, line 1")
-    kept = name_kept(settings)
-    return read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
+        return {}, f"no JSON object: {type(fields).__name__}"
+    return fields, None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

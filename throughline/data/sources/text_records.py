@@ -12,7 +12,7 @@ from typing import Any
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_size
 from throughline.data.sources.base import Document, Rejected, is_utf8
-from throughline.data.sources.tabular import read_split
+from throughline.data.sources.tabular import NumberText, read_split
 from throughline.settings import DataSettings
 
 _BLOCK = 1 << 20
@@ -44,7 +44,7 @@ def read_fields(
         return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
-    if isinstance(label, (list, dict, bytes)) and settings.label_kind != "none":
+    if isinstance(label, (list, dict, bytes)) and settings.label_kind not in ("none", "number"):
         return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
     name = _as_cell(label)
     name = label_or_none("" if name in missing else name, settings)
@@ -61,17 +61,17 @@ def read_fields(
         return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
     except RejectedValue as reason:
         return Rejected(id=example_id, reason=str(reason))
-    cells = [_as_cell(fields.get(one)) for one in kept]
-    for one, cell in zip(kept, cells, strict=True):
-        if problem := _find_cell_problem(fields.get(one), cell, settings):
+    for one in kept:
+        if problem := _find_cell_problem(fields.get(one), settings):
             return Rejected(id=example_id, reason=f"{one} is {problem}")
+    cells = [_as_cell(fields.get(one)) for one in kept]
     return Document(id=example_id, content=text, label=name, split=split, cells=cells)
 
 
-def _find_cell_problem(value: Any, cell: str, settings: DataSettings) -> str | None:
+def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
     if isinstance(value, (list, dict, bytes)):
         return f"{type(value).__name__}, no single value"
-    return None if is_utf8(cell) else f"not {settings.encoding}"
+    return None if is_utf8(_as_cell(value)) else f"not {settings.encoding}"
 
 
 def count_lines(path: Path) -> int:
@@ -89,6 +89,7 @@ def _as_cell(value: Any) -> str:
     """A value as the text of a cell, or name of a class; whole numbers without a fraction."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return (
-        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
-    )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        whole = isinstance(value, float) and value.is_integer()
+        return NumberText(int(value) if whole else value)
+    return str(value).strip()

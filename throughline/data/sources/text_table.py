@@ -4,7 +4,7 @@ read one by one, so the table need not fit into memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from throughline.data.sources.delimited import (
     refuse_doubled,
 )
 from throughline.data.sources.listed_columns import check_names, name_columns
+from throughline.data.sources.number_text import is_number
 from throughline.data.sources.tabular import TABLES, KeptCells, NoText, as_text, find_floats
 from throughline.data.sources.text_records import count_lines, name_kept, read_fields
 from throughline.settings import DataSettings
@@ -77,28 +78,33 @@ def keep_cells(path: Path, settings: DataSettings, **notation: Any) -> KeptCells
     return KeptCells(path=path, settings=settings, names=names, **notation) if names else None
 
 
-def check_fields(names: list[str], settings: DataSettings, *, where: str) -> None:
-    """Refuse a table, or a first line, without a text or a label.
+def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str) -> None:
+    """Refuse a table, or a first line, without the columns that are `needed`, by the keys of
+    params.yaml that name them.
 
     Raises:
       UnreadableSource: names the column, the nearest one there is, and the key to set.
     """
-    for key, needed in _list_needed(settings).items():
-        for name in needed:
+    for key, columns in needed.items():
+        for name in columns:
             if name not in names:
                 raise UnreadableSource(
                     f"{where}: no column {name}; {did_you_mean(name, names)}", f"set data.{key}"
                 )
 
 
-def _list_needed(settings: DataSettings) -> dict[str, Sequence[str]]:
-    """The columns that must be there, by the keys of params.yaml that name them."""
+def list_needed(settings: DataSettings) -> dict[str, Sequence[str]]:
+    """The columns that every document has, by the keys of params.yaml that name them."""
     return {
         "text_column": [settings.text_column],
         "label_column": settings.label_columns if settings.label_kind != "none" else (),
-        "numeric": settings.numeric,
-        "categorical": settings.categorical,
     }
+
+
+def list_columns(settings: DataSettings) -> dict[str, Sequence[str]]:
+    """The columns that a table must have, by the keys that name them."""
+    seen = {"numeric": settings.numeric, "categorical": settings.categorical}
+    return {**list_needed(settings), **seen}
 
 
 def _csv_rows(
@@ -107,8 +113,8 @@ def _csv_rows(
     kept = name_kept(settings)
     with open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
-        check_fields(header, settings, where=str(path))
-        labels: set[str] = set()
+        check_fields(header, list_columns(settings), where=str(path))
+        labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[_RowLine] = []
         place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None
         for number, record in enumerate(table.records, start=1):
@@ -120,9 +126,10 @@ def _csv_rows(
             if place is not None:
                 if settings.quoting == "auto":
                     lines = list(_find_row_lines(record, table, place))
+                    labels |= {line.label for line in lines if numbers and _is_number(line.label)}
                     _refuse_joined_rows(lines, path, labels)
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
-                labels.add(cells[place].strip())
+                labels |= set() if numbers else {cells[place].strip()}
             fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
             yield read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
         _refuse_joined_rows(doubtful, path, labels)
@@ -135,8 +142,14 @@ def _find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterato
             yield _RowLine(first=record.line, last=last, line=line, label=label)
 
 
+def _is_number(text: str) -> bool:
+    """Whether a cell is a number, with whichever decimal mark."""
+    cell = pa.array([text], pa.large_string())
+    return any(is_number(cell, mark)[0] for mark in ".,")
+
+
 def _refuse_joined_rows(lines: Sequence[_RowLine], path: Path, labels: Collection[str]) -> None:
-    """Texts may have several lines; a line that reads as a row of its own, with a class that is
+    """Texts may have several lines; a line that reads as a row of its own, with a label that is
     known, was joined to others by a stray quote.
     """
     for one in lines:
@@ -156,8 +169,8 @@ def _scan_parquet(path: Path, settings: DataSettings, *, use_splits: bool) -> Te
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     names = list(table.schema_arrow.names)
     refuse_doubled(names, path)
-    check_fields(names, settings, where=str(path))
-    needed = [*chain.from_iterable(_list_needed(settings).values())]
+    check_fields(names, list_columns(settings), where=str(path))
+    needed = [*chain.from_iterable(list_columns(settings).values())]
     needed += ["split"] if "split" in names else []
     documents = _parquet_rows(path, table, needed, settings, use_splits=use_splits)
     kept = keep_cells(path, settings, floats=find_floats(table.schema_arrow))
