@@ -17,7 +17,7 @@ from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
-from throughline.models.transformers import Transformer, transformer_encoder
+from throughline.models.transformers import Transformer
 from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
@@ -61,22 +61,6 @@ def test_the_last_layer_is_replaced_where_the_classes_differ(tmp_path, capsys):
         np.testing.assert_array_equal(one, other)
     same = build(path, outputs=7)
     assert same.layers[-1].name == "probabilities", "as many outputs: it stays as it is"
-
-
-def test_a_new_last_layer_predicts_numbers_in_their_unit(tmp_path):
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]).save(tmp_path / "dense.keras")
-    text = {"vocabulary": 30, "width": 8, "blocks": 1}
-    transformer_encoder((None,), 7, **text).save(tmp_path / "text.keras")
-    prices = Target(kind="regression", shape=(1,), mean=(1e5,), scale=(1e4,))
-    for name, shape, dtype in (("dense", (4,), "float32"), ("text", (None,), "int32")):
-        network = build_models(
-            ModelSettings.model_validate({"from": str(tmp_path / f"{name}.keras")}),
-            input_shape=shape,
-            dtype=dtype,
-            target=prices,
-            postprocess=(),
-        ).network
-        assert network([np.ones((1, 4), dtype)]).numpy() == pytest.approx(1e5, abs=5e4), name
 
 
 def test_layers_are_frozen_by_name_and_patterns(tmp_path):
@@ -226,25 +210,30 @@ def test_the_model_of_a_series_is_trained_on(tmp_path):
 
 
 def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
-    def text(outputs, **settings):
+    def text(target, **settings):
         return build_models(
             ModelSettings.model_validate(settings),
             input_shape=(None,),
             dtype="int32",
-            target=Target(kind="class", shape=(outputs,)),
+            target=target,
             postprocess=(),
         )
 
+    two, three = (Target(kind="class", shape=(outputs,)) for outputs in (2, 3))
+
     path, options = tmp_path / "model.keras", {"vocabulary": 20, "width": 8, "blocks": 1}
-    first = text(2, name="transformer_encoder", options=options)
+    first = text(two, name="transformer_encoder", options=options)
     needs = check_savable(first.full_model, [Transformer.__module__])
     spec = make_spec("text_folder", schema=labeled(text_feature()), objects=needs.objects)
     save_trained_model(first.full_model, path, spec, ())
-    further = text(3, **{"from": str(path)}, freeze=["all_but_last"]).network
+    further = text(three, **{"from": str(path)}, freeze=["all_but_last"]).network
     assert further.output_shape == (None, 3)
     assert [tuple(one.shape) for one in further.trainable_weights] == [(8, 3), (3,)]
     for old, new in zip(first.network.weights[:-2], further.weights[:-2], strict=True):
         np.testing.assert_array_equal(old, new)
+    prices = Target(kind="regression", shape=(1,), mean=(1e5,), scale=(1e4,))
+    said = text(prices, **{"from": str(path)}).network([np.ones((1, 4), np.int32)])
+    assert said.numpy() == pytest.approx(1e5, abs=5e4), "a new last layer, in the unit of prices"
 
 
 @pytest.mark.slow
