@@ -108,12 +108,14 @@ def listed(tmp_path_factory):
 @pytest.mark.parametrize("name", FORMS)
 def test_columns_follow_their_texts_whatever_the_file(tmp_path, name):
     table = make_table()
+    table.loc[10, "color"] = ""
     FORMS[name](tmp_path / name, table)
     settings = DataSettings.model_validate(data_of(tmp_path / name, label_kind="number"))
     settings = settings.model_copy(update={"label_column": "price"})
     manifest = ingest(settings, tmp_path / "manifest")
     rejected = dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
-    assert [name[-8:] for name in rejected] == ["00000005"]
+    assert [name[-8:] for name in rejected] == ["00000005", "00000011"]
+    assert [*rejected.values()][1].startswith("color is missing")
     places = [int(name[-8:]) - 1 for name in manifest.examples["id"]]
     rows = table.iloc[places]
     sizes = pd.to_numeric(rows["size"]).to_numpy()
