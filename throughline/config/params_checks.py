@@ -41,10 +41,14 @@ def _predicts_number(data: DataSettings) -> bool:
     return SOURCES[data.source].in_table and data.label_kind == "number"
 
 
+def _is_listed(data: DataSettings) -> bool:
+    """Whether a table lists the examples, images or texts, instead of being made of them."""
+    return SOURCES[data.source].in_table and find_source_encoding(data).modality != "numbers"
+
+
 def _sees_columns(data: DataSettings) -> bool:
     """Whether the model sees columns of the table that lists the examples."""
-    listed = find_source_encoding(data).modality != "numbers" and SOURCES[data.source].in_table
-    return listed and bool(data.numeric or data.categorical)
+    return _is_listed(data) and bool(data.numeric or data.categorical)
 
 
 def find_problems(params: Params) -> list[str]:
@@ -170,7 +174,7 @@ def _find_column_problems(params: Params) -> Iterator[str]:
         yield f"data.missing: the source {data.source} is no table; drop it"
     if key and not (in_table or encoding.storage == "blocks"):
         yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
-    if not in_table or encoding.modality == "numbers":
+    if not _is_listed(data):
         return
     if key:
         yield from find_table_input_problems(params.ops)

@@ -236,8 +236,9 @@ def _list_labels(
 ) -> list[str] | list[float] | list[tuple[float, ...]]:
     if source.label_kind == "class":
         return [file.label for file in files]
-    numbers = np.asarray([file.numbers for file in files], np.float64)
-    return list_numbers(numbers.reshape(-1, source.targets))
+    if source.targets > 1:
+        return [file.numbers for file in files]
+    return [file.numbers[0] for file in files]
 
 
 def _remove_others(folder: Path, used: Collection[Path]) -> None:

@@ -57,16 +57,20 @@ class Listing:
         return 1 if self.numbers is None else self.numbers.shape[1]
 
 
-def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
-    """The columns that have a use, by the keys of params.yaml that name them; `key` is that of the
-    examples.
+def name_required(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
+    """The columns that every example has, by the keys of params.yaml that name them; `key` is that
+    of the examples.
     """
     return {
         f"data.{key}": [getattr(settings, key)],
         "data.label_column": settings.label_columns if settings.label_kind != "none" else (),
-        "data.numeric": settings.numeric,
-        "data.categorical": settings.categorical,
     }
+
+
+def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
+    """The same with those that the model sees."""
+    seen = {"data.numeric": settings.numeric, "data.categorical": settings.categorical}
+    return {**name_required(settings, key), **seen}
 
 
 def check_names(path: Path, named: Mapping[str, Sequence[str]], *, input_name: str) -> None:

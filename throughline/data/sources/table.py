@@ -91,22 +91,23 @@ def scan(settings: DataSettings) -> Arrays:
     values, problems = code_rows(table, columns, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     named = [read_split(value) for value in splits]
-    numbers, classes = None, []
-    if kind == "number":
-        numbers = read_targets(table, problems)
-    else:
-        classes = _read_classes(table, problems)
+    labels: list[Any] = (
+        list_numbers(read_targets(table, problems))
+        if kind == "number"
+        else _read_classes(table, problems)
+    )
     reasons = [problem or reason for (_, problem), reason in zip(named, problems, strict=True)]
     usable = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(table))])
-    classes = [name for name, used in zip(classes, usable, strict=False) if used]
+    labels = [label for label, used in zip(labels, usable.tolist(), strict=True) if used]
+    distinct = sorted({*labels}) if kind == "class" else []
     roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
     return Arrays(
         values=values[usable],
-        labels=classes if numbers is None else list_numbers(numbers[usable]),
+        labels=labels,
         ids=ids[usable].tolist(),
         splits=[split for (split, _), used in zip(named, usable.tolist(), strict=True) if used],
-        classes=sorted(sorted(set(classes)), key=_by_value),
+        classes=sorted(distinct, key=_by_value),
         schema=schema,
         rejected=[
             Rejected(id=f"row {number + 1}", reason=reason)

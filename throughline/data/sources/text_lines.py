@@ -13,6 +13,7 @@ from typing import Any
 
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
+from throughline.data.sources.listed_columns import name_columns, name_required
 from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
 from throughline.data.sources.text_records import (
     count_lines,
@@ -20,12 +21,7 @@ from throughline.data.sources.text_records import (
     name_kept,
     read_fields,
 )
-from throughline.data.sources.text_table import (
-    check_fields,
-    keep_cells,
-    list_columns,
-    list_needed,
-)
+from throughline.data.sources.text_table import KEY, check_fields, keep_cells
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -116,7 +112,7 @@ def _documents(
             else:
                 fields, problem = _read_json(line, settings)
                 if example_id.endswith(":00000001") and not problem:
-                    check_fields([*fields], list_needed(settings), where=f"{path}, line 1")
+                    check_fields([*fields], name_required(settings, KEY), where=f"{path}, line 1")
                 seen.update(fields if not seen.issuperset(kept) else ())
                 item = (
                     Rejected(id=example_id, reason=problem)
@@ -126,7 +122,7 @@ def _documents(
                 is_open = isinstance(item, Document) and item.split is None
                 yield replace(item, split=split) if is_open else item
     if seen:
-        check_fields(sorted(seen), list_columns(settings), where=f"{root}, all lines")
+        check_fields(sorted(seen), name_columns(settings, KEY), where=f"{root}, all lines")
 
 
 def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str | None]:

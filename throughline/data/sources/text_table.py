@@ -5,7 +5,7 @@ read one by one, so the table need not fit into memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 _ROWS = 256
+KEY = "text_column"  # of params.yaml, by which the column with the texts is named
 TEXT = "text"  # as the texts themselves are called where a model is served
 UNDECODED = "surrogateescape"  # what becomes of bytes that are not of the encoding
 DOUBTFUL = 10_000  # lines that may be rows, until more classes are known
@@ -66,16 +67,18 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             "for .jsonl and .txt set `data.source: text_lines`",
         )
     documents = _csv_rows(path, settings, use_splits=use_splits)
-    delimiter = find_delimiter(path, settings, UNDECODED)[0]
-    kept = keep_cells(path, settings, delimiter=delimiter)
+    if kept := keep_cells(path, settings):
+        kept = replace(kept, delimiter=find_delimiter(path, settings, UNDECODED)[0])
     return Texts(documents=documents, total=count_lines(path), kept=kept)
 
 
-def keep_cells(path: Path, settings: DataSettings, **notation: Any) -> KeptCells | None:
-    """What the cells of documents of a file are; None where none are kept."""
-    check_names(path, name_columns(settings, "text_column"), input_name=TEXT)
+def keep_cells(
+    path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
+) -> KeptCells | None:
+    """What the cells of documents of a file are, where some are kept; `floats` as of `KeptCells`."""
+    check_names(path, name_columns(settings, KEY), input_name=TEXT)
     names = name_kept(settings)
-    return KeptCells(path=path, settings=settings, names=names, **notation) if names else None
+    return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
 
 
 def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str) -> None:
@@ -89,22 +92,8 @@ def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, w
         for name in columns:
             if name not in names:
                 raise UnreadableSource(
-                    f"{where}: no column {name}; {did_you_mean(name, names)}", f"set data.{key}"
+                    f"{where}: no column {name}; {did_you_mean(name, names)}", f"set {key}"
                 )
-
-
-def list_needed(settings: DataSettings) -> dict[str, Sequence[str]]:
-    """The columns that every document has, by the keys of params.yaml that name them."""
-    return {
-        "text_column": [settings.text_column],
-        "label_column": settings.label_columns if settings.label_kind != "none" else (),
-    }
-
-
-def list_columns(settings: DataSettings) -> dict[str, Sequence[str]]:
-    """The columns that a table must have, by the keys that name them."""
-    seen = {"numeric": settings.numeric, "categorical": settings.categorical}
-    return {**list_needed(settings), **seen}
 
 
 def _csv_rows(
@@ -113,7 +102,7 @@ def _csv_rows(
     kept = name_kept(settings)
     with open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
-        check_fields(header, list_columns(settings), where=str(path))
+        check_fields(header, name_columns(settings, KEY), where=str(path))
         labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[_RowLine] = []
         place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None
@@ -169,8 +158,9 @@ def _scan_parquet(path: Path, settings: DataSettings, *, use_splits: bool) -> Te
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     names = list(table.schema_arrow.names)
     refuse_doubled(names, path)
-    check_fields(names, list_columns(settings), where=str(path))
-    needed = [*chain.from_iterable(list_columns(settings).values())]
+    named = name_columns(settings, KEY)
+    check_fields(names, named, where=str(path))
+    needed = [*chain.from_iterable(named.values())]
     needed += ["split"] if "split" in names else []
     documents = _parquet_rows(path, table, needed, settings, use_splits=use_splits)
     kept = keep_cells(path, settings, floats=find_floats(table.schema_arrow))
