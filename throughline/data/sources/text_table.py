@@ -75,7 +75,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """What the cells of documents of a file are, where some are kept; `floats` as of `KeptCells`."""
+    """What the cells of documents of a file are, if some are kept; `floats` as of `KeptCells`."""
     check_names(path, name_columns(settings, KEY), input_name=TEXT)
     names = name_kept(settings)
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
