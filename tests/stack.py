@@ -28,6 +28,7 @@ from shared_servers import shared_libraries
 from flows.servers.services import find_free_port
 
 RETRIES = 10
+LAST_LINES_S = 5  # a run's log arrives in batches, the last after its state
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -111,6 +112,15 @@ class Stack:
                 f"{found['name']} is still {found['state_type']}; {self.log(flow_run)[-2000:]}"
             )
             time.sleep(1)
+        return found
+
+    def completed(self, flow_run: str, seconds: float = 480) -> dict[str, Any]:
+        """What a run is that has come to its end as it should."""
+        found = self.ended(flow_run, seconds)
+        if found["state_type"] != "COMPLETED":
+            time.sleep(LAST_LINES_S)
+            said = f"{found['state']['message']}\n{self.log(flow_run)}"
+            raise AssertionError(f"{found['name']} is {found['state_name']}: {said}")
         return found
 
     def log(self, flow_run: str) -> str:

@@ -80,8 +80,7 @@ def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
     assert page.url == form, "0 epochs are refused by the form"
     epochs.fill("3")
     started = submitted(stack, page)
-    ended = stack.ended(started)
-    assert ended["state_type"] == "COMPLETED", stack.log(started)
+    ended = stack.completed(started)
     resolved = resolve(stack.project, Changes(**ended["parameters"]["changes"]))
     assert parse_yaml(resolved.text, "it") == SMALL | {"train": SMALL["train"] | {"epochs": 3}}
 
@@ -106,8 +105,7 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack, page)
     for name in SMALL["pipelines"]:
         expect(page.get_by_text(name, exact=True).first).to_be_visible()
     started = submitted(stack, page)
-    ended = stack.ended(started)
-    assert ended["state_type"] == "COMPLETED", stack.log(started)
+    ended = stack.completed(started)
     assert ended["parameters"]["pipelines"] == list(SMALL["pipelines"])
     assert ended["name"] not in run(stack.project, "dvc", "exp", "list"), "it is no experiment"
     assert (stack.project / "report" / "index.html").exists(), "it is about the project's results"

@@ -234,7 +234,7 @@ def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_do
     wait_for(lambda: not processes_of(stack.project, "tasks.train"), 15)
     # Taken by the worker that `make ui` has started in place of the dead one.
     again = stack.start("training", **asked)
-    assert stack.ended(again)["state_type"] == "COMPLETED", stack.log(again)
+    stack.completed(again)
     assert "resuming interrupted training" in stack.log(again)
     assert "Finished in state Cached('shard" in stack.log(again)
     assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["mlflow_run_id"]

@@ -134,7 +134,7 @@ def compared(local, running) -> str:
     stack = local.stack()
     changes = {"overlay": overlay}
     flow_run = stack.start("comparison", changes=changes, name="compared", promote=True)
-    assert stack.ended(flow_run)["state_type"] == "COMPLETED", stack.log(flow_run)
+    stack.completed(flow_run)
     return flow_run
 
 

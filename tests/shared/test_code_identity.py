@@ -4,9 +4,19 @@ else.
 
 from __future__ import annotations
 
+import ast
+import gc
+from pathlib import Path
+
 import pytest
 
-from throughline.shared.code_identity import code_digest, computation_digest, project_files
+from throughline.shared import code_identity
+from throughline.shared.code_identity import (
+    code_digest,
+    computation_digest,
+    parse_source,
+    project_files,
+)
 from throughline.shared.errors import InvalidCode
 
 FILES = {
@@ -144,3 +154,22 @@ def test_a_constant_that_another_module_of_the_settings_defines_counts(tmp_path)
     one = computation_digest([base, section])
     base.write_text("LIMIT = 2\n")
     assert computation_digest([base, section]) != one
+
+
+def test_what_the_garbage_collection_runs_does_not_disturb_the_reading_of_a_file():
+    """Before Python 3.11.8 and 3.12.2 a finalizer that parses makes the tree around it fail."""
+    path = Path(code_identity.__file__)
+
+    def parse(phase, info):
+        ast.parse("1 + 2")
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(parse)
+    gc.set_threshold(1)
+    try:
+        tree = parse_source(path)
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(parse)
+        gc.set_threshold(*thresholds)
+    assert ast.dump(tree) == ast.dump(ast.parse(path.read_bytes()))

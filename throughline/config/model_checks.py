@@ -160,8 +160,8 @@ def _list_keras_names(module: str) -> Mapping[str, str]:
     keras = find_source("keras")
     if keras is None:
         return {}
-    public = ast.parse((keras.parent / module / "__init__.py").read_text())
-    source = ast.parse((keras.parent / "src" / module / "__init__.py").read_text())
+    public = parse_source(keras.parent / module / "__init__.py")
+    source = parse_source(keras.parent / "src" / module / "__init__.py")
     imports = [node for node in ast.walk(public) if isinstance(node, ast.ImportFrom)]
     short = [key for node in ast.walk(source) if isinstance(node, ast.Dict) for key in node.keys]
     names = [alias.name for node in imports for alias in node.names]
@@ -241,7 +241,7 @@ def model_names() -> list[str]:
     keras = find_source("keras")
     if keras is None:
         return list(BUILT_IN_MODELS)
-    source = (keras.parent / "applications" / "__init__.py").read_text()
-    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    source = parse_source(keras.parent / "applications" / "__init__.py")
+    imports = (node for node in ast.walk(source) if isinstance(node, ast.ImportFrom))
     names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
     return [*BUILT_IN_MODELS, *sorted(names)]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from throughline.shared.errors import InvalidCode
 from throughline.shared.files import digest_blake2b
+from throughline.shared.gc_pause import no_garbage_collection
 
 HERE = Path(__file__).resolve().parents[2]
 PROGRAM = ("flows", "tasks", "throughline")  # packages of this program, not of its user
@@ -184,7 +185,8 @@ def parse_source(path: Path) -> ast.Module:
       InvalidCode: it is not Python.
     """
     try:
-        return ast.parse(path.read_bytes())
+        with no_garbage_collection():
+            return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         line, reason = getattr(error, "lineno", "?"), getattr(error, "msg", error)
         raise InvalidCode(
