@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import check_names, name_columns, read_listing
-from throughline.data.sources.tabular import KeptCells
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

@@ -24,7 +24,7 @@ from throughline.settings.source_kinds import SOURCES
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
     *("__init__", "base", "class_folders", "column_kinds", "delimited", "file_folder"),
-    "listed_columns",
+    *("kept_cells", "listed_columns"),
     *("external_shards", "moments", "number_text", "split_names", "tabular", "text_records"),
 }
 

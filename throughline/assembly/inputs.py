@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Literal
 
 from throughline.config.params import Params
-from throughline.config.table_check import choose_window
 from throughline.data.storage import Storage
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
@@ -23,11 +22,11 @@ from throughline.plan.shapes import output_shape
 from throughline.plan.spec import InputSpec
 from throughline.plan.steps import TokenWindow, Window
 from throughline.plan.training_workers import TrainingWorker, find_training_worker
+from throughline.plan.windows import choose_token_window, choose_window
 from throughline.settings import PipelineConfig, SnapshotPart
 from throughline.shared.errors import (
     CorruptShard,
     ImpossiblePlan,
-    InvalidParams,
     MissingInput,
     ServiceFailed,
 )
@@ -102,18 +101,8 @@ def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     """
     if params.window.tokens is None or not data.shards.schema.is_text:
         return None
-    window = TokenWindow(length=params.window.tokens)
-    for split in data.shards.splits:
-        tokens = data.tokens(split)
-        if window.count(tokens) == 0:
-            raise InvalidParams(
-                [
-                    f"window.tokens: the {split} split has {tokens:,} tokens, fewer than"
-                    f" {window.length:,} and one to predict; shorten the window or give the split"
-                    " more text"
-                ]
-            )
-    return window
+    tokens = {split: data.tokens(split) for split in data.shards.splits}
+    return choose_token_window(params.window.tokens, tokens)
 
 
 def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:

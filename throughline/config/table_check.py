@@ -4,13 +4,11 @@ parameters is said at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from throughline.config.params_file import PARAMS_FILE
-from throughline.plan.steps import Window
+from throughline.plan.windows import choose_window
 from throughline.settings import DataSettings, WindowSettings
-from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
 
 READ_BYTES = 8 << 20  # of a table; it takes about a second
@@ -44,34 +42,3 @@ def check_table(
         splits = split_steps(len(found.values), data.split.model_dump())
         steps = {split: end - begin for split, (begin, end) in splits.items() if end > begin}
         choose_window(window, steps, found.schema.input.columns.names)
-
-
-def choose_window(
-    window: WindowSettings, steps: Mapping[str, int], columns: Sequence[str]
-) -> Window:
-    """The windows of a series of these `columns`, whose splits have so many time `steps`.
-
-    Raises:
-      InvalidParams: a target is no column, or a split is shorter than one window.
-    """
-    unknown = [name for name in window.targets if name not in columns]
-    if unknown:
-        raise InvalidParams(
-            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(columns)}"]
-        )
-    chosen = Window(
-        length=window.length,
-        horizon=window.horizon,
-        stride=window.stride,
-        targets=tuple(columns.index(name) for name in window.targets or columns),
-    )
-    for split, count in steps.items():
-        if chosen.count(count) == 0:
-            needed = f"window.length + window.horizon = {window.length + window.horizon}"
-            raise InvalidParams(
-                [
-                    f"window: the {split} split has {count} time steps, fewer than {needed};"
-                    " shorten the window or give the split more data"
-                ]
-            )
-    return chosen

@@ -28,8 +28,8 @@ from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import VALUES
 from throughline.data.row_digests import digest_rows
+from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import read_listing
-from throughline.data.sources.tabular import KeptCells
 from throughline.data.splits import split_steps
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings

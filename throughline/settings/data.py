@@ -128,6 +128,14 @@ class DataSettings(Settings):
         named = self.label_column
         return (named,) if isinstance(named, str) else tuple(named)
 
+    @property
+    def kept_columns(self) -> tuple[str, ...]:
+        """The columns that texts bring along: those that the model sees as well, and the numbers to
+        predict.
+        """
+        label = self.label_columns if self.label_kind == "number" else ()
+        return (*self.numeric, *self.categorical, *label)
+
     text_column: str = Field(
         default="text", description="text_table, text_lines: column (JSON: key) with the text"
     )

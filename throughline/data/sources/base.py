@@ -11,7 +11,7 @@ import numpy as np
 
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.tabular import KeptCells
+from throughline.data.sources.kept_cells import KeptCells
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject

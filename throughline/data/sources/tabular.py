@@ -162,48 +162,7 @@ def read_table(
         if path.suffix.lower() == ".parquet"
         else _read_csv(path, settings)
     )
-    return replace(table, columns=_blank_all(table.columns, settings), trained=trained)
-
-
-class NumberText(str):
-    """A cell that is a number in its source, with a decimal point."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptCells:
-    """Which cells documents bring along, of the columns `names` of the file at `path`: what they
-    are is open until those of all documents are known. `floats` and `delimiter` are those of
-    `TextTable`.
-    """
-
-    path: Path
-    settings: DataSettings
-    names: tuple[str, ...]
-    floats: frozenset[str] = frozenset()
-    delimiter: str = ""
-
-    def make_table(
-        self, rows: Sequence[Sequence[str]], *, trained: TableColumns | None = None
-    ) -> TextTable:
-        """The cells of all documents as a table."""
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
-        cells, floats = {}, set(self.floats)
-        for name, column in zip(self.names, columns, strict=True):
-            floats |= (
-                {name} if all(isinstance(cell, NumberText) for cell in column if cell) else set()
-            )
-            cells[name] = pa.array(column, pa.large_string())
-        return TextTable(
-            path=self.path,
-            columns=_blank_all(cells, self.settings),
-            rows=len(rows),
-            settings=self.settings,
-            floats=frozenset(floats),
-            delimiter=self.delimiter,
-            trained=trained,
-        )
+    return replace(table, columns=blank_all(table.columns, settings), trained=trained)
 
 
 class Problems:
@@ -283,7 +242,7 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     )
 
 
-def _blank_all(
+def blank_all(
     columns: Mapping[str, pa.LargeStringArray], settings: DataSettings
 ) -> dict[str, pa.LargeStringArray]:
     """Cells without blanks around them; what means missing is empty."""

@@ -18,7 +18,6 @@ from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
 from throughline.data.sources.text_records import (
     count_lines,
     label_or_none,
-    name_kept,
     read_fields,
 )
 from throughline.data.sources.text_table import KEY, check_fields, keep_cells
@@ -97,7 +96,7 @@ def _documents(
     """What is in each file, whose lines are of its split unless they name another one. A key that
     is to be kept may be left out where it has no value, but not everywhere.
     """
-    kept, seen = name_kept(settings), set[str]()
+    kept, seen = settings.kept_columns, set[str]()
     for path, split in splits.items():
         is_txt = path.suffix.lower() in TXT
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
@@ -117,7 +116,7 @@ def _documents(
                 item = (
                     Rejected(id=example_id, reason=problem)
                     if problem
-                    else read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
+                    else read_fields(fields, example_id, settings, use_splits=use_splits)
                 )
                 is_open = isinstance(item, Document) and item.split is None
                 yield replace(item, split=split) if is_open else item

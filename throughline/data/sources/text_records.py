@@ -5,26 +5,19 @@ use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_size
 from throughline.data.sources.base import Document, Rejected, is_utf8
-from throughline.data.sources.tabular import NumberText, read_split
+from throughline.data.sources.kept_cells import NumberText
+from throughline.data.sources.tabular import read_split
 from throughline.settings import DataSettings
 
 _BLOCK = 1 << 20
 UNLABELED = "text"  # the one class of documents without classes
-
-
-def name_kept(settings: DataSettings) -> tuple[str, ...]:
-    """The fields that documents bring along: columns that the model sees as well, and a number to
-    predict.
-    """
-    label = settings.label_columns if settings.label_kind == "number" else ()
-    return (*settings.numeric, *settings.categorical, *label)
 
 
 def read_fields(
@@ -33,10 +26,9 @@ def read_fields(
     settings: DataSettings,
     *,
     use_splits: bool = True,
-    kept: Sequence[str] = (),
 ) -> Document | Rejected:
-    """The document that fields describe, with those that are `kept`, or why they describe none; an
-    optional field `split` holds train, validation or test, unless that is not to be used.
+    """The document that fields describe, or why they describe none; an optional field `split` holds
+    train, validation or test, unless that is not to be used.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_values
@@ -61,6 +53,7 @@ def read_fields(
         return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
     except RejectedValue as reason:
         return Rejected(id=example_id, reason=str(reason))
+    kept = settings.kept_columns
     for one in kept:
         if problem := _find_cell_problem(fields.get(one), settings):
             return Rejected(id=example_id, reason=f"{one} is {problem}")

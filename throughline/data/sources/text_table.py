@@ -23,10 +23,11 @@ from throughline.data.sources.delimited import (
     open_delimited,
     refuse_doubled,
 )
+from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import check_names, name_columns
 from throughline.data.sources.number_text import is_number
-from throughline.data.sources.tabular import TABLES, KeptCells, NoText, as_text, find_floats
-from throughline.data.sources.text_records import count_lines, name_kept, read_fields
+from throughline.data.sources.tabular import TABLES, NoText, as_text, find_floats
+from throughline.data.sources.text_records import count_lines, read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
@@ -77,7 +78,7 @@ def keep_cells(
 ) -> KeptCells | None:
     """What the cells of documents of a file are, if some are kept; `floats` as of `KeptCells`."""
     check_names(path, name_columns(settings, KEY), input_name=TEXT)
-    names = name_kept(settings)
+    names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
 
 
@@ -99,7 +100,6 @@ def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, w
 def _csv_rows(
     path: Path, settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    kept = name_kept(settings)
     with open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
         check_fields(header, name_columns(settings, KEY), where=str(path))
@@ -120,7 +120,7 @@ def _csv_rows(
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels |= set() if numbers else {cells[place].strip()}
             fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-            yield read_fields(fields, example_id, settings, use_splits=use_splits, kept=kept)
+            yield read_fields(fields, example_id, settings, use_splits=use_splits)
         _refuse_joined_rows(doubtful, path, labels)
 
 
@@ -175,7 +175,7 @@ def _parquet_rows(
     *,
     use_splits: bool,
 ) -> Iterator[Document | Rejected]:
-    number, kept = 0, name_kept(settings)
+    number, kept = 0, settings.kept_columns
     try:
         for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
             columns_of_cells = [
@@ -185,9 +185,7 @@ def _parquet_rows(
             for cells in zip(*columns_of_cells, strict=True):
                 number += 1
                 fields = dict(zip(batch.schema.names, cells, strict=True))
-                yield read_fields(
-                    fields, f"row {number:08d}", settings, use_splits=use_splits, kept=kept
-                )
+                yield read_fields(fields, f"row {number:08d}", settings, use_splits=use_splits)
     except OSError as error:
         raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
 
