@@ -7,7 +7,9 @@ before Prefect is imported, which takes seconds.
 
 from throughline.shared.fork_client import find_started_module
 from throughline.shared.gc_pause import pause_garbage_collection
+from throughline.shared.termination import say_little_of_interrupts
 
+say_little_of_interrupts()
 COMMANDS = ("comparison", "prepare_data", "training", "tuning")
 if find_started_module("flows", COMMANDS):
     pause_garbage_collection()

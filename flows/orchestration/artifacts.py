@@ -24,6 +24,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 
 from flows.servers.services import is_of_connection
 from throughline.reporting import tuning_table
@@ -153,12 +154,12 @@ def to_markdown(comparison: Comparison) -> str:
     return "\n".join([comparison.headline, "", "## Cause and fix", "", *fixes])
 
 
-def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
+def report_failure(flow: Any, run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
     log = (
-        f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}"
+        f"{os.environ[UI_URL]}/runs/flow-run/{run.id}"
         if os.environ.get(UI_URL)
-        else f"`prefect flow-run logs {flow_run.id}`"
+        else f"`prefect flow-run logs {run.id}`"
     )
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
     # A cut run's hook is called outside of the run, where Prefect's own function does not know of
@@ -168,15 +169,21 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
             ArtifactCreate(
                 key=f"{flow.name}-failure",
                 type="markdown",
-                data=f"{describe_failure(flow_run.name, state)}\n\n{advice}",
-                flow_run_id=flow_run.id,
+                data=f"{describe_failure(run.name, state)}\n\n{advice}",
+                flow_run_id=run.id,
             )
         )
+
+
+def name_flow_run() -> str:
+    """The name that the current run was given, or else the one that Prefect has made up."""
+    return str(flow_run.parameters.get("name") or flow_run.name)
 
 
 # What all flows are declared with.
 REPORTED: dict[str, Any] = {
     "log_prints": True,
+    "flow_run_name": name_flow_run,
     **{key: [report_failure] for key in ("on_failure", "on_crashed", "on_cancellation")},
 }
 
