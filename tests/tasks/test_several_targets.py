@@ -148,7 +148,7 @@ def params_document(params) -> dict:
     return document | {"data": params.data.model_dump(), "model": {"name": "auto"}}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_both_targets_are_learned_whatever_their_units(tmp_path):
     folder = tmp_path / "project"
     write_items(folder / "source")
@@ -156,7 +156,7 @@ def test_both_targets_are_learned_whatever_their_units(tmp_path):
     document["data"] = data_of(folder / "source", "table") | {"path": "source/items.csv"}
     document["pipelines"] = {"optimized": CONFIGS["optimized"]}
     document["model"] = {"name": "mlp", "options": {"width": 16}}
-    document["train"] |= {"epochs": 40, "learning_rate": 0.01}
+    document["train"] |= {"epochs": 25, "learning_rate": 0.02}
     write_params(folder, document)
     run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@optimized")
     run_stages(folder, "train@optimized", "profiling@optimized", "report")

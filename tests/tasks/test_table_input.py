@@ -336,7 +336,7 @@ def test_rows_are_predicted_and_served_as_the_model_answers(listed, tmp_path):
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")  # by MLflow, of its own code
 def test_images_with_columns_go_through_every_stage(tmp_path):
     folder = tmp_path / "project"
@@ -348,19 +348,18 @@ def test_images_with_columns_go_through_every_stage(tmp_path):
     document["train"] |= {"epochs": 12}
     write_params(folder, document)
     run_stages(folder, "fetch", "ingest", "shard", "snapshot")
-    for name in document["pipelines"]:
-        run_stages(folder, f"build@{name}", f"train@{name}", f"profiling@{name}")
-    run_stages(folder, "report")
-    trained = TrainResult.read(Layout(folder).results("optimized"))
+    run_stages(folder, "build@optimized", "build@device_resident", "train@device_resident")
+    run_stages(folder, "profiling@device_resident", "report")
+    trained = TrainResult.read(Layout(folder).results("device_resident"))
     assert trained.test["accuracy"] > 0.8, "of noise, whose age tells the class"
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     logged = client.search_logged_models([one.experiment_id for one in client.search_experiments()])
-    assert [one.status for one in logged] == [LoggedModelStatus.READY] * 2
+    assert [one.status for one in logged] == [LoggedModelStatus.READY]
     served = mlflow.models.Model.load(logged[0].artifact_location.removeprefix("file://"))
     assert sorted(served.signature.inputs.input_names()) == [COLUMNS, "image"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_numbers_are_predicted_of_images(tmp_path):
     folder = tmp_path / "project"
     write_list(folder / "source")

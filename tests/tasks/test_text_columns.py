@@ -215,7 +215,7 @@ def test_what_has_no_columns_is_not_predicted(listed, tmp_path):
     assert [one.reason for one in counts.first] == ["no column color; known: size, text"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")  # by MLflow, of its own code
 def test_numbers_are_predicted_of_texts_and_columns(tmp_path):
     folder = tmp_path / "project"

@@ -43,6 +43,7 @@ def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) ->
     )
 
 
+@tf.function(autograph=False)
 def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even
     one per position.
@@ -53,9 +54,9 @@ def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Te
     size, position = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
     golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
     shift = tf.constant(32, tf.uint64)
-    # What all rounds draw comes from one operation: a graph of less than half the size, traced at
-    # the start of every run. An array, since within a graph TensorFlow 2.21 makes other numbers of
-    # a list of Python's integers beyond 2^63.
+    # What all rounds draw comes from one operation: a graph of less than half the size, which is
+    # traced once in a process and takes 0.2 s for each dataset otherwise. An array, since within a
+    # graph TensorFlow 2.21 makes other numbers of a list of Python's integers beyond 2^63.
     salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
     for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
