@@ -134,3 +134,15 @@ def test_the_shuffle_is_a_good_one(count):
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
     correlation = np.mean([np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders])
     assert abs(correlation + 1 / (count - 1)) < 5 / np.sqrt(rounds * count)
+
+
+def test_the_order_of_a_small_split_is_traced_once_for_all_datasets():
+    def dataset(seed):
+        return tf.data.Dataset.range(3).map(
+            lambda step: permute(step[None], count=3, seed=seed, epoch=tf.constant(0, tf.int64))
+        )
+
+    dataset(1)
+    traced = samplers._swap_in_graphs.experimental_get_tracing_count()
+    assert sorted(int(row) for row in dataset(2).unbatch()) == [0, 1, 2]
+    assert samplers._swap_in_graphs.experimental_get_tracing_count() == traced > 0

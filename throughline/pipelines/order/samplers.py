@@ -43,7 +43,6 @@ def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) ->
     )
 
 
-@tf.function(autograph=False)
 def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even
     one per position.
@@ -51,12 +50,17 @@ def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Te
     Each round pairs every position with its mirror image about a random point and swaps the two or
     not, by a hash of the pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
+    swap = _swap if tf.executing_eagerly() else _swap_in_graphs
+    return swap(positions, count, key)
+
+
+def _swap(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     size, position = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
     golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
     shift = tf.constant(32, tf.uint64)
-    # What all rounds draw comes from one operation: a graph of less than half the size, which is
-    # traced once in a process and takes 0.2 s for each dataset otherwise. An array, since within a
-    # graph TensorFlow 2.21 makes other numbers of a list of Python's integers beyond 2^63.
+    # What all rounds draw comes from one operation: a graph of less than half the size. An array,
+    # since within a graph TensorFlow 2.21 makes other numbers of a list of Python's integers beyond
+    # 2^63.
     salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
     for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
@@ -65,6 +69,10 @@ def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Te
         pair ^= tf.bitwise.right_shift(pair * mixer, shift)
         position = tf.where(pair * mixer >= half, mirrored, position)
     return tf.cast(position, tf.int64)
+
+
+# Traced once in a process, and not for each dataset, which takes 0.2 s.
+_swap_in_graphs = tf.function(_swap, autograph=False)
 
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
