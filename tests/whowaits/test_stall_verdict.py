@@ -112,7 +112,8 @@ def test_on_a_disturbed_machine_a_verdict_needs_more_distance(wait, others, name
     found = verdict_of(*rounds, others_pct=others, others="stress (process 7)")
     assert found.name == name
     if name == UNDECIDED:
-        assert found.reason == f"stress (process 7) took {others:.0f} % of the cores meanwhile"
+        took = f"stress (process 7) took {others:.0f} % of the cores meanwhile"
+        assert found.reason.startswith(f"{took}, too much for a verdict this near to ")
 
 
 def test_waits_that_the_model_alone_contradicts_are_a_failed_measurement():

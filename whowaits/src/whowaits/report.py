@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .changes.advice import ORDER, SAME, Tried, find_first
 from .timing.blocks import Block, Timing
-from .timing.verdict import UNDECIDED, Conditions, Verdict
+from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, describe_others
 
 MEANINGS = {
     SAME: "the same examples in the same order",
@@ -101,6 +101,8 @@ class Report:
             )
         if self.reason:
             yield f"  {self.reason}"
+        elif self.others_pct is not None and self.others_pct >= DISTURBED_PCT:
+            yield f"  {describe_others(self.others_pct, self.others)} meanwhile"
 
     def _advice(self) -> Iterator[str]:
         if not self.changes:

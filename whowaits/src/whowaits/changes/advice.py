@@ -61,13 +61,18 @@ class Tried:
     @property
     def may_be_first(self) -> bool:
         """Whether it can be followed blindly."""
-        return self.may_be_proven and self.meaning != THREADS
+        return self.may_be_proven and self.is_certain and self.meaning != THREADS
 
     @property
     def may_be_proven(self) -> bool:
         """Whether it can be followed once a changed copy has delivered the same."""
         safe = self.meaning != DRAWN_ONCE and not self.inside
-        return self.low >= WORTH and safe and self.fits_memory
+        return self.gain >= WORTH and safe and self.fits_memory
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it gains enough wherever in its interval the gain lies."""
+        return self.low >= WORTH
 
     def __str__(self) -> str:
         notes = [f"it keeps {self.keeps}"] if self.keeps else []
@@ -94,6 +99,6 @@ def rank(tried: Sequence[Tried]) -> list[Tried]:
     def order(each: Tried) -> tuple[object, ...]:
         less = each.gain < ALIKE * most
         alters = (SAME, ORDER, THREADS).index(each.meaning)
-        return less, -each.gain if less else 0.0, alters, bool(each.keeps)
+        return not each.is_certain, less, -each.gain if less else 0.0, alters, bool(each.keeps)
 
     return sorted(safe, key=order)

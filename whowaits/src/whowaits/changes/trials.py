@@ -19,13 +19,15 @@ from whowaits.timing.blocks import (  # by now the script may have one of its ow
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
 
-from .advice import DRAWN_ONCE, SHARED, THREADS, WORTH, Edit, Tried
+from .advice import DRAWN_ONCE, SHARED, THREADS, WORTH, Edit, Tried, find_first
 from .places import locate, makes_another
 from .proposals import InputChange, propose_changes
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance
-FEW, FEW_FACTOR = 3, 1.15  # fewer pairs: the interval is wider by this factor to each side
+# Fewer pairs: the interval is wider to each side, by this factor at least, and by so many root mean
+# squares of how one block of the dataset as it is differs from the next.
+FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
 MEMORY_FRACTION = 0.5  # of what is left, that a cache may take
 MEMORY_RESERVE = 2.0  # times what a change has taken, that has to be left for another
 ENDS = ("OutOfRangeError", "StopIteration")
@@ -59,6 +61,7 @@ class Trials:
         self._function, self._dataset, self._beat = function, dataset, beat
         self._batches, self._deadline = pace.batches, deadline
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
+        self._paces: list[float] = []  # of the dataset as it is, one after another
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try every change that the dataset leaves open, then the best one again; yields what is
@@ -69,31 +72,40 @@ class Trials:
         as_it_is = Epochs(self._function, self._dataset)
         feeds: list[Epochs] = []
         factors: list[list[float]] = [[] for _ in changes]
-        before, left, most = self._rate(as_it_is), _left_bytes(), 0.0
+        self._paces = [self._rate(as_it_is)]
+        left, most = _left_bytes(), 0.0
         for number, change in enumerate(changes):
             # Each keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
             feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))
-            before = self._pair(as_it_is, feeds[number], before, factors[number])
+            self._pair(as_it_is, feeds[number], factors[number])
             yield self._summarize(changes, factors)
             had, left = left, _left_bytes()
             most = max(most, had - left)
-        tried = range(len(feeds))
-        plain = [each for each in tried if _is_advisable(changes[each])]
-        groups = (group for group in (plain, tried) if group)
-        for best in dict.fromkeys(max(one, key=lambda at: _middle(factors[at])) for one in groups):
-            for _ in range(MORE_ROUNDS):
-                if _middle(factors[best]) < WORTH or not self._has_time(2):
-                    break
-                before = self._pair(as_it_is, feeds[best], before, factors[best])
-                yield self._summarize(changes, factors)
+        while (best := self._find_doubtful(changes, factors)) is not None and self._has_time(2):
+            self._pair(as_it_is, feeds[best], factors[best])
+            yield self._summarize(changes, factors)
 
-    def _pair(self, as_it_is: Epochs, feed: Epochs, before: float, factors: list[float]) -> float:
+    def _pair(self, as_it_is: Epochs, feed: Epochs, factors: list[float]) -> None:
         """Time a changed dataset, and the dataset as it is after that."""
-        changed, after = self._rate(feed), self._rate(as_it_is)
-        factors.append(changed / statistics.fmean((before, after)))
-        return after
+        changed = self._rate(feed)
+        self._paces.append(self._rate(as_it_is))
+        factors.append(changed / statistics.fmean(self._paces[-2:]))
+
+    def _find_doubtful(
+        self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
+    ) -> int | None:
+        """Which change gains most, or would be named first, and may owe that to chance."""
+        known = [self._describe(*each) for each in zip(changes, factors) if each[1]]
+        plain = [at for at, _ in enumerate(known) if _is_advisable(changes[at])]
+        named = find_first(known)
+        groups = (group for group in (plain, range(len(known))) if group)
+        best = [max(group, key=lambda at: known[at].gain) for group in groups]
+        best += [known.index(named)] if named else []
+        return next(
+            (at for at in best if len(factors[at]) <= MORE_ROUNDS and known[at].gain >= WORTH), None
+        )
 
     def _has_time(self, blocks: int) -> bool:
         each = max(WARM_UP_S + BLOCK_S, MAX_DRAIN_S / 2 + (MIN_STEPS + 1) * self._step_s)
@@ -105,35 +117,32 @@ class Trials:
     def _summarize(
         self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
     ) -> list[Tried]:
-        left = _left_bytes()
-        tried = []
-        for change, measured in zip(changes, factors):
-            if not measured:
-                continue
-            low, high = median_interval(measured)
-            if len(measured) < FEW:
-                low, high = low / FEW_FACTOR, high * FEW_FACTOR
-            shared = bool(change.adds) and makes_another(self._dataset, change.kind, change.number)
-            says = [each for each in (change.says, SHARED if shared else "") if each]
-            tried.append(
-                Tried(
-                    text=change.text,
-                    meaning=change.meaning,
-                    says="; ".join(says),
-                    keeps=change.keeps,
-                    where=locate(self._dataset, change.kind, change.number).where,
-                    gain=statistics.median(measured),
-                    low=low,
-                    high=high,
-                    fits_memory=change.kept_bytes < MEMORY_FRACTION * left,
-                    edits=tuple(find_edits(self._dataset, change)),
-                    kind=change.kind,
-                    number=change.number,
-                    inside=change.inside,
-                    shared=shared,
-                )
-            )
+        tried = [self._describe(*each) for each in zip(changes, factors) if each[1]]
         return sorted(tried, key=lambda each: -each.gain)
+
+    def _describe(self, change: InputChange, factors: Sequence[float]) -> Tried:
+        low, high = median_interval(factors)
+        if len(factors) < FEW:
+            wider = max(FEW_FACTOR, math.exp(SPREADS * _spread(self._paces)))
+            low, high = low / wider, high * wider
+        shared = bool(change.adds) and makes_another(self._dataset, change.kind, change.number)
+        says = [each for each in (change.says, SHARED if shared else "") if each]
+        return Tried(
+            text=change.text,
+            meaning=change.meaning,
+            says="; ".join(says),
+            keeps=change.keeps,
+            where=locate(self._dataset, change.kind, change.number).where,
+            gain=statistics.median(factors),
+            low=low,
+            high=high,
+            fits_memory=change.kept_bytes < MEMORY_FRACTION * _left_bytes(),
+            edits=tuple(find_edits(self._dataset, change)),
+            kind=change.kind,
+            number=change.number,
+            inside=change.inside,
+            shared=shared,
+        )
 
 
 def _left_bytes() -> float:
@@ -159,8 +168,10 @@ def _is_advisable(change: InputChange) -> bool:
     return change.meaning not in (THREADS, DRAWN_ONCE) and not change.inside
 
 
-def _middle(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else 0.0
+def _spread(paces: Sequence[float]) -> float:
+    """Root mean square of by what factor, as a logarithm, one pace differs from the next."""
+    steps = [math.log(after / before) for before, after in zip(paces, paces[1:])]
+    return math.sqrt(statistics.fmean(each * each for each in steps)) if steps else 0.0
 
 
 # The process ends without destroying these: an iterator over a repeated cache may wait forever.

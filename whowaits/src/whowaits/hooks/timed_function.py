@@ -12,6 +12,8 @@ from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
 from whowaits.timing.batches import drained_s
 from whowaits.timing.blocks import Step
 from whowaits.timing.feeds import FEEDS
+from whowaits.timing.machine import OtherPrograms
+from whowaits.timing.verdict import DISTURBED_PCT, describe_others
 from whowaits.timing.waits import Waits
 
 TRIED_S = 45.0  # from when the verdict has to be known
@@ -218,5 +220,10 @@ class TimedFunction:
             # A buffer may take long to fill, and that is no fault of the script.
             beat=lambda: self._session.beat(expects=None),
         )
+        others = OtherPrograms()
         for known in trials.run(examples=training.examples or 1):
             training.changes[:] = known
+        if (took := others.read())[0] >= DISTURBED_PCT:
+            training.notes.append(
+                f"{describe_others(*took)} while changes were tried: run it again"
+            )

@@ -184,7 +184,9 @@ def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
         if not (below and above):
             continue
         if conditions.distance_pct:
-            reason = _disturbance(conditions)
+            reason = (
+                f"{_disturbance(conditions)}, too much for a verdict this near to {threshold:.0f} %"
+            )
         else:
             reason = (
                 f"the stall lies anywhere from {stall.low:.0f} to {stall.high:.0f} %, on both"
@@ -195,4 +197,9 @@ def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
 
 
 def _disturbance(conditions: Conditions) -> str:
-    return f"{conditions.others} took {conditions.others_pct:.0f} % of the cores meanwhile"
+    return f"{describe_others(conditions.others_pct, conditions.others)} meanwhile"
+
+
+def describe_others(pct: float, who: str) -> str:
+    """What other programs took of the cores."""
+    return f"{who} took {pct:.0f} % of the cores"
