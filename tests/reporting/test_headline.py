@@ -180,3 +180,14 @@ def test_examples_that_are_drawn_by_class_are_not_called_the_same():
     assert "the same data, drawn by class in `optimized`, same accuracy" in said
     said = write_headline([replace(NAIVE, drawn_by_class=True), drawn])
     assert "the same data, drawn by class in `naive` and `optimized`, same" in said
+
+
+def test_where_a_model_became_worse_the_smaller_shuffle_is_named():
+    measured = {"metric": "mae", "examples": 5000}
+    naive = replace(NAIVE, **measured, val_metric=4.929, mixed_examples=250)
+    fast = replace(FAST, **measured, val_metric=0.2456, mixed_examples=5000)
+    assert write_headline([naive, fast]).endswith(
+        "mae 0.2456 instead of 4.929 (`naive` mixes 250 of 5,000 examples at a time)."
+    )
+    alike = replace(fast, mixed_examples=250)
+    assert write_headline([naive, alike]).endswith("mae 0.2456 instead of 4.929.")

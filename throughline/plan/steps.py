@@ -309,6 +309,14 @@ def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
     return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
 
 
+def count_mixed(shuffle: ShuffleSettings, *, examples: int) -> int:
+    """As `shuffle_buffer_size`, of any kind of shuffle; all, where batches take from all."""
+    if shuffle.kind == "none":
+        return 1
+    by_buffer = shuffle.kind in ("buffer", "window")
+    return shuffle_buffer_size(shuffle.size, examples=examples) if by_buffer else examples
+
+
 def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
     """The reading order, as a plan prints it."""
     orders = {

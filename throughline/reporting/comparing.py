@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from throughline.data.shards.index import read_shard_index
+from throughline.plan.steps import count_mixed
 from throughline.reporting.checklist import run_checklist
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import (
@@ -34,7 +35,7 @@ from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.train import HISTORY, RunRecord, TrainResult, read_history
-from throughline.settings import PipelineConfig
+from throughline.settings import PipelineConfig, ShuffleSettings
 from throughline.shared.errors import MissingInput, UnequalConfigurations
 from throughline.shared.files import digest_json
 from throughline.shared.layout import Layout
@@ -304,4 +305,8 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         mlflow_run_id=result.run.mlflow_run_id,
         unsent=result.run.unsent,
         sequence_batches=built.sequence_batches,
+        mixed_examples=count_mixed(
+            ShuffleSettings.model_validate(result.plan.config["shuffle"]),
+            examples=result.plan.examples,
+        ),
     )

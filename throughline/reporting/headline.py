@@ -181,7 +181,17 @@ def _same_quality(top: MeasuredRow, base: MeasuredRow) -> str:
             return "same accuracy"
     elif math.isclose(ours, theirs, rel_tol=1e-3):
         return f"same {top.metric}"
-    return f"{top.metric} {ours:.4g} instead of {theirs:.4g}"
+    return f"{top.metric} {ours:.4g} instead of {theirs:.4g}{_other_order(top, base)}"
+
+
+def _other_order(top: MeasuredRow, base: MeasuredRow) -> str:
+    """What of the order of examples may be why a model became better or worse."""
+    mixed = [
+        f"`{row.pipeline}` mixes {row.mixed_examples:,} of {row.examples:,} examples at a time"
+        for row in (base, top)
+        if row.mixed_examples is not None and row.mixed_examples < row.examples
+    ]
+    return f" ({'; '.join(mixed)})" if mixed and base.mixed_examples != top.mixed_examples else ""
 
 
 def _say_undecided(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:

@@ -68,6 +68,7 @@ class MeasuredRow:
     mlflow_run_id: str | None
     unsent: str | None = None  # the tag of its run, where that was kept for later
     sequence_batches: SequenceBatches | None = None
+    mixed_examples: int | None = None  # that a shuffle mixes with each other
 
 
 @dataclass(frozen=True, kw_only=True)
