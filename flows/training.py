@@ -65,7 +65,7 @@ def training(
       measure_again: the configuration, to profile it once more although nothing has changed; it is
         not trained again
       measure: whether to measure where time goes; without, the run ends with the training, which
-        waits for no other that measures, and is no experiment yet
+        waits for no other that measures (build does), and is no experiment yet
     """
     if measure_again and not measure:
         raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
@@ -113,7 +113,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="measure where time goes, or only train, which waits for no other run",
+            help="measure where time goes, or only train, which waits for no other (build does)",
         ),
     ] = True,
     verbose: cli.VerboseOption = False,

@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+from throughline.assembly.inputs import (
+    infer_input_shape,
+    open_input_pipeline,
+    open_input_service,
+    open_inputs,
+)
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.processes import measure_one_process, meet_processes
 from throughline.assembly.profiling import profile
@@ -136,7 +141,17 @@ def profile_emulated(
         f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
         f" {accelerator.batch_size}; {accelerator.source})"
     )
+    shape = infer_input_shape(params, data)
+    if shape != accelerator.shape:
+        echo(
+            f"  ! the benchmark's examples are {_by(accelerator.shape)}, these {_by(shape)}:"
+            " one may take more or fewer of them"
+        )
     return result
+
+
+def _by(shape: Sequence[int | None]) -> str:
+    return "×".join("?" if side is None else str(side) for side in shape)
 
 
 def _check_same_machine(built: BuildResult, name: str) -> None:

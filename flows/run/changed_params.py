@@ -55,7 +55,8 @@ class NamedChanges:
         for override in reversed(self.overrides):
             key = _split_key(override)
             if path and all(one == other for one, other in zip(path, key, strict=False)):
-                return f"--set {'.'.join(key)}{problem.removeprefix(PARAMS_FILE.name)}"
+                said = problem.removeprefix(f"{PARAMS_FILE.name}: ")
+                return f"--set {said}" if key == path else f"--set {'.'.join(key)}: {said}"
         for name, overlay in reversed(list(self.overlays.items())):
             if path and _reaches(overlay, path):
                 return f"{name}{problem.removeprefix(PARAMS_FILE.name)}"

@@ -52,7 +52,8 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
             f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}"
             for name, reason in islice(kept.items(), SHOWN)
         )
-        more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
+        least = "at least " if len(odd) == CHECKED else ""
+        more = f" and {least}{len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
         raise UnreadableSource(
             "DVC, which compares all files of data.path with those of the last run, cannot read"
             f" some: {shown}{more}. {_advise(root, path)}"

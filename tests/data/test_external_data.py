@@ -94,7 +94,7 @@ def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
         records.append(example(image=[image], label=[number % 2]))
     write(folder / "photos.tfrecord", records)
     manifest = shards_of(settings(folder), tmp_path)
-    assert manifest.stats["notes"] == {"converted to PNG": 40}
+    assert manifest.stats["notes"] == {"written as PNG": 40}
     decoded = sorted(
         tf.io.decode_png(value).numpy().tobytes()
         for split in ("train", "validation", "test")

@@ -160,6 +160,7 @@ def test_an_accelerator_that_is_not_there_is_planned_for_and_changes_no_result(f
     assert "ThresholdExceeded: " in output
     delivered = BuildResult.read(folder / "runs" / "optimized").throughput.input_examples_per_s
     assert f"the input alone delivers {delivered:,.0f} examples/s" in output
+    assert "! the benchmark's examples are 224×224×3, these " in output
     assert stale(folder) == set()
 
 

@@ -215,7 +215,7 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
             "split": [file.split or "" for file, _, _ in used],
         }
     )
-    notes = Counter("converted to PNG" for _, _, moved in used if moved)
+    notes = Counter("written as PNG" for _, _, moved in used if moved)
     notes.update(info.note for _, info, _ in used if info.note)
     classes = sorted(set(table["label"])) if source.classes is None else source.classes
     value = encoding.describe({info.shape for _, info, _ in used})

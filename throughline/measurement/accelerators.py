@@ -11,14 +11,15 @@ from throughline.shared.errors import UnknownModel, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """An accelerator in a published benchmark: a train step on `batch_size` examples takes `step_s`
-    [s].
+    """An accelerator in a published benchmark: a train step on `batch_size` examples of the `shape`
+    takes `step_s` [s].
     """
 
     model: str
     batch_size: int
     step_s: float
     source: str
+    shape: tuple[int, ...] = (224, 224, 3)
 
     @property
     def examples_per_s(self) -> float:

@@ -155,7 +155,8 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
     """Ops, with the section of each, that do not work on data of this encoding, or not there."""
     takes = " and ".join
     problems = [
-        f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it"
+        f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it,"
+        f" in an overlay by a {section.partition('.')[0]} of its own"
         for section, op in ops
         if op.works_on and encoding.modality not in op.works_on
     ]

@@ -36,12 +36,13 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     trained = [row.steady_examples_per_s for row in rows]
     fed = [row.input_examples_per_s for row in rows]
     computed = [row.model_ceiling_examples_per_s for row in rows]
-    edge = 1.3 * max(*trained, *computed)
+    reached = [row.steady_examples_per_s_high for row in rows]
+    edge = max(1.3 * max(*trained, *computed), 1.2 * max(reached))
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
     reach = [
         [row.steady_examples_per_s - row.steady_examples_per_s_low for row in rows],
-        [row.steady_examples_per_s_high - row.steady_examples_per_s for row in rows],
+        [high - rate for high, rate in zip(reached, trained, strict=True)],
     ]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     ceiling = {"marker": "|", "s": 420, "linewidths": 3, "zorder": 3}
@@ -53,7 +54,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
         rate = f"{trained[place]:,.0f}" + (" †" if rows[place].above_ceiling else "")
         # Next to a bar that is too short to hold it.
         inside = trained[place] >= SHORTEST_LABELED * edge
-        at, color = (0, "white") if inside else (rows[place].steady_examples_per_s_high, INK)
+        at, color = (0, "white") if inside else (reached[place], INK)
         axes.annotate(rate, (at, place), (6, 0), ha="left", color=color, **note)
         if place not in near:
             axes.annotate(

@@ -13,6 +13,11 @@ from throughline.results.comparison import Comparison, Row
 ABSENT = "–"
 TIED_MARK = " *"
 TIED_NOTE = "*: the fastest, or as fast within the noise"
+ABOVE_MARK = " †"
+ABOVE_NOTE = (
+    "†: above its input alone or its model alone, which cannot be: they were measured in different"
+    " moments"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ def to_text(table: Table) -> str:
     cells = [[line.cells[number].text for number in shown] for line in table.rows]
     for texts, line in zip(cells, table.rows, strict=True):
         texts[0] += TIED_MARK if line.tied and len(table.rows) > 1 else ""
+        texts[0] += ABOVE_MARK if line.row.above_ceiling else ""
     columns = [
         [*[""] * (height - len(heading)), *heading, *texts]
         for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
