@@ -305,6 +305,6 @@ def test_numbers_of_a_form_that_is_older_than_params_yaml_are_named(project):
 
 def test_a_secret_in_a_value_is_not_repeated(project):
     wrong = Changes(overrides=["data.path=s3://KEY:hush@bucket/photos"])
-    with pytest.raises(InvalidParams, match=r"--set data\.path: ") as failed:
+    with pytest.raises(InvalidParams, match=r"--set data\.path: found a user, ") as failed:
         resolve(project, wrong)
     assert "hush" not in str(failed.value)

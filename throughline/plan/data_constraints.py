@@ -156,7 +156,7 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
     takes = " and ".join
     problems = [
         f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it,"
-        f" in an overlay by a {section.partition('.')[0]} of its own"
+        f" in an overlay by a {section} of its own"
         for section, op in ops
         if op.works_on and encoding.modality not in op.works_on
     ]
