@@ -90,7 +90,7 @@ bench: setup
 	@grep -l '^if __name__ == "__main__":' benchmarks/*.py | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
 
 mutations: setup
-	python -m tests.mutation_testing $(MUTATIONS)
+	python -m tests.mutations.matrix $(MUTATIONS)
 
 fuzz: setup
 	python -m tests.fuzz.fuzz_parsers --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -37,9 +37,8 @@ import numpy as np
 from benchmarks.command_line import command_line, write_results
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from project import SMALL, environment, make_project, run_stages, write_params
-
 from flows.run.fork_server import stage_server
+from tests.support.project import SMALL, environment, make_project, run_stages, write_params
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import PlanSummary
 from throughline.shared.fork_client import READY, STAGE_SERVER

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from trainings import params_of
 
+from tests.support.trainings import params_of
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.training import open_split_pipelines
 from throughline.pipelines.sizes import estimate_kept_bytes

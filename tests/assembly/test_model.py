@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from prepared import prepare, take_snapshot
-from saved_models import save_as_train_does
-from texts import params_of, prepare_texts
 
+from tests.support.prepared import prepare, take_snapshot
+from tests.support.saved_models import save_as_train_does
+from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check

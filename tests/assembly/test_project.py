@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from project import SMALL, run_stages, write_params
 
+from tests.support.project import SMALL, run_stages, write_params
 from throughline.assembly.project import Project
 from throughline.shared.errors import ImpossiblePlan, InvalidParams, MissingInput
 

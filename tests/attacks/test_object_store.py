@@ -16,11 +16,11 @@ import psutil
 import pytest
 import requests
 import urllib3
-from skips import need
 
 from flows.servers.services import find_free_port
 from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
+from tests.support.skips import need
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from base64 import b64decode
 
 import pytest
-from project import ROOT
 
 from tasks import report
+from tests.support.project import ROOT
 
 PICTURES = [
     b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",

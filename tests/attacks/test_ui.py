@@ -20,10 +20,11 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from browser import browsing
 from playwright.sync_api import Page
-from skips import need
-from stack import Stack, processes_of
+
+from tests.support.browser import browsing
+from tests.support.skips import need
+from tests.support.stack import Stack, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

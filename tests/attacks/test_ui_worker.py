@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import requests
-from stack import processes_of, wait_for
+
+from tests.support.stack import processes_of, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

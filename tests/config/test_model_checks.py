@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from parameters import document, problems
 
 from tasks.identities import resolve_settings
+from tests.support.parameters import document, problems
 from throughline.config.model_checks import model_names
 from throughline.config.params import check
 from throughline.shared.errors import InvalidParams

@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from parameters import document, problems
 
 from tasks.identities import resolve_settings
+from tests.support.parameters import document, problems
 from throughline.config.params import check, load_params
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import apply_overrides

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from project import ROOT
 
+from tests.support.project import ROOT
 from throughline.config.params_file import parse_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.shared.errors import Untunable

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from project import ROOT
-
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
+from tests.support.project import ROOT
 from throughline.config.params import load_params
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled

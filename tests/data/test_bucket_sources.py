@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import data_settings, picture, read_files, read_reasons
-from external_records import example, png, write
 from test_sources import write_idx
 
 from tasks.upload import upload
+from tests.support.external_records import example, png, write
+from tests.support.small_data import data_settings, picture, read_files, read_reasons
 from throughline.data import ingest as stage
 from throughline.data import object_folder
 from throughline.data.ingest import ingest

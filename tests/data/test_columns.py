@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import psutil
 import pytest
-from conftest import flip_bit
 
+from tests.support.small_data import flip_bit
 from throughline.data.columns.index import (
     Column,
     SnapshotIndex,

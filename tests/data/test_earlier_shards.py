@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import data_settings, flip_bit, picture, read_files
 
 from tasks.upload import upload
+from tests.support.small_data import data_settings, flip_bit, picture, read_files
 from throughline.data import inspection_cache
 from throughline.data.ingest import ingest
 from throughline.data.known_files import open_known_files

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from external_records import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.external_records import example
 from throughline.data.shards.example_features import (
     NotAnExample,
     bytes_places,

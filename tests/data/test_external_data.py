@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SPLIT, flip_bit, picture
-from external_records import example, write
 
+from tests.support.external_records import example, write
+from tests.support.small_data import SPLIT, flip_bit, picture
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.example_features import bytes_places, parse_features, read_numbers

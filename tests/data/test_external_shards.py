@@ -12,10 +12,10 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from conftest import flip_bit, picture
-from external_records import example, png, vectors, write
 
 from tasks import ingest as stage
+from tests.support.external_records import example, png, vectors, write
+from tests.support.small_data import flip_bit, picture
 from throughline.data import ingest
 from throughline.data.shards.tfrecord import frame
 from throughline.data.sources import base, external_shards, split_names, tfrecord

@@ -17,10 +17,10 @@ import pandas as pd
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import data_settings, picture, read_reasons
 from PIL import Image
-from project import SMALL, run_stages, write_params
 
+from tests.support.project import SMALL, run_stages, write_params
+from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data.encodings.image_files import BESIDES_PIXELS, DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import data_settings, picture, read_files
-from project import SMALL, write_params
 
 from tasks import ingest as stage
+from tests.support.project import SMALL, write_params
+from tests.support.small_data import data_settings, picture, read_files
 from throughline.data import inspection_cache
 from throughline.data.encodings.base import FileInfo, RejectedValue, Root, StoredFile
 from throughline.data.file_inspection import FileInspection

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import data_settings, picture
 
+from tests.support.small_data import data_settings, picture
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
 from throughline.data.local_files import list_files

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import boto3
 import pytest
-from conftest import data_settings
 
+from tests.support.small_data import data_settings
 from throughline.data import object_folder
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.object_folder import ObjectFile, ObjectFolder, list_all, open_folder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import flip_bit
 
+from tests.support.small_data import flip_bit
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.record_offsets import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import flip_bit
 
+from tests.support.small_data import flip_bit
 from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.files import REPAIRED, ShardFiles

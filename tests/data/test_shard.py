@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from conftest import prepared, read_files
 
+from tests.support.small_data import prepared, read_files
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import ShardFiles

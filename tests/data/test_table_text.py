@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from csv_tables import measured, scan, write
 
+from tests.support.csv_tables import measured, scan, write
 from throughline.data.sources import text_table, time_series
 from throughline.data.sources.delimited import find_delimiter
 from throughline.data.sources.number_text import is_number, read_numbers

@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from csv_tables import measured, scan, write
 from ruamel.yaml import YAML
 
 from tasks.ingest import describe_columns, find_rare_classes
+from tests.support.csv_tables import measured, scan, write
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table, text_table, time_series

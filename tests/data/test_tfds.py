@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 import pytest
-from external_records import example, png, write
 
+from tests.support.external_records import example, png, write
 from throughline.data.sources import base, tfds
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from facts import (
+
+from tests.support.facts import (
     BATCH,
     IDLE_GPU,
     PHOTO_COSTS,
@@ -23,7 +24,6 @@ from facts import (
     facts_of,
     model_step_of,
 )
-
 from throughline.diagnosis import rules
 from throughline.diagnosis.cost_model import (
     HostLoad,

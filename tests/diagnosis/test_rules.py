@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from facts import IDLE_GPU, PHOTO_COSTS, STRAGGLING, TEXT, TINY, TINY_COSTS, WAITING, WELL, facts_of
 
+from tests.support.facts import (
+    IDLE_GPU,
+    PHOTO_COSTS,
+    STRAGGLING,
+    TEXT,
+    TINY,
+    TINY_COSTS,
+    WAITING,
+    WELL,
+    facts_of,
+)
 from throughline.diagnosis.cost_model import HostLoad, OpCost, estimate_load
 from throughline.diagnosis.rules import (
     TOPICS,

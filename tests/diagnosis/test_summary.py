@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from made_up import made_up, write_made_up
-
+from tests.support.made_up import made_up, write_made_up
 from throughline.diagnosis.summary import print_summary
 from throughline.results.profiling import (
     Breakdown,

@@ -15,12 +15,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_lines import NotAccepted, parse
-from docs_blocks import PAGES, Block, read_blocks
-from project import ROOT
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve, resolve_command
+from tests.support.command_lines import NotAccepted, parse
+from tests.support.docs_blocks import PAGES, Block, read_blocks
+from tests.support.project import ROOT
 from throughline.config.params_file import parse_yaml
 from throughline.tuning.budgets import Budgets, read_budgets
 

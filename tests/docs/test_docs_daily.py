@@ -10,9 +10,9 @@ import subprocess
 
 import numpy as np
 import pytest
-from docs_blocks import read_blocks
-from project import ROOT, environment, run, run_quietly, share_servers, write_params
 
+from tests.support.docs_blocks import read_blocks
+from tests.support.project import ROOT, environment, run, run_quietly, share_servers, write_params
 from throughline.config.params_file import read_yaml
 
 BLOCKS = [block for block in read_blocks(ROOT / "docs" / "daily.md") if block.language == "sh"]

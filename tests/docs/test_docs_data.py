@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import picture
-from docs_blocks import Block, read_blocks
-from project import ROOT
 from ruamel.yaml import YAML
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
+from tests.support.docs_blocks import Block, read_blocks
+from tests.support.project import ROOT
+from tests.support.small_data import picture
 from throughline.data.ingest import ingest
 
 PAGE = ROOT / "docs" / "data.md"

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from project import ROOT
+
+from tests.support.project import ROOT
 
 PAGE = ROOT / "docs" / "extending.md"
 MOST_LINES = 15  # of code per example; imports, docstrings and tests apart
@@ -47,7 +48,7 @@ MORE = """
 import wave
 
 import numpy as np
-from facts import PHOTO_COSTS
+from tests.support.facts import PHOTO_COSTS
 from test_plan import plan_of
 
 from throughline.data.ingest import ingest

@@ -7,11 +7,11 @@ import sys
 
 import keras
 import pytest
-from docs_blocks import read_blocks
-from project import ROOT
 from ruamel.yaml import YAML
-from trainings import params_of, run
 
+from tests.support.docs_blocks import read_blocks
+from tests.support.project import ROOT
+from tests.support.trainings import params_of, run
 from throughline.models.builders import Target, build_models
 from throughline.plan.op_parsing import parse_op
 from throughline.settings import ModelSettings

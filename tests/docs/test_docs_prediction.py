@@ -12,8 +12,9 @@ import subprocess
 
 import mlflow
 import pytest
-from project import ROOT, environment
-from skips import need
+
+from tests.support.project import ROOT, environment
+from tests.support.skips import need
 
 PAGE = (ROOT / "docs" / "prediction.md").read_text()
 

@@ -8,7 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from project import ROOT
+
+from tests.support.project import ROOT
 
 
 @pytest.mark.slow

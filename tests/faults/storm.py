@@ -35,10 +35,10 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 import numpy as np
 import psutil
 import requests
-from project import SMALL, environment, make_project, run_stages
-from stack import ENDED, Stack
 
 from flows.servers.services import find_free_port
+from tests.support.project import SMALL, environment, make_project, run_stages
+from tests.support.stack import ENDED, Stack
 from throughline.shared.files import digest_file
 
 NAME = "storm"

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from lanes import slow_but_first
 
+from tests.support.lanes import slow_but_first
 from throughline.training import checkpoint_store
 from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_up import KINDS, folder_of, write_made_up
 
 from tasks.fetch import fetch
+from tests.support.made_up import KINDS, folder_of, write_made_up
 from throughline.data.columns.index import read_index
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from object_stores import Proxy
 from PIL import Image
-from project import SMALL, environment, make_project, run, start, write_params
-from shared_servers import shared_libraries
 
 from infra.local.clusters import ALLOWED_FAILURES
 from tasks.upload import upload
+from tests.support.object_stores import Proxy
+from tests.support.project import SMALL, environment, make_project, run, start, write_params
+from tests.support.shared_servers import shared_libraries
 from throughline.data.file_inspection import FILES_AT_ONCE
 from throughline.training.processes import find_free_ports
 

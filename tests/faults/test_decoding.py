@@ -15,9 +15,9 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import picture
 
 from benchmarks.decoding import compare
+from tests.support.small_data import picture
 from throughline.data.encodings import decode_probe as module
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_soundness import is_sound

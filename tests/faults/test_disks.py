@@ -10,9 +10,9 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SPLIT, data_settings
 from PIL import Image
 
+from tests.support.small_data import SPLIT, data_settings
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard

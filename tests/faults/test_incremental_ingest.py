@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import data_settings, picture, read_files
 
+from tests.support.small_data import data_settings, picture, read_files
 from throughline.data import file_inspection, inspection_cache
 from throughline.data.ingest import ingest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import data_settings, picture, read_reasons
 
+from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
 from throughline.shared.errors import UnusableDataset

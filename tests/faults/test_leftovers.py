@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from project import run_python
 
+from tests.support.project import run_python
 from throughline.config.cli import clear_after_kills
 from throughline.models.model_files import save_model
 from throughline.shared import files

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from conftest import data_settings, picture, read_reasons
 from PIL import Image
 
+from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data.encodings.base import StoredFile
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import inspect_image

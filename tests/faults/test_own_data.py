@@ -6,9 +6,9 @@ import copy
 import shutil
 
 import pytest
-from project import SMALL, make_project, run, write_params
 from ruamel.yaml import YAML
 
+from tests.support.project import SMALL, make_project, run, write_params
 from throughline.config.params import check
 from throughline.shared.errors import InvalidParams
 

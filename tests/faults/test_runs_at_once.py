@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import SMALL, run_quietly, share_servers, start, write_params
-from shared_servers import shared_libraries, shared_prefect
+
+from tests.support.project import SMALL, run_quietly, share_servers, start, write_params
+from tests.support.shared_servers import shared_libraries, shared_prefect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {

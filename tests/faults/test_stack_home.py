@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from skips import need
 
 from flows.servers.services import find_free_port
 from infra.local import postgres
 from infra.local.stack_config import SETTINGS_FILE, load_stack
+from tests.support.skips import need
 from throughline.shared.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]

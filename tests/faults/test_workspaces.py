@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from dvc.config import Config
-from project import SMALL, write_params
 
 from flows.run.dvc_calls import DVC, dvc_environment
 from flows.run.experiments import is_saved, save_experiment
@@ -23,6 +22,7 @@ from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, open_workspace, sweep_workspaces
+from tests.support.project import SMALL, write_params
 from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration

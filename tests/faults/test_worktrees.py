@@ -9,9 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import read_files
 from dvc.config import Config
-from project import SMALL, write_params
 from test_leftovers import killed_at
 from test_workspaces import CHEAP, age, cheap_project, git, leave, opened
 
@@ -29,6 +27,8 @@ from flows.run.workspace import (
     remove_workspace,
     sweep_workspaces,
 )
+from tests.support.project import SMALL, write_params
+from tests.support.small_data import read_files
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.layout import WORKSPACES
 

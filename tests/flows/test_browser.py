@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import mlflow
 import pytest
-from browser import browsing, picture, sign_in
 from playwright.sync_api import Locator, Page, TimeoutError, expect
-from project import SMALL, run
 
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
+from tests.support.browser import browsing, picture, sign_in
+from tests.support.project import SMALL, run
 from throughline.config.params_file import parse_yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

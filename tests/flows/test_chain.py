@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT, run
+
+from tests.support.project import ROOT, run
 
 STAGES = """
 stages:

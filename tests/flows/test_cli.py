@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
-from project import SMALL, write_params
 
 from flows.orchestration.cli import (
     RunOptions,
@@ -21,6 +20,7 @@ from flows.orchestration.stages import list_profiles
 from flows.run.access_policy import CONFINED
 from flows.run.parameters import OWN_PIPELINES, select_pipelines
 from flows.run.resolution import resolve, resolved_changes
+from tests.support.project import SMALL, write_params
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import (
     InvalidParams,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from project import experiment_of, run
-from rows import comparison, row
 
 from flows.servers.services import find_free_port
+from tests.support.project import experiment_of, run
+from tests.support.rows import comparison, row
 from throughline.tracking.comparison_run import (
     CHAMPION,
     close_comparison,

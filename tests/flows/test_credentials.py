@@ -13,7 +13,6 @@ from prefect.settings import (
     PREFECT_UI_URL,
     temporary_settings,
 )
-from skips import need
 
 from flows.servers.credentials import (
     ENVIRONMENT,
@@ -25,6 +24,7 @@ from flows.servers.credentials import (
     use_running_servers,
 )
 from flows.ui import Endpoints, print_urls, take_from_others
+from tests.support.skips import need
 from throughline.shared.errors import ServiceFailed
 
 RUNNING = {

@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from project import ROOT, SMALL, write_params
 
 from flows.run.early_check import check_started_command
+from tests.support.project import ROOT, SMALL, write_params
 from throughline.config.table_check import READ_BYTES, check_table
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.errors import InvalidParams, UnreadableSource

@@ -16,12 +16,19 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from project import copy_project, experiment_of, run, run_quietly, share_servers, start
 
 from flows.run.experiments import is_saved
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, UNNAMED, open_workspace
+from tests.support.project import (
+    copy_project,
+    experiment_of,
+    run,
+    run_quietly,
+    share_servers,
+    start,
+)
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import Started, environment, start
-from stack import wait_for
 
 from flows.run import fork_server as server_module
 from flows.run.fork_server import list_imported_files, serve, stage_server
+from tests.support.project import Started, environment, start
+from tests.support.stack import wait_for
 from throughline.shared import fork_client
 from throughline.shared.fork_client import (
     READY,

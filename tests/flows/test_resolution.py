@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from project import SMALL, write_params
 from ruamel.yaml import YAML
 
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.run.parameters import Changes, find_numbers
 from flows.run.resolution import resolve, share_resolved
+from tests.support.project import SMALL, write_params
 from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams, UnknownPipeline
 

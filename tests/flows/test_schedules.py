@@ -15,8 +15,6 @@ from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from project import ROOT
-from shared_servers import shared_prefect
 
 from flows.orchestration.deployments import read_pool
 from flows.orchestration.schedules import (
@@ -25,6 +23,8 @@ from flows.orchestration.schedules import (
     make_pool,
     refuse_other_project,
 )
+from tests.support.project import ROOT
+from tests.support.shared_servers import shared_prefect
 from throughline.shared.errors import MissingInput, ServiceFailed
 
 HERE, ELSEWHERE = "http://127.0.0.1:4200/api", "https://prefect.example.org/api"

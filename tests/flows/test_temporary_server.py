@@ -21,12 +21,12 @@ from prefect.settings import (
     PREFECT_HOME,
     temporary_settings,
 )
-from shared_servers import prefect_template
 
 from flows.orchestration.artifacts import link_to_report
 from flows.servers.credentials import exclusive, published_environment, use_running_servers
 from flows.servers.services import HOST, find_free_port
 from flows.servers.temporary_server import prefect_server
+from tests.support.shared_servers import prefect_template
 from throughline.shared.errors import ServiceFailed
 
 NONE = {False: {PREFECT_API_URL}, True: set()}  # settings of the user's that are left out

@@ -11,13 +11,13 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from answers import ANSWER
-from project import SMALL, run, write_params
-from shared_servers import shared_prefect
 
 from flows.run.parameters import Changes
 from flows.tuning import list_options, tuning
 from tasks.tune import find_key
+from tests.support.answers import ANSWER
+from tests.support.project import SMALL, run, write_params
+from tests.support.shared_servers import shared_prefect
 from throughline.config.params import load_params
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout

@@ -18,10 +18,10 @@ import time
 import mlflow
 import psutil
 import pytest
-from project import SMALL, run, run_quietly
-from stack import processes_of, wait_for
 
 from flows.orchestration.deployments import deploy
+from tests.support.project import SMALL, run, run_quietly
+from tests.support.stack import processes_of, wait_for
 from throughline.shared.errors import ServiceFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

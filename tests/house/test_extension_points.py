@@ -5,9 +5,9 @@ that one of them lacks fails here.
 from __future__ import annotations
 
 import pytest
-from project import ROOT
 from ruamel.yaml import YAML
 
+from tests.support.project import ROOT
 from throughline.config.params import ParamsDocument
 from throughline.data import sources
 from throughline.data.encodings.base import FileEncoding

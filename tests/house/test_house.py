@@ -11,9 +11,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from project import run_python
 from ruamel.yaml import YAML
 
+from tests.support.project import run_python
 from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
 from throughline.shared.program import ROOTS, SUPPORTING, stage_modules

@@ -1,4 +1,4 @@
-"""The list of planted faults applies to the tree; `tests.mutation_testing` plants them."""
+"""The list of planted faults applies to the tree; `tests.mutations.matrix` plants them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation_testing import ROOT, find_file, plant, read_sources
-from tests.mutations import FAULTS
+from tests.mutations.faults import FAULTS
+from tests.mutations.matrix import ROOT, find_file, plant, read_sources
 
 
 def is_test(path, name):

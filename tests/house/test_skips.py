@@ -1,14 +1,13 @@
-"""Only what tests/skips.py lists may be skipped, never in continuous integration, and what was
-skipped is said at the end.
-"""
+"""Only what tests/support/skips.py lists may be skipped, never in CI, and the end says what was."""
 
 from __future__ import annotations
 
 import pytest
-import skips
+
+from tests.support import skips
 
 UNMET = skips.Need(untested="pictures", remedy="look at them", met=lambda: False)
-LISTED = "import skips\ndef test_it():\n    skips.need('eyes')"
+LISTED = "from tests.support import skips\ndef test_it():\n    skips.need('eyes')"
 UNLISTED = {
     "test_called": "import pytest\ndef test_it():\n    pytest.skip('no time')",
     "test_marked": "import pytest\n@pytest.mark.skip('no time')\ndef test_it(): ...",
@@ -27,7 +26,7 @@ def run(pytester, monkeypatch):
     def run(**files):
         pytester.makepyfile(**files)
         result = pytester.runpytest_inprocess(
-            "-p", "no:cacheprovider", "--continue-on-collection-errors", plugins=[skips]
+            "--continue-on-collection-errors", plugins=[skips]
         )
         return result.parseoutcomes(), result.stdout.str()
 
@@ -40,7 +39,7 @@ def test_a_listed_skip_is_said_at_the_end_with_its_remedy_and_any_other_fails(ru
     assert "NOT TESTED ON THIS MACHINE" in text
     assert "1 tests need eyes: pictures. To have it tested: look at them" in text
     assert text.count(
-        "skipped for a reason that tests/skips.py does not list: Skipped: no time"
+        "skipped for a reason that tests/support/skips.py does not list: Skipped: no time"
     ) >= len(UNLISTED)
 
 

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT
 from ruamel.yaml import YAML
+
+from tests.support.project import ROOT
 
 CLONE = YAML(typ="safe").load((ROOT / "infra" / "kubernetes" / "clone.yaml").read_text())
 AUTHOR = ("-c", "user.name=me", "-c", "user.email=me@example")

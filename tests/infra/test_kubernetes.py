@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from command_lines import parse
-from manifest_checks import COMPOSE, README, STORAGE, find_faults
-from manifests import (
+from ruamel.yaml import YAML
+
+from infra.local.clusters import ALLOWED_FAILURES
+from tests.support.command_lines import parse
+from tests.support.manifest_checks import COMPOSE, README, STORAGE, find_faults
+from tests.support.manifests import (
     FOLDER,
     OVERLAYS,
     Manifest,
@@ -22,11 +25,8 @@ from manifests import (
     of_kind,
     render,
 )
-from network_checks import find_arrows
-from project import ROOT
-from ruamel.yaml import YAML
-
-from infra.local.clusters import ALLOWED_FAILURES
+from tests.support.network_checks import find_arrows
+from tests.support.project import ROOT
 from throughline.settings import StorageSettings
 from throughline.shared.dask_engine import ATTEMPTS
 

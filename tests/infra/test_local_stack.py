@@ -20,17 +20,17 @@ import numpy as np
 import psutil
 import pytest
 import requests
-from browser import browsing, picture
 from playwright.sync_api import expect
-from project import environment, make_project, run
-from shared_servers import shared_libraries
-from skips import need
-from stack import Stack, processes_of, started
 
 from flows.servers.services import find_free_port
 from infra.local import postgres, s3
 from infra.local.__main__ import stores
 from infra.local.stack_config import StackConfig, load_stack
+from tests.support.browser import browsing, picture
+from tests.support.project import environment, make_project, run
+from tests.support.shared_servers import shared_libraries
+from tests.support.skips import need
+from tests.support.stack import Stack, processes_of, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT
+
+from tests.support.project import ROOT
 
 MAKE = str(shutil.which("make"))
 # Notes what it is asked, makes environments with a Python, and installs uv.

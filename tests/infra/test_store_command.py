@@ -11,8 +11,9 @@ import sys
 
 import psutil
 import pytest
-from project import ROOT, environment, make_project, run
-from stack import wait_for
+
+from tests.support.project import ROOT, environment, make_project, run
+from tests.support.stack import wait_for
 
 pytestmark = pytest.mark.slow
 STORE = (sys.executable, "-m", "infra.local", "store", "--")

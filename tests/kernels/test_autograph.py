@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_pipelines import CONFIGS, batches, pipeline
 
+from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.kernels.autograph import without_autograph
 from throughline.kernels.elements import apply_ops
 from throughline.plan.augmentations import Flip

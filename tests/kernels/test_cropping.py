@@ -10,8 +10,8 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_pipelines import CONFIGS, batches, pipeline
 
+from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.kernels import pixels
 from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.cropping import draw_crops

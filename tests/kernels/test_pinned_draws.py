@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import small_pipelines
 import tensorflow as tf
-from small_pipelines import batches
 
+from tests.support import small_pipelines
+from tests.support.small_pipelines import batches
 from throughline.data.shards.records import example_key
 from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.host_kernels import draw_changes, draw_sigma

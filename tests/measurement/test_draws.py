@@ -8,8 +8,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from prepared import link_data, take_snapshot
 
+from tests.support.prepared import link_data, take_snapshot
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.params import check
 from throughline.measurement import draws

@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from project import SMALL, run_stages, write_params
 
+from tests.support.project import SMALL, run_stages, write_params
 from throughline.data.columns.index import column_path
 from throughline.measurement.equality import digest_example
 from throughline.results.build import BuildResult

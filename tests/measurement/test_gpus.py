@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from project import ROOT, run_python
-from skips import need
 
+from tests.support.project import ROOT, run_python
+from tests.support.skips import need
 from throughline.measurement.gpus import used_gpus
 from throughline.measurement.hardware import UsageMonitor
 

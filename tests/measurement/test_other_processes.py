@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_up import made_up
 
+from tests.support.made_up import made_up
 from throughline.measurement.other_processes import OtherProcesses, share_of_cores
 from throughline.results.profiling import ProfileResult
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 import pytest
-from texts import params_of, prepare_texts
 
+from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from predictions import export_file
-from saved_models import make_spec, save_as_train_does
-from texts import params_of, prepare_texts
 
+from tests.support.predictions import export_file
+from tests.support.saved_models import make_spec, save_as_train_does
+from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature

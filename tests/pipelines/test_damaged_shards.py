@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import tensorflow as tf
-from conftest import flip_bit
-from small_pipelines import CONFIGS, PREPROCESS, open_snapshot, pipeline
 
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import CONFIGS, PREPROCESS, open_snapshot, pipeline
 from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import map_column
 from throughline.data.shards.index import read_shard_index

@@ -10,8 +10,9 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from lanes import mostly, slow_but_first
-from small_pipelines import (
+
+from tests.support.lanes import mostly, slow_but_first
+from tests.support.small_pipelines import (
     APPROXIMATE,
     BATCH,
     CONFIGS,
@@ -23,7 +24,6 @@ from small_pipelines import (
     prepare_snapshots,
     same,
 )
-
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import flip_bit
-from lanes import slow_but_first
-from small_pipelines import GLOBAL, batches, pipeline, prepare_snapshot, same
 
+from tests.support.lanes import slow_but_first
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import GLOBAL, batches, pipeline, prepare_snapshot, same
 from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import column_path, count_stored, read_index, verify
 from throughline.measurement.equality import digest_examples

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SPLIT, data_settings, flip_bit, picture, read_files
-from lanes import slow_but_first
-from small_pipelines import PREPROCESS
-from texts import params_of, write_texts
 
+from tests.support.lanes import slow_but_first
+from tests.support.small_data import SPLIT, data_settings, flip_bit, picture, read_files
+from tests.support.small_pipelines import PREPROCESS
+from tests.support.texts import params_of, write_texts
 from throughline.data.columns.index import read_index
 from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest

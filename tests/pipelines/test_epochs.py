@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from lanes import mostly, slow_but_first
-from small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 
+from tests.support.lanes import mostly, slow_but_first
+from tests.support.small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from small_pipelines import pipeline
 
+from tests.support.small_pipelines import pipeline
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.pipelines.extent_checks import check_extent

@@ -7,16 +7,16 @@ import os
 
 import numpy as np
 import pytest
-from conftest import flip_bit
-from small_pipelines import batches, pipeline, same
-from stored_snapshots import (  # noqa: F401
+
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import batches, pipeline, same
+from tests.support.stored_snapshots import (  # noqa: F401
     arrays_in_store,
     open_stored,
     put,
     small_pieces,
     write,
 )
-
 from throughline.data.columns.index import column_path, find_span
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.plan.augmentations import RandomCrop

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import flip_bit
-from small_pipelines import GLOBAL, PRESETS, batches, pipeline, same
 
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import GLOBAL, PRESETS, batches, pipeline, same
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.snapshot_reader import SnapshotReader

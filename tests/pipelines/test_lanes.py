@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from project import SMALL
-from small_pipelines import batches, pipeline, same
 
+from tests.support.project import SMALL
+from tests.support.small_pipelines import batches, pipeline, same
 from throughline.config.params import check
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.samplers import lane_shuffle

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from prepared import prepare
-from small_pipelines import batches, same
-from texts import SPLIT, WORDS, write_texts
 
+from tests.support.prepared import prepare
+from tests.support.small_pipelines import batches, same
+from tests.support.texts import SPLIT, WORDS, write_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.assembly.training import with_perplexity

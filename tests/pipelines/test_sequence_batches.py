@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from lanes import slow_but_first
-from small_pipelines import batches, same
-from texts import params_of, prepare_texts
 
+from tests.support.lanes import slow_but_first
+from tests.support.small_pipelines import batches, same
+from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.measurement.draws import check_epoch, collect_rows
 from throughline.measurement.equality import digest_examples

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from project import ROOT
 
+from tests.support.project import ROOT
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
 from throughline.shared.errors import ServiceFailed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from conftest import read_files
-from small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
 
+from tests.support.small_data import read_files
+from tests.support.small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
 from throughline.data.columns.stored import Destination
 from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index

@@ -20,10 +20,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import read_files
-from object_stores import RANGE_BYTES, fetch_slowly, fetch_with_file_limit
-from small_pipelines import open_snapshot
-from stored_snapshots import (  # noqa: F401
+
+from tests.support.object_stores import RANGE_BYTES, fetch_slowly, fetch_with_file_limit
+from tests.support.small_data import read_files
+from tests.support.small_pipelines import open_snapshot
+from tests.support.stored_snapshots import (  # noqa: F401
     CHUNK_BYTES,
     arrays_in_store,
     fetch_all,
@@ -32,7 +33,6 @@ from stored_snapshots import (  # noqa: F401
     small_pieces,
     write,
 )
-
 from throughline.data.columns import fetching, stored
 from throughline.data.columns.index import column_path, verify
 from throughline.pipelines.write import snapshot_writer

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import read_files
-from small_pipelines import PREPROCESS, batches, pipeline, same
 
+from tests.support.small_data import read_files
+from tests.support.small_pipelines import PREPROCESS, batches, pipeline, same
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards import files as shard_files

@@ -9,11 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import flip_bit
-from prepared import prepare, take_snapshot
-from project import SMALL
-from small_pipelines import batches, same
 
+from tests.support.prepared import prepare, take_snapshot
+from tests.support.project import SMALL
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import batches, same
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-from project import ROOT
 
+from tests.support.project import ROOT
 from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame
 from throughline.kernels.tokenizers import open_tokenizer, tokenize

@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import flip_bit
-from small_pipelines import PRESETS, batches, by_key, prepare_snapshot, same
-from small_pipelines import pipeline as pipeline_of
 
+from tests.support.small_data import flip_bit
+from tests.support.small_pipelines import PRESETS, batches, by_key, prepare_snapshot, same
+from tests.support.small_pipelines import pipeline as pipeline_of
 from throughline.data.columns.index import column_path, map_column, read_index, verify
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write import snapshot_writer

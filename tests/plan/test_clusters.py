@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
 
 from tasks.cluster import main
+from tests.support.project import ROOT
 from throughline.plan.clusters import expand_nodes, expand_tasks, find_tf_config
 from throughline.plan.training_workers import (
     TrainingWorker,

@@ -8,10 +8,10 @@ import json
 import sys
 
 import pytest
-from project import SMALL
 from ruamel.yaml import YAML
 
 from tasks.train import main as train_stage
+from tests.support.project import SMALL
 from throughline.plan.training_workers import (
     TrainingWorker,
     find_training_worker,

@@ -15,9 +15,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import picture
 from PIL import Image
-from predictions import (
+
+from tasks.predict import report_rejected
+from tests.support.predictions import (
     ON_DEVICE,
     evaluate,
     export_file,
@@ -26,9 +27,8 @@ from predictions import (
     save_untrained,
     write_evaluation_of,
 )
-from prepared import link_data, take_snapshot
-
-from tasks.predict import report_rejected
+from tests.support.prepared import link_data, take_snapshot
+from tests.support.small_data import picture
 from throughline.config.params import check
 from throughline.data.manifest import read_manifest
 from throughline.models.inference import SPEC, open_trained_model, read_spec

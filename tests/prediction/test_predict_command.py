@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import made_up
-from project import ROOT
 
 from tasks.predict import declare_options, main
+from tests.support.made_up import made_up
+from tests.support.project import ROOT
 from throughline.config.cli import enter_run, trained_model_cli
 from throughline.results.train import HeldOut, TrainResult
 from throughline.shared.errors import MissingInput

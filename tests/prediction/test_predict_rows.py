@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from predictions import (
+
+from tests.support.predictions import (
     ON_DEVICE,
     check_refusals,
     evaluate,
@@ -25,11 +26,10 @@ from predictions import (
     save_untrained,
     write_evaluation_of,
 )
-from prepared import prepare, take_snapshot
-from saved_models import make_spec
-from texts import params_of as text_params
-from texts import prepare_texts
-
+from tests.support.prepared import prepare, take_snapshot
+from tests.support.saved_models import make_spec
+from tests.support.texts import params_of as text_params
+from tests.support.texts import prepare_texts
 from throughline.assembly.inference import describe_changed_data, find_changed_data
 from throughline.config.params import check
 from throughline.data.encodings.arrays import array_feature

@@ -8,9 +8,9 @@ import signal
 import keras
 import numpy as np
 import pytest
-from project import run_python
-from saved_models import make_spec
 
+from tests.support.project import run_python
+from tests.support.saved_models import make_spec
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.sources.base import Rejected

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import made_up
-from rows import row
 
+from tests.support.made_up import made_up
+from tests.support.rows import row
 from throughline.reporting.comparison_noise import critical_value
 from throughline.reporting.ranking import find_tied, find_winners, ratio_interval
 from throughline.results.profiling import RoundTimes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rows import row
 
+from tests.support.rows import row
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import find_best, find_tied
 from throughline.results.comparison import BOTH, list_machines

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from project import ROOT
-from rows import row
 
+from tests.support.project import ROOT
+from tests.support.rows import row
 from throughline.plan import steps
 from throughline.plan.parallelism import Parallelism
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput

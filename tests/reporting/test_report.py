@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import made_up
-from rows import comparison, row
 
 from tasks.report import report
+from tests.support.made_up import made_up
+from tests.support.rows import comparison, row
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
@@ -209,7 +209,7 @@ def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
 @pytest.mark.slow
 def test_tables_are_no_wider_than_the_text(layout, tmp_path):
     """With the columns of texts, too, which these results have."""
-    from browser import browsing
+    from tests.support.browser import browsing
 
     report(["naive", "optimized"], layout, tmp_path / "report")
     with browsing() as page:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from rows import comparison, row
 
 from flows.orchestration.artifacts import to_markdown
+from tests.support.rows import comparison, row
 from throughline.reporting.table import ABSENT, comparison_table, to_records, to_text
 
 ROWS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from made_up import made_up
 from PIL import Image
 
+from tests.support.made_up import made_up
 from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
 from throughline.results.tuning import TunedCandidate, TuningResult
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from made_up import made_up
 from rich.console import Console
 
+from tests.support.made_up import made_up
 from throughline.reporting.tuning_table import (
     COLUMNS,
     NOT_RACED,

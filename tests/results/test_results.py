@@ -7,9 +7,9 @@ import json
 import math
 
 import pytest
-from made_up import KINDS, folder_of, made_up, write_made_up
-from project import run_python
 
+from tests.support.made_up import KINDS, folder_of, made_up, write_made_up
+from tests.support.project import run_python
 from throughline.results.build import BuildResult, InputThroughput, ProcessInput
 from throughline.results.profiling import (
     COMPARED,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from project import run_python
+
+from tests.support.project import run_python
 
 MIB = 1 << 20
 KEPT_AFTER_FREE = """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from project import ROOT, run_python
-
 from flows import COMMANDS
+from tests.support.project import ROOT, run_python
 from throughline.shared.fork_client import HEAVY_STAGES
 from throughline.shared.gc_pause import USUAL_THRESHOLDS
 

@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from project import ROOT, SMALL, run_python, run_stages, write_params
-from skips import make_memory_cgroup, need
 
+from tests.support.project import ROOT, SMALL, run_python, run_stages, write_params
+from tests.support.skips import make_memory_cgroup, need
 from throughline.assembly.project import Project
 from throughline.pipelines import sizes
 from throughline.plan.steps import Cache

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+
+from tests.support.project import ROOT
 
 IMPORTED = "import time:"  # how Python begins a line about a module, on stderr
 

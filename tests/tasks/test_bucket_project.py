@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import picture
-from project import SMALL, make_project, run, write_params
 
 from tasks.upload import upload
+from tests.support.project import SMALL, make_project, run, write_params
+from tests.support.small_data import picture
 from throughline.shared.object_store import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

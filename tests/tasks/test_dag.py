@@ -13,9 +13,17 @@ import time
 
 import mlflow
 import pytest
-from project import SMALL, experiment_of, run, run_quietly, run_stages, start, write_params
 from ruamel.yaml import YAML
 
+from tests.support.project import (
+    SMALL,
+    experiment_of,
+    run,
+    run_quietly,
+    run_stages,
+    start,
+    write_params,
+)
 from throughline.results.build import BuildResult
 from throughline.shared.output_lock import hold_outputs
 

@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import copy_project, run, write_params
 from ruamel.yaml import YAML
 
 from tasks.earlier import open_earlier
+from tests.support.project import copy_project, run, write_params
 from throughline.shared.layout import Layout
 from throughline.shared.scratch import Scratch
 

@@ -15,10 +15,10 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import picture
 
 from tasks import fetch as stage
 from tasks.fetch import fetch
+from tests.support.small_data import picture
 from throughline.data import known_datasets, remote
 from throughline.shared.errors import DataNotFound, UnexpectedFiles
 from throughline.shared.files import read_json

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import picture
-from project import SMALL, make_project, run
 
+from tests.support.project import SMALL, make_project, run
+from tests.support.small_data import picture
 from throughline.results.snapshot import SnapshotCost
 
 PARAMS = {

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, read_identities
-from project import ROOT, SMALL, write_params
 
 from tasks.identities import write_identities
 from tasks.own_code import find_needs, watch_own_code
+from tests.support.own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, read_identities
+from tests.support.project import ROOT, SMALL, write_params
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import WorkspaceProblem, WrongVersion
 

@@ -6,8 +6,8 @@ import copy
 import json
 
 import pytest
-from project import SMALL, make_project, run_stages, write_params
 
+from tests.support.project import SMALL, make_project, run_stages, write_params
 from throughline.data.columns.index import count_stored, read_index
 from throughline.results.build import BuildResult
 from throughline.shared.layout import Layout

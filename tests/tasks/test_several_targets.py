@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from conftest import picture
-from predictions import predict_rows, save_untrained
-from prepared import prepare
-from project import SMALL, run_stages, write_params
-from small_pipelines import CONFIGS
 
+from tests.support.predictions import predict_rows, save_untrained
+from tests.support.prepared import prepare
+from tests.support.project import SMALL, run_stages, write_params
+from tests.support.small_data import picture
+from tests.support.small_pipelines import CONFIGS
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import infer_target
 from throughline.config.params import check

@@ -14,12 +14,21 @@ from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
-from own_code import BOTH, EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_identities
-from project import SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
 from tasks.identities import write_identities
 from tasks.own_code import watch_own_code
+from tests.support.own_code import (
+    BOTH,
+    EVERY_RUN,
+    MEASURED,
+    OWN,
+    PARAMS,
+    differ,
+    each,
+    read_identities,
+)
+from tests.support.project import SMALL, environment, make_project, run, write_params
 from throughline.shared import program
 from throughline.shared.errors import WrongVersion
 from throughline.shared.libraries import LIBRARIES

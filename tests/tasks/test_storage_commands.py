@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from project import run
-from small_pipelines import PREPROCESS
 
 from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable, find_unreachable, verify
+from tests.support.project import run
+from tests.support.small_pipelines import PREPROCESS
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.files import ShardFiles, object_name

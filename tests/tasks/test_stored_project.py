@@ -8,9 +8,9 @@ import json
 import sys
 
 import pytest
-from project import SMALL, make_project, run, write_params
 
 from tasks.upload import upload
+from tests.support.project import SMALL, make_project, run, write_params
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import load_params
 from throughline.data.columns.index import column_path

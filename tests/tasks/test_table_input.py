@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from conftest import picture, prepared
-from docs_blocks import read_blocks
 from mlflow.entities import LoggedModelStatus
-from project import ROOT, SMALL, run_stages, write_params
-from small_pipelines import CONFIGS
 
+from tests.support.docs_blocks import read_blocks
+from tests.support.project import ROOT, SMALL, run_stages, write_params
+from tests.support.small_data import picture, prepared
+from tests.support.small_pipelines import CONFIGS
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import make_input_spec, open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for

@@ -10,11 +10,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from prepared import prepare
-from project import SMALL, run_stages, write_params
 
 from benchmarks.data import presets
 from tasks.ingest import count_splits
+from tests.support.prepared import prepare
+from tests.support.project import SMALL, run_stages, write_params
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import (
     infer_input_shape,

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from predictions import export_file, predict_rows, save_untrained
-from prepared import prepare
-from project import SMALL, run_stages, write_params
-from texts import PREPROCESS, WORDS, params_of
 
+from tests.support.predictions import export_file, predict_rows, save_untrained
+from tests.support.prepared import prepare
+from tests.support.project import SMALL, run_stages, write_params
+from tests.support.texts import PREPROCESS, WORDS, params_of
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.table_check import check_table
 from throughline.data.ingest import ingest

@@ -8,8 +8,8 @@ import copy
 
 import numpy as np
 import pytest
-from project import SMALL, run_stages, write_params
 
+from tests.support.project import SMALL, run_stages, write_params
 from throughline.data.columns.index import read_index
 from throughline.results.build import BuildResult
 from throughline.results.comparison import Comparison

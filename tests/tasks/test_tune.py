@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from answers import ANSWER
-from project import ROOT, SMALL, write_params
-from stack import wait_for
 
 from tasks.tune import apply, find_key, read_answer, tune
+from tests.support.answers import ANSWER
+from tests.support.project import ROOT, SMALL, write_params
+from tests.support.stack import wait_for
 from throughline.config.params import check, load_params
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult

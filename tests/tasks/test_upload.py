@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from skips import need
 
 from tasks.upload import upload
+from tests.support.skips import need
 from throughline.shared.errors import DataNotFound, InvalidParams, UnexpectedFiles
 from throughline.shared.object_store import open_store
 

@@ -9,11 +9,11 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SPLIT, picture
-from prepared import prepare
-from project import SMALL
-from rows import comparison, row
 
+from tests.support.prepared import prepare
+from tests.support.project import SMALL
+from tests.support.rows import comparison, row
+from tests.support.small_data import SPLIT, picture
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.data.encodings.arrays import array_feature

@@ -8,8 +8,8 @@ import sys
 
 import mlflow
 import pytest
-from project import ROOT
 
+from tests.support.project import ROOT
 from throughline.tracking.comparison_run import OPEN, UI_URL, open_comparison, run_urls
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.store import store_home

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlflow
 import pytest
-from rows import comparison, row
 
+from tests.support.rows import comparison, row
 from throughline.tracking.comparison_run import close_comparison, open_comparison
 from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
 from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN

@@ -17,11 +17,11 @@ import keras
 import mlflow
 import numpy as np
 import pytest
-from mlflow_servers import mlflow_server
-from project import run_python
 
 from flows.servers.services import find_free_port
 from tasks.sync import main
+from tests.support.mlflow_servers import mlflow_server
+from tests.support.project import run_python
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.lineage import read_lineage
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent

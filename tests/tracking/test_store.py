@@ -13,9 +13,9 @@ import mlflow
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
-from mlflow_servers import mlflow_server
-from project import run_python
 
+from tests.support.mlflow_servers import mlflow_server
+from tests.support.project import run_python
 from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey

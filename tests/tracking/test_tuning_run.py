@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import mlflow
 import pytest
-from made_up import made_up
 
 from flows.servers.services import find_free_port
+from tests.support.made_up import made_up
 from throughline.reporting.tuning_plots import plot_search
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.tracking.experiments import RunKey

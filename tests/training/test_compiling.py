@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from made_up import made_up
-from project import SMALL
-from trainings import params_of, run
 
 from tasks.train import find_few_steps, find_weakness
+from tests.support.made_up import made_up
+from tests.support.project import SMALL
+from tests.support.trainings import params_of, run
 from throughline.assembly.evaluation import complete_metrics
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for

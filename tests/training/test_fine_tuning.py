@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from saved_models import make_spec, save_as_train_does
-from trainings import params_of, run
 
+from tests.support.saved_models import make_spec, save_as_train_does
+from tests.support.trainings import params_of, run
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.data.encodings.arrays import array_feature

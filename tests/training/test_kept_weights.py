@@ -7,8 +7,8 @@ import sys
 import keras
 import numpy as np
 import pytest
-from trainings import params_of, train_once
 
+from tests.support.trainings import params_of, train_once
 from throughline.assembly.inputs import open_inputs
 from throughline.training.callbacks import make_early_stopping, may_replace_weights
 

@@ -18,9 +18,16 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from project import SMALL, environment, experiment_of, make_project, run_stages, write_params
 
 from flows.run.fork_server import stage_server
+from tests.support.project import (
+    SMALL,
+    environment,
+    experiment_of,
+    make_project,
+    run_stages,
+    write_params,
+)
 from throughline.config.params_file import read_yaml
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary

@@ -10,9 +10,9 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from made_up import made_up
-from trainings import params_of
 
+from tests.support.made_up import made_up
+from tests.support.trainings import params_of
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
 from throughline.plan.training_workers import TF_CONFIG, TrainingWorker

@@ -11,11 +11,19 @@ from importlib import metadata
 
 import numpy as np
 import pytest
-from texts import params_of as text_params
-from texts import prepare_texts
-from trainings import Stop, Stopping, assert_same, params_of, run, run_with_stops, train_once
 
 from tasks.train import describe_stop
+from tests.support.texts import params_of as text_params
+from tests.support.texts import prepare_texts
+from tests.support.trainings import (
+    Stop,
+    Stopping,
+    assert_same,
+    params_of,
+    run,
+    run_with_stops,
+    train_once,
+)
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.data.columns.index import INDEX

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from races import race
 
+from tests.support.races import race
 from throughline.settings import PipelineConfig
 from throughline.tuning.choice import (
     choose,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from prepared import change_a_pixel
-from project import SMALL
-from races import other_programs, race
 
+from tests.support.prepared import change_a_pixel
+from tests.support.project import SMALL
+from tests.support.races import other_programs, race
 from throughline.config.params import check
 from throughline.settings import PipelineConfig
 from throughline.tuning.choice import Choice

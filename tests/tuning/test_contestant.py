@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, SMALL
-from stack import wait_for
 
+from tests.support.project import ROOT, SMALL
+from tests.support.stack import wait_for
 from throughline.config.params import check
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
@@ -30,7 +30,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from project import SMALL
+from tests.support.project import SMALL
 from throughline.config.params import check
 from throughline.tuning.contestant import Contestant, keep_sockets_in
 from throughline.tuning.jobs import Entry

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from project import SMALL, environment, write_params
 
+from tests.support.project import SMALL, environment, write_params
 from throughline.config.params import load_params
 from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import find_limits, read_budgets

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from project import SMALL
 
+from tests.support.project import SMALL
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.shared.errors import InvalidBudget

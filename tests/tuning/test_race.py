@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from races import race, rounds
 
+from tests.support.races import race, rounds
 from throughline.tuning.race import Cost, Race
 
 DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]

@@ -12,12 +12,12 @@ from copy import copy
 from dataclasses import replace
 
 import pytest
-from made_up import made_up
-from prepared import link_data
-from project import SMALL
-from races import other_programs, rounds
-from trainings import params_of
 
+from tests.support.made_up import made_up
+from tests.support.prepared import link_data
+from tests.support.project import SMALL
+from tests.support.races import other_programs, rounds
+from tests.support.trainings import params_of
 from throughline.config.params import check
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import made_up
-from prepared import change_a_pixel, link_data, take_snapshot
-from project import SMALL
 
+from tests.support.made_up import made_up
+from tests.support.prepared import change_a_pixel, link_data, take_snapshot
+from tests.support.project import SMALL
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.diagnosis.cost_model import ModelStepCost

@@ -1,6 +1,4 @@
-"""Planted faults, as tests/mutations.yaml lists them; `tests.mutation_testing` plants them, and
-`tests/house/test_mutations.py` names those that do not apply.
-"""
+"""The planted faults of tests/mutations/faults.yaml, read and checked."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from made_up import made_up
-
+from tests.support.made_up import made_up
 from throughline.results.tuning import TuningResult
 
 ANSWER = replace(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from object_stores import BUCKET, RANGE_BYTES
-from small_pipelines import PREPROCESS, open_snapshot
 
+from tests.support.object_stores import BUCKET, RANGE_BYTES
+from tests.support.small_pipelines import PREPROCESS, open_snapshot
 from throughline.data.columns import fetching, stored
 from throughline.data.columns.stored import Destination
 from throughline.data.shards.files import ShardFiles

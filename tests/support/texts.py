@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prepared import prepare
 
+from tests.support.prepared import prepare
 from throughline.config.params import Params, check
 from throughline.shared.layout import Layout
 

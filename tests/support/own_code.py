@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from project import SMALL
+from tests.support.project import SMALL
 
 OWN = {
     "my_ops.py": (

@@ -22,10 +22,10 @@ import mlflow
 import psutil
 import pytest
 import requests
-from project import environment
-from shared_servers import shared_libraries
 
 from flows.servers.services import find_free_port
+from tests.support.project import environment
+from tests.support.shared_servers import shared_libraries
 
 RETRIES = 10
 LAST_LINES_S = 5  # a run's log arrives in batches, the last after its state

@@ -1,6 +1,6 @@
-"""Plant the faults of tests/mutations.yaml and see which of them the tests catch.
+"""Plant the faults of tests/mutations/faults.yaml and see which of them the tests catch.
 
-`python -m tests.mutation_testing` copies the tracked files to a temporary folder, plants one fault
+`python -m tests.mutations.matrix` copies the tracked files to a temporary folder, plants one fault
 after another there, and runs the tests that are expected to catch it.
 """
 
@@ -24,10 +24,10 @@ from operator import add
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutations import FAULTS, Fault
+from tests.mutations.faults import FAULTS, Fault
 from throughline.shared.progress import echo, in_threads
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LEAST_CAUGHT = 0.9  # share of the faults
 LIMIT_S = 300.0  # of the tests of one fault; beyond it the program hangs, which counts as caught
 QUICK = "not integration and not slow"
@@ -187,7 +187,7 @@ def check_without_faults(root: Path, faults: Sequence[Fault]) -> None:
 def main() -> None:
     """Plant the faults one after another and say which of them the tests catch."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutation_testing", description=main.__doc__
+        prog="python -m tests.mutations.matrix", description=main.__doc__
     )
     parser.add_argument(
         "--only",

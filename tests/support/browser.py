@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
-from skips import need
+
+from tests.support.skips import need
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SLOWEST_MS = 60_000

@@ -13,8 +13,9 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
-from project import ROOT
 from ruamel.yaml import YAML
+
+from tests.support.project import ROOT
 
 FOLDER = ROOT / "infra" / "kubernetes"
 OVERLAYS = tuple(sorted(path.name for path in (FOLDER / "overlays").iterdir()))

@@ -144,7 +144,7 @@ def refusal(reason: str) -> str | None:
     """Why a skip fails its test; None if it may be skipped."""
     name = needed(reason)
     if name is None:
-        return f"skipped for a reason that tests/skips.py does not list: {reason}"
+        return f"skipped for a reason that tests/support/skips.py does not list: {reason}"
     if os.environ.get("CI") == "true":
         return f"nothing is skipped where CI=true; this needs {name}: {NEEDS[name].remedy}"
     return None

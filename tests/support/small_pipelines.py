@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from project import ROOT
 from ruamel.yaml import YAML
 
+from tests.support.project import ROOT
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data

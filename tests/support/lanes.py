@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ]:
             raise pytest.UsageError(
                 f"{item.nodeid} uses {apart[0]}, which would be started twice: add its file to"
-                " SHARING in tests/lanes.py"
+                " SHARING in tests/support/lanes.py"
             )
         groups.setdefault(group, []).append(item)
     items[:] = [

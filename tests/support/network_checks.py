@@ -7,10 +7,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from command_lines import NotAccepted, parse
-from manifests import FOLDER, Manifest, Workload, list_workloads, name_of, of_kind, render
 from prefect.settings import get_current_settings
 
+from tests.support.command_lines import NotAccepted, parse
+from tests.support.manifests import (
+    FOLDER,
+    Manifest,
+    Workload,
+    list_workloads,
+    name_of,
+    of_kind,
+    render,
+)
 from throughline.plan.clusters import FIRST_PORT, find_tf_config
 from throughline.plan.training_workers import list_addresses, training_worker_from_tf_config
 

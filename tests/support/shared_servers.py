@@ -19,7 +19,7 @@ from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from throughline.shared.fork_client import STAGE_SERVER
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class PrefectTemplate:

@@ -10,17 +10,18 @@ from decimal import Decimal
 from typing import Any
 
 import jsonschema
-from command_lines import NotAccepted, parse
-from manifests import FOLDER, Manifest, list_workloads, name_of, of_kind, validate
-from network_checks import (
+from ruamel.yaml import YAML
+
+from tests.support.command_lines import NotAccepted, parse
+from tests.support.manifests import FOLDER, Manifest, list_workloads, name_of, of_kind, validate
+from tests.support.network_checks import (
     check_addresses,
     check_hosts,
     check_policies,
     check_ports,
     check_selectors,
 )
-from project import ROOT
-from ruamel.yaml import YAML
+from tests.support.project import ROOT
 
 COMPOSE = YAML(typ="safe").load((ROOT / "infra" / "compose.yaml").read_text())
 IMAGES = {service["image"] for service in COMPOSE["services"].values()}

@@ -7,11 +7,11 @@ import copy
 import keras
 import numpy as np
 import pytest
-from prepared import take_snapshot
-from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
 from flows.run.changed_params import merge
+from tests.support.prepared import take_snapshot
+from tests.support.project import ROOT, SMALL
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from saved_models import save_as_train_does
 
 from tasks.export import export
 from tasks.predict import report_rejected
+from tests.support.saved_models import save_as_train_does
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for

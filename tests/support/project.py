@@ -17,7 +17,8 @@ from types import MappingProxyType
 
 import pytest
 from ruamel.yaml import YAML
-from shared_servers import ROOT, prefect_template, shared_libraries, shared_prefect
+
+from tests.support.shared_servers import ROOT, prefect_template, shared_libraries, shared_prefect
 
 Started = subprocess.Popen[str]
 CODE = (
