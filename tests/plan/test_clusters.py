@@ -1,4 +1,6 @@
-"""Tasks of a cluster find themselves and the others by what numbers them."""
+"""Each process of a cluster knows which one it is and finds the others; all get equal slices of a
+batch, or the run is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,17 @@ import subprocess
 import sys
 
 import pytest
+from ruamel.yaml import YAML
 
 from tasks.cluster import main
-from tests.support.project import ROOT
+from tasks.train import main as train_stage
+from tests.support.project import ROOT, SMALL
 from throughline.plan.clusters import expand_nodes, expand_tasks, find_tf_config
 from throughline.plan.training_workers import (
     TrainingWorker,
+    find_training_worker,
     list_addresses,
+    make_tf_config,
     training_worker_from_tf_config,
 )
 from throughline.shared.errors import ImpossiblePlan
@@ -25,6 +31,16 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     "SLURMD_NODENAME": "gpu10",
 }
+
+
+WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
+
+
+WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+
+
+def given(cluster, **task):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
 def test_a_slurm_task_finds_itself_and_the_others():
@@ -42,7 +58,6 @@ def test_a_slurm_task_finds_itself_and_the_others():
 @pytest.mark.parametrize(
     ("text", "nodes"),
     [
-        ("one", ["one"]),
         ("a1,b[2,4-5],c", ["a1", "b2", "b4", "b5", "c"]),
         ("n[099-101]", ["n099", "n100", "n101"]),
         ("", []),
@@ -52,41 +67,42 @@ def test_nodes_are_read_as_slurm_writes_them(text, nodes):
     assert expand_nodes(text) == nodes
 
 
-@pytest.mark.parametrize("text", ["rack[1-2]n1", "rack[1-2]n[1-4],big", "gpu[1-2", "a,,b"])
+@pytest.mark.parametrize("text", ["rack[1-2]n1", "gpu[1-2", "a,,b"])
 def test_nodes_that_are_shortened_in_another_way_are_refused(text):
     with pytest.raises(ImpossiblePlan, match="set TF_CONFIG instead"):
         expand_nodes(text)
-
-
-def test_as_many_nodes_as_have_tasks_are_named():
-    with pytest.raises(ImpossiblePlan, match="names 3 nodes and the tasks of 1"):
-        find_tf_config({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2"}, [])
 
 
 def test_tasks_are_read_as_slurm_writes_them():
     assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
 
 
-def test_tasks_that_are_not_numbered_node_by_node_are_refused():
-    with pytest.raises(ImpossiblePlan, match="--distribution=block"):
-        find_tf_config({**SLURM, "SLURMD_NODENAME": "gpu09"}, [])
+@pytest.mark.parametrize(
+    ("environment", "hosts", "said"),
+    [
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2"}, [], "names 3 nodes and the tasks of 1"),
+        ({**SLURM, "SLURMD_NODENAME": "gpu09"}, [], "--distribution=block"),
+        ({"JOB_COMPLETION_INDEX": "1"}, ["a"], "task 1 of a cluster, and 1 hosts are named"),
+        ({}, ["a"], "srun"),
+    ],
+    ids=["a node is missing", "not node by node", "a host is missing", "no cluster"],
+)
+def test_a_task_that_cannot_find_itself_is_refused(environment, hosts, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        find_tf_config(environment, hosts)
 
 
 def test_a_task_of_an_indexed_job_is_on_one_of_the_hosts():
-    environment = {"JOB_COMPLETION_INDEX": "1"}
-    config = {"TF_CONFIG": find_tf_config(environment, ["a", "b:7"])}
+    config = {"TF_CONFIG": find_tf_config({"JOB_COMPLETION_INDEX": "1"}, ["a", "b:7"])}
     assert list_addresses(config) == ["a:20000", "b:7"]
     assert training_worker_from_tf_config(config) == TrainingWorker(index=1, count=2)
-    with pytest.raises(ImpossiblePlan, match="task 1 of a cluster, and 1 hosts are named"):
-        find_tf_config(environment, ["a"])
 
 
-def test_a_given_tf_config_stays_and_without_any_the_command_is_refused():
+def test_a_given_tf_config_stays():
     assert find_tf_config({**SLURM, "TF_CONFIG": "{}"}, []) == "{}"
-    with pytest.raises(ImpossiblePlan, match="srun"):
-        find_tf_config({}, ["a"])
 
 
+@pytest.mark.integration
 def test_a_command_runs_with_its_tf_config_and_its_exit_code():
     program = "import os, sys; print(os.environ['TF_CONFIG']); sys.exit(7)"
     done = subprocess.run(
@@ -102,13 +118,153 @@ def test_a_command_runs_with_its_tf_config_and_its_exit_code():
     assert json.loads(done.stdout)["task"] == {"type": "worker", "index": 0}
 
 
-def test_a_program_that_is_not_there_is_said_in_a_sentence(monkeypatch, capsys):
+def test_a_program_that_is_not_there_is_named(monkeypatch, capsys):
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setattr(sys, "argv", ["cluster", "--", "nosuchprogram"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr().err
-        == "ServiceFailed: there is no program nosuchprogram that can be run\n"
-    )
+    assert capsys.readouterr().err.startswith("ServiceFailed: there is no program nosuchprogram")
+
+
+@pytest.mark.parametrize(
+    ("environment", "worker"),
+    [
+        ({}, TrainingWorker()),
+        ({"TF_CONFIG": ""}, TrainingWorker()),
+        (given({"worker": ["a:1"]}, type="worker", index=0), TrainingWorker()),
+        (given(WORKERS, type="worker", index=2), TrainingWorker(index=2, count=3)),
+        (given(WITH_CHIEF, type="chief", index=0), TrainingWorker(index=0, count=3)),
+        (given(WITH_CHIEF, type="worker", index=1), TrainingWorker(index=2, count=3)),
+    ],
+)
+def test_a_worker_knows_which_one_it_is(environment, worker):
+    assert training_worker_from_tf_config(environment) == worker
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TF_CONFIG": "{"},
+        {"TF_CONFIG": "[1]"},
+        {"TF_CONFIG": json.dumps({"cluster": WORKERS})},
+        given(WORKERS, type="worker"),
+        given(WORKERS, type="worker", index=3),
+        given(WORKERS, type="worker", index=-1),
+        given(WORKERS, type="evaluator", index=0),
+        given({**WORKERS, "ps": ["d:1"]}, type="worker", index=0),
+    ],
+)
+def test_hosts_that_could_read_the_same_examples_are_refused(environment):
+    with pytest.raises(ImpossiblePlan, match="TF_CONFIG"):
+        training_worker_from_tf_config(environment)
+
+
+def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():
+    for workers in range(1, 8):
+        for each in (1, 2, 5):
+            batch = workers * each
+            for examples in range(workers, 120):
+                shared = TrainingWorker(count=workers).shared(examples, batch)
+                assert (
+                    0 < shared <= examples
+                    and examples - shared < workers
+                    and shared % batch % workers == 0
+                )
+                TrainingWorker(count=workers).check(shared, batch)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "worker", "said"),
+    [
+        (120, 7, TrainingWorker(count=2), "use 6 or 8"),
+        (120, 2, TrainingWorker(count=3), "use 3"),
+        (0, 4, TrainingWorker(count=4), "fewer examples"),
+        (120, 24, TrainingWorker(count=3, batch_multiple=4), "multiple of 3"),
+        (120, 6, TrainingWorker(count=2, batch_multiple=4), "use 4 or 8"),
+        (3, 8, TrainingWorker(count=2, batch_multiple=4), "fewer examples than 4"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(examples, batch, worker, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        worker.check(examples, batch)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "worker", "said"),
+    [
+        (100, 12, TrainingWorker(count=3), r"4 are no multiple of 3, .* use 6"),
+        (0, 16, TrainingWorker(), "fewer examples than 4"),
+    ],
+)
+def test_lanes_that_processes_cannot_share_are_refused(examples, batch, worker, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        worker.check(examples, batch, lanes=4)
+
+
+def test_one_multiple_leaves_out_the_same_examples_whatever_the_count():
+    for examples in range(4, 60):
+        shared = {
+            TrainingWorker(count=count, batch_multiple=4).shared(examples, 8) for count in (1, 2, 4)
+        }
+        assert len(shared) == 1 and shared.pop() % 4 == 0
+
+
+ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "worker"),
+    [
+        ({}, {}, TrainingWorker()),
+        ({}, {"gpus": 4}, TrainingWorker(count=4)),
+        ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
+        ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
+        (
+            given(WORKERS, type="worker", index=2),
+            {"processes": 3, "batch_multiple": 6},
+            TrainingWorker(index=2, count=3, batch_multiple=6),
+        ),
+        (given(WORKERS, type="worker", index=1), {"gpus": 8}, TrainingWorker(index=1, count=3)),
+    ],
+)
+def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
+    environment, asked, worker
+):
+    assert find_training_worker(environment, **{**ASKED, **asked}) == worker
+
+
+def test_each_process_of_a_host_finds_itself_and_the_others():
+    addresses = ["a:1", "b:2"]
+    for index in range(2):
+        environment = {"TF_CONFIG": make_tf_config(addresses, index)}
+        assert training_worker_from_tf_config(environment) == TrainingWorker(index=index, count=2)
+        assert list_addresses(environment) == addresses
+    assert list_addresses({}) == []
+
+
+def test_processes_of_one_host_share_what_it_has():
+    cluster = {"worker": ["a:1", "a:2", "b:1", "a:3"]}
+    shares = []
+    for index in range(4):
+        worker = training_worker_from_tf_config(given(cluster, type="worker", index=index))
+        shares.append((worker.on_host, worker.share(8), worker.share(2)))
+    assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
+
+
+def test_one_worker_has_the_whole_batches_of_all_cut_alike():
+    for worker in (TrainingWorker(index=2, count=4), TrainingWorker(count=2, batch_multiple=4)):
+        assert (worker.alone.count, worker.alone.index, worker.alone.multiple) == (1, 0, 4)
+
+
+def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
+    tmp_path, monkeypatch, capsys
+):
+    YAML().dump(SMALL, tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])
+    monkeypatch.setenv("TF_CONFIG", given(WORKERS, type="worker", index=1)["TF_CONFIG"])
+    with pytest.raises(SystemExit) as ended:
+        train_stage()
+    assert ended.value.code == 2
+    assert "TF_CONFIG names 3 workers, and train.processes is 1" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Every reason against a configuration is listed, each with the field it is about; the texts are in
-test_plan.py.
+"""Every reason against a configuration is listed, each with the field it is about; test_plan.py has
+the reasons against a configuration alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import (
     Blur,
-    Cutout,
     Flip,
     Mixup,
     RandAugment,
@@ -39,18 +38,45 @@ from throughline.plan.ops import (
     Standardize,
 )
 from throughline.plan.schema import Encoding
-from throughline.settings import PipelineConfig
+from throughline.plan.windows import choose_token_window, choose_window
+from throughline.settings import PipelineConfig, WindowSettings
+from throughline.shared.errors import InvalidParams
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 
-def problems_of(config: dict, *more: Op) -> list[str]:
-    """The reasons against a configuration; `more` are ops after `decode`."""
+IMAGES = image_feature().encoding
+TEXT = text_feature().encoding
+ROWS = array_feature("numbers", (3,), "float32").encoding
+SERIES = array_feature("series", (3,), "float32").encoding
+GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
+HALVED = Rescale(scale=0.5)
+
+
+class OneByOne(Op):
+    """An op of one's own that takes no batches."""
+
+    name = "one_by_one"
+    takes = "example"
+    random = True
+
+
+def problems_of(config: dict, *augment: Op) -> list[str]:
+    """The reasons against a configuration."""
     return find_config_problems(
         PipelineConfig.model_validate(config),
-        preprocess=(Decode(), *more),
-        augment=(Flip(),),
+        preprocess=(Decode(),),
+        augment=augment,
         postprocess=(Rescale(),),
+    )
+
+
+def data_problems(config: dict, encoding: Encoding, *augment: Op, **about: bool) -> list[str]:
+    return find_data_problems(
+        PipelineConfig.model_validate(config),
+        encoding,
+        [("preprocess", Decode()), *(("augment", op) for op in augment)],
+        **{"windows": False, "predicts_number": False, "columns": False, **about},
     )
 
 
@@ -65,7 +91,7 @@ def problems_of(config: dict, *more: Op) -> list[str]:
     ],
 )
 def test_nothing_is_said_against_what_can_work(config):
-    assert problems_of(config) == []
+    assert problems_of(config, Flip()) == []
 
 
 @pytest.mark.parametrize(
@@ -89,65 +115,43 @@ def test_nothing_is_said_against_what_can_work(config):
     ],
 )
 def test_all_reasons_are_listed_by_their_fields(config, fields):
-    assert [problem.partition(":")[0] for problem in problems_of(config)] == fields
+    assert [problem.partition(":")[0] for problem in problems_of(config, Flip())] == fields
 
 
 def test_a_part_is_stored_of_images_alone():
-    text, numbers = text_feature().encoding, array_feature("numbers", (3,), "float32").encoding
-    assert find_fraction_problems(0.3, image_feature().encoding) == []
-    assert find_fraction_problems(1.0, text) == find_fraction_problems(1.0, numbers) == []
-    for encoding in (text, numbers):
+    assert find_fraction_problems(0.3, IMAGES) == []
+    for encoding in (TEXT, ROWS):
+        assert find_fraction_problems(1.0, encoding) == []
         (problem,) = find_fraction_problems(0.0, encoding)
         assert problem.endswith(f"can be stored of images, not of {encoding.noun}; drop it")
-
-
-def test_ops_that_cannot_work_are_named():
-    crop = CenterCrop(height=8, width=8)
-    (unknown,) = problems_of({"cache": {"after": "resize"}}, crop)
-    assert unknown == "cache.after: resize is not one of the preprocess ops (decode, center_crop)"
-
-
-ROWS = array_feature("numbers", (3,), "float32").encoding
-SERIES = array_feature("series", (3,), "float32").encoding
-HALF = {"decode": {"ratio": 2}}
-GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
-HALVED = Rescale(scale=0.5)
-
-
-class OneByOne(Op):
-    """An op of one's own that takes no batches."""
-
-    name = "one_by_one"
-    takes = "example"
-    random = True
-
-
-def data_problems(config: dict, encoding: Encoding, *augment: Op, **about: bool) -> list[str]:
-    return find_data_problems(
-        PipelineConfig.model_validate(config),
-        encoding,
-        [("preprocess", Decode()), *(("augment", op) for op in augment)],
-        **{"windows": False, "predicts_number": False, "columns": False, **about},
-    )
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"interleave": {}}, "interleave: windows of a time series need the blocks in their order"),
-        ({"deterministic": False}, "deterministic: windows of a time series need the blocks"),
-        ({"service": {}}, "service: its workers would cut windows out of different blocks"),
-        ({"sampling": "balanced"}, "sampling: windows of a time series have no class"),
-        ({"read": "indexed_shards"}, "read: a window of a time series is made of several records"),
+        ({"interleave": {}}, "interleave: windows of {windows} need the {blocks}"),
+        ({"deterministic": False}, "deterministic: windows of {windows} need the {blocks}"),
+        ({"service": {}}, "service: its workers would cut windows out of different {blocks}"),
+        ({"sampling": "balanced"}, "sampling: windows of {windows} have no class"),
+        ({"read": "indexed_shards"}, "read: a window of {windows} is made of several records"),
         ({"vectorize": True}, "vectorize: windows are batched when they exist"),
-        ({"batch": {"tokens": 9}}, "batch: windows of a time series have one length"),
+        ({"batch": {"tokens": 9}}, "batch: windows of {windows} have one length"),
     ],
 )
-def test_windows_of_a_series_are_cut_out_of_blocks_in_their_order(config, expected):
-    (problem,) = data_problems(config, SERIES, windows=True)
-    assert problem.startswith(expected)
+def test_windows_are_cut_out_of_blocks_in_their_order(config, expected):
+    for encoding, windows, blocks in (
+        (SERIES, "a time series", "blocks"),
+        (TEXT, "text", "documents"),
+    ):
+        (problem,) = data_problems(config, encoding, windows=True)
+        assert problem.startswith(expected.format(windows=windows, blocks=blocks))
+
+
+def test_windows_of_a_series_alone_are_gathered_on_the_device():
     resident = {**MAPPED, "snapshot_on": "device"}
     assert data_problems(resident, SERIES, windows=True) == []
+    (problem,) = data_problems(resident, TEXT, windows=True)
+    assert problem.startswith("snapshot_on: windows of text are gathered")
 
 
 @pytest.mark.parametrize(
@@ -156,24 +160,25 @@ def test_windows_of_a_series_are_cut_out_of_blocks_in_their_order(config, expect
         ((), "decode.ratio: nothing resizes the images"),
         ((RandomCrop(height=8, width=8),), "decode.ratio: random_crop counts pixels"),
         ((CenterCrop(height=8, width=8), Resize(shorter=8)), "decode.ratio: center_crop counts"),
-        ((Cutout(size=4), RandomResizedCrop(height=8, width=8)), "decode.ratio: cutout counts"),
         ((Blur(), RandomResizedCrop(height=8, width=8)), "decode.ratio: blur counts pixels"),
         ((Resize(height=8, width=8), RandomCrop(height=4, width=4)), None),
-        ((Resize(shorter=8), RandomCrop(height=8, width=8)), None),
         ((RandomResizedCrop(height=8, width=8),), None),
     ],
 )
 def test_images_decoded_at_a_smaller_size_are_resized_before_pixels_count(augment, said):
-    problems = data_problems(HALF, image_feature().encoding, *augment)
+    problems = data_problems({"decode": {"ratio": 2}}, IMAGES, *augment)
     assert [said is not None and problem.startswith(said) for problem in problems] == (
         [True] if said else []
     )
-    assert data_problems(HALF, array_feature("pixels", (8, 8, 3), "uint8").encoding) == []
+    assert (
+        data_problems(
+            {"decode": {"ratio": 2}}, array_feature("pixels", (8, 8, 3), "uint8").encoding
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize(
-    ("encoding", "windows"), [(text_feature().encoding, False), (SERIES, True), (ROWS, None)]
-)
+@pytest.mark.parametrize(("encoding", "windows"), [(TEXT, False), (SERIES, True), (ROWS, None)])
 def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(encoding, windows):
     problems = data_problems(MAPPED, encoding, OneByOne(), windows=bool(windows))
     expected = [
@@ -189,78 +194,64 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
     config = PipelineConfig.model_validate({**MAPPED, "postprocess_on": on})
     ops = [("postprocess", OneByOne())]
     about = {"windows": False, "predicts_number": False, "columns": False}
-    (problem,) = find_data_problems(config, image_feature().encoding, ops, **about)
+    (problem,) = find_data_problems(config, IMAGES, ops, **about)
     assert problem.startswith("postprocess: one_by_one takes one example at a time")
     streamed = PipelineConfig()
-    assert find_data_problems(streamed, image_feature().encoding, ops, **about) == []
+    assert find_data_problems(streamed, IMAGES, ops, **about) == []
     layered = OneByOne()
     object.__setattr__(layered, "device", True)
-    found = find_data_problems(
-        config, image_feature().encoding, [("postprocess", layered)], **about
-    )
+    found = find_data_problems(config, IMAGES, [("postprocess", layered)], **about)
     assert len(found) == (on == "host")
-
-
-def test_what_is_stored_is_made_of_single_examples():
-    (problem,) = problems_of({}, Mixup())
-    assert problem.startswith("preprocess: mixup takes whole batches")
 
 
 def test_numbers_to_predict_are_no_classes():
     (drawn,) = data_problems({"sampling": "balanced"}, ROWS, predicts_number=True)
     assert drawn == "sampling: a number to predict is no class to draw by; drop `sampling`"
     ops = [("augment", Flip()), ("augment", Mixup()), ("postprocess", OneHot())]
-    assert find_label_problems(ops) == [
-        f"{section}: {name} needs labels that are classes, and these are numbers to predict; drop"
-        " it"
-        for section, name in (("augment", "mixup"), ("postprocess", "one_hot"))
-    ]
+    assert [
+        problem.partition(" needs labels that are classes")[0]
+        for problem in find_label_problems(ops)
+    ] == ["augment: mixup", "postprocess: one_hot"]
 
 
 @pytest.mark.parametrize(
     ("encoding", "ops", "said"),
     [
-        (ROWS, [("postprocess", HALVED), ("postprocess", Categories())], "rescale changes the"),
-        (ROWS, [("postprocess", Categories()), ("postprocess", HALVED)], None),
-        (ROWS, [("postprocess", Standardize()), ("postprocess", Categories())], None),
+        (ROWS, {"postprocess": (HALVED, Categories())}, "rescale changes the"),
+        (ROWS, {"postprocess": (Categories(), HALVED)}, None),
+        (ROWS, {"postprocess": (Standardize(), Categories())}, None),
         (
-            image_feature().encoding,
-            [("postprocess", Rescale()), ("postprocess", Standardize())],
+            IMAGES,
+            {"postprocess": (Rescale(), Standardize())},
             "standardize takes mean and deviation of the stored values, which rescale has changed",
         ),
+        (IMAGES, {"postprocess": (Rescale(), GIVEN)}, None),
+        (ROWS, {"postprocess": (OneHot(), Standardize())}, None),
         (
-            image_feature().encoding,
-            [("postprocess", Rescale()), ("postprocess", GIVEN)],
-            None,
+            ROWS,
+            {"postprocess": (Rescale(),)},
+            "postprocess: rescale divides by 255, as pixels need",
         ),
-        (ROWS, [("postprocess", OneHot()), ("postprocess", Standardize())], None),
-        (ROWS, [("postprocess", Standardize()), ("postprocess", HALVED)], None),
-        (ROWS, [("postprocess", Rescale())], "postprocess: rescale divides by 255, as pixels need"),
-        (SERIES, [("postprocess", Rescale())], "postprocess: rescale divides by 255, as pixels"),
-        (ROWS, [("preprocess", OneHot())], "preprocess: one_hot changes labels"),
-        (ROWS, [("preprocess", Categories())], "preprocess: categories makes the floats that"),
-        (ROWS, [("preprocess", Standardize())], "preprocess: standardize makes the floats that a"),
-        (ROWS, [("preprocess", GIVEN)], None),
+        (ROWS, {"preprocess": (OneHot(),)}, "preprocess: one_hot changes labels"),
+        (ROWS, {"preprocess": (Categories(),)}, "preprocess: categories makes the floats that"),
+        (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
+        (ROWS, {"preprocess": (GIVEN,)}, None),
         (
-            image_feature().encoding,
-            [("preprocess", Rescale()), ("preprocess", Resize(height=8, width=8))],
-            "preprocess: rescale makes the floats that a model sees, which are not what is stored;"
-            " move it to postprocess",
+            IMAGES,
+            {"preprocess": (Rescale(), Resize(height=8, width=8))},
+            "preprocess: rescale makes the floats that a model sees, which are not what is stored",
         ),
         (
-            image_feature().encoding,
-            [("postprocess", Resize(height=8, width=8))],
+            IMAGES,
+            {"postprocess": (Resize(height=8, width=8),)},
             "postprocess: resize has no layer, and a model holds what postprocess does",
         ),
-        (
-            image_feature().encoding,
-            [("postprocess", Categories())],
-            "categories works on numbers, not on images",
-        ),
+        (IMAGES, {"postprocess": (Categories(),)}, "categories works on numbers, not on images"),
     ],
 )
 def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
-    problems = find_ops_problems(encoding, ops)
+    ((section, listed),) = ops.items()
+    problems = find_ops_problems(encoding, [(section, op) for op in listed])
     assert [said in problem for problem in problems] == ([True] if said else [])
 
 
@@ -276,26 +267,43 @@ def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_devi
 
 
 def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on_the_device():
-    crop = RandomResizedCrop(height=8, width=8)
-
-    def problems(config: dict) -> list[str]:
-        return find_config_problems(
-            PipelineConfig.model_validate(config),
-            preprocess=(Decode(),),
-            augment=(crop, Flip(), Blur(), RandAugment(), OneByOne()),
-            postprocess=(Rescale(),),
-        )
-
-    assert problems({}) == problems(MAPPED) == []
-    by_service = problems({"service": {}})
+    augment = RandomResizedCrop(height=8, width=8), Flip(), Blur(), RandAugment(), OneByOne()
+    assert problems_of({}, *augment) == problems_of(MAPPED, *augment) == []
+    by_service = problems_of({"service": {}}, *augment)
     assert [problem.split()[1] for problem in by_service] == [
         "random_resized_crop",
         "blur",
         "randaugment",
     ]
     assert "cannot be sent to the workers of a tf.data service" in by_service[0]
-    assert problems({**MAPPED, "snapshot_on": "device"}) == [
-        "snapshot_on: randaugment runs on the host alone; use host, or drop randaugment",
-        "snapshot_on: one_by_one takes one example at a time, and the train step has whole batches;"
-        " use host",
-    ]
+    on_host, whole = problems_of({**MAPPED, "snapshot_on": "device"}, *augment)
+    assert on_host.startswith("snapshot_on: randaugment runs on the host alone")
+    assert whole.startswith("snapshot_on: one_by_one takes one example at a time")
+
+
+def test_what_is_stored_is_made_of_single_examples():
+    (problem,) = find_config_problems(
+        PipelineConfig(), preprocess=(Decode(), Mixup()), augment=(), postprocess=()
+    )
+    assert problem.startswith("preprocess: mixup takes whole batches")
+
+
+SETTINGS = WindowSettings(length=10, horizon=2, targets=["wind"])
+
+
+def test_a_series_is_cut_into_windows_of_the_columns_that_are_named_or_all():
+    window = choose_window(SETTINGS, {"train": 40, "test": 12}, ["rain", "wind"])
+    assert (window.length, window.horizon, window.targets) == (10, 2, (1,))
+    assert window.count(12) == 1
+    settings = SETTINGS.model_copy(update={"targets": []})
+    assert choose_window(settings, {"train": 40}, ["rain", "wind"]).targets == (0, 1)
+    with pytest.raises(InvalidParams, match="wind is not a column; known: rain"):
+        choose_window(SETTINGS, {"train": 40}, ["rain"])
+
+
+def test_a_split_shorter_than_a_window_is_refused():
+    with pytest.raises(InvalidParams, match="the test split has 11 time steps, fewer than"):
+        choose_window(SETTINGS, {"train": 40, "test": 11}, ["rain", "wind"])
+    assert choose_token_window(8, {"train": 90, "test": 9}).count(9) == 1
+    with pytest.raises(InvalidParams, match="the test split has 8 tokens, fewer than 8 and one"):
+        choose_token_window(8, {"train": 90, "test": 8})

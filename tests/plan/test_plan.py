@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.images import image_feature
@@ -13,6 +14,7 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Flip, Mixup, RandomCrop
 from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize, Standardize
+from throughline.plan.parallelism import Parallelism
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.schema import Schema
 from throughline.plan.shapes import output_shape
@@ -21,9 +23,12 @@ from throughline.plan.steps import Batch, Cache, Shuffle, Window
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
+from throughline.shared.limits import usable_cores
 
 JPEG = labeled(image_feature())
 RAW = labeled(pixels_feature((28, 28, 1)))
+VECTORS = labeled(array_feature("numbers", (6,), "float32"))
+NUMBERS = labeled(array_feature("numbers", (6,), "float32"), "number")
 SPEC = {
     "preprocess": (Decode(), Resize(height=8, width=8)),
     "augment": (Flip(),),
@@ -31,7 +36,10 @@ SPEC = {
     "batch_size": 32,
 }
 
+
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+
+
 INDEXED = {**MAPPED, "read": "indexed_shards"}
 
 
@@ -43,6 +51,18 @@ def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
             **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)},
         ),
     )
+
+
+def text_plan(**config):
+    schema = labeled(text_feature())
+    spec = InputSpec(
+        schema=schema,
+        preprocess=(Decode(), Tokenize(kind="bytes")),
+        augment=(),
+        postprocess=(),
+        batch_size=32,
+    )
+    return make_plan(PipelineConfig(**config), spec)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +170,30 @@ def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_nee
     assert str(stream) == f"read:shuffled shards → shuffle[auto] → {streamed}"
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"batch": {"pad_to": [64, 128]}, "shuffle": {"kind": "none"}},
+            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
+        ),
+        (
+            {"batch": {"tokens": 4096}, "prefetch": 2},
+            (
+                "read:shuffled shards → shuffle[auto] → map:parse+tokenize →"
+                " bucket_batch[4096 tokens to auto] → prefetch[2]"
+            ),
+        ),
+        (
+            {**MAPPED, "batch": {"pack": 512}},
+            "gather:snapshot[global shuffle,32 rows of 512]",
+        ),
+    ],
+)
+def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
+    assert str(text_plan(**config)) == expected
+
+
 def test_files_of_a_series_are_read_in_the_order_of_time():
     series = Schema(features=(array_feature("series", (3,), "float32"),))
     plan = plan_of(
@@ -189,7 +233,6 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
             "decoded already",
         ),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
-        ({"shuffle": {"kind": "window"}}, "needs random access"),
         ({**INDEXED, "shuffle": {"kind": "buffer"}}, "indexed shards can be permuted as a whole"),
         ({**INDEXED, "cache": {}}, "would keep the order of the first epoch"),
         ({**INDEXED, "service": {}}, "cannot be sent to a worker"),
@@ -197,8 +240,6 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
         ({"decode": {"ratio": 2, "crop": "fused"}}, "choose one"),
         ({"sampling": {}}, "need at least one class"),
-        ({"batch": {"pad_to": "auto"}}, "batch: only text differs in length"),
-        ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
         ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
         ({**MAPPED, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
         ({**MAPPED, "service": {}}, "would be sent to every worker"),
@@ -216,98 +257,47 @@ def test_refusals_carry_their_reason(config, reason):
         plan_of(**config)
 
 
-def test_ops_are_refused_where_they_cannot_work():
-    with pytest.raises(ImpossiblePlan, match="must come before mixup"):
-        plan_of(ops={"augment": (Mixup(), Load(feature="image"))})
-    with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
-        plan_of(ops={"postprocess": (Flip(),)}, postprocess_on="device")
-    with pytest.raises(ImpossiblePlan, match="would cut something else"):
-        plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"ratio": 2})
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"ops": {"augment": (Mixup(), Load(feature="image"))}}, "must come before mixup"),
+        (
+            {"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
+            "flip cannot run on the device",
+        ),
+        (
+            {"schema": VECTORS, "preprocess": (Decode(),), "ops": {"postprocess": ()}},
+            "augment: flip works on images, not on numbers",
+        ),
+        (
+            {
+                "schema": NUMBERS,
+                "preprocess": (Decode(),),
+                "ops": {"augment": (), "postprocess": (OneHot(),)},
+                "sampling": "balanced",
+            },
+            r"sampling: a number .*; postprocess: one_hot needs",
+        ),
+        (
+            {"ops": {"postprocess": (Standardize(mean=(0.5,) * 2, deviation=(1.0,) * 2),)}},
+            "has 2 means, and there are 3 channels",
+        ),
+        ({"batch": {"pad_to": "auto"}}, "batch: only text differs in length"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(config, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        plan_of(**config)
+
+
+def test_images_of_several_sizes_have_no_one_shape():
     with pytest.raises(ImpossiblePlan, match="images differ in size"):
         output_shape((Decode(),), JPEG)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}),
-        ("vectorize", True), ("cache", {"after": "resize"}),
-        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False),
-        ("postprocess_on", "device"), ("graph_rewrites", True),
-        ("threads", 3),
-        ("decode", {"ratio": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
-    ],
-)  # fmt: skip
-def test_every_field_changes_the_plan(field, value):
-    assert plan_of(**{field: value}) != plan_of()
-    assert field in PipelineConfig.model_fields
-
-
-@pytest.mark.parametrize(
-    ("config", "tuned"),
-    [
-        ({}, False),
-        ({"prefetch": 2}, False),
-        ({"prefetch": "auto"}, True),
-        ({"map": {"parallel": "auto"}}, True),
-        ({"graph_rewrites": True}, True),
-    ],
-)
-def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
-    """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
-    assert plan_of(**config).autotunes is tuned
-
-
-def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
-    whole, part = plan_of(**MAPPED), plan_of(**MAPPED, snapshot={"fraction": 0.3})
-    assert plan_of(**MAPPED, snapshot_on="device") != whole
-    assert plan_of(**MAPPED, snapshot={"fraction": 1}) == whole
-    assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
-    assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
-    assert str(part) == (
-        "gather:0.3 of snapshot (else parse+decode+resize)[global shuffle,32]+flip+rescale"
-    )
-
-
-def test_every_field_is_in_the_test_above():
-    tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
-    assert tested | {"snapshot", "snapshot_on", "batch"} == set(PipelineConfig.model_fields)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (
-            {"batch": {"pad_to": [64, 128]}, "shuffle": {"kind": "none"}},
-            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
-        ),
-        (
-            {"batch": {"tokens": 4096}, "prefetch": 2},
-            (
-                "read:shuffled shards → shuffle[auto] → map:parse+tokenize →"
-                " bucket_batch[4096 tokens to auto] → prefetch[2]"
-            ),
-        ),
-        (
-            {**MAPPED, "batch": {"pack": 512}},
-            "gather:snapshot[global shuffle,32 rows of 512]",
-        ),
-    ],
-)
-def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
-    assert str(text_plan(**config)) == expected
-
-
-def text_plan(**config):
-    schema = labeled(text_feature())
-    spec = InputSpec(
-        schema=schema,
-        preprocess=(Decode(), Tokenize(kind="bytes")),
-        augment=(),
-        postprocess=(),
-        batch_size=32,
-    )
-    return make_plan(PipelineConfig(**config), spec)
+@pytest.mark.parametrize("count", [1, 3])
+def test_means_are_one_for_each_channel_or_one_for_all(count):
+    plan_of(ops={"postprocess": (Standardize(mean=(0.5,) * count, deviation=(1.0,) * count),)})
 
 
 @pytest.mark.parametrize(
@@ -329,10 +319,81 @@ def test_batches_by_length_that_cannot_be_are_refused_with_what_to_do(config, re
         text_plan(**config)
 
 
-@pytest.mark.parametrize("boundaries", [[128, 64], [64, 64], [0, 4], [], "long", [1.5]])
+@pytest.mark.parametrize("boundaries", [[128, 64], [0, 4], [], "long", [1.5]])
 def test_boundaries_that_do_not_increase_are_refused(boundaries):
     with pytest.raises(ValueError, match="expected auto or increasing lengths"):
         BatchSettings(pad_to=boundaries)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}),
+        ("vectorize", True), ("cache", {"after": "resize"}),
+        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False),
+        ("postprocess_on", "device"), ("graph_rewrites", True),
+        ("threads", 3),
+        ("decode", {"ratio": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
+    ],
+)  # fmt: skip
+def test_every_field_changes_the_plan(field, value):
+    assert plan_of(**{field: value}) != plan_of()
+    assert field in PipelineConfig.model_fields
+
+
+def test_every_field_is_in_the_test_above():
+    tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
+    assert tested | {"snapshot", "snapshot_on", "batch"} == set(PipelineConfig.model_fields)
+
+
+def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
+    whole, part = plan_of(**MAPPED), plan_of(**MAPPED, snapshot={"fraction": 0.3})
+    assert plan_of(**MAPPED, snapshot_on="device") != whole
+    assert plan_of(**MAPPED, snapshot={"fraction": 1}) == whole
+    assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
+    assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
+    assert str(part) == (
+        "gather:0.3 of snapshot (else parse+decode+resize)[global shuffle,32]+flip+rescale"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "tuned"),
+    [
+        ({}, False),
+        ({"prefetch": "auto"}, True),
+        ({"map": {"parallel": "auto"}}, True),
+        ({"graph_rewrites": True}, True),
+    ],
+)
+def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
+    """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
+    assert plan_of(**config).autotunes is tuned
+
+
+HERE = usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("setting", "calls", "threads", "text"),
+    [
+        ("none", None, 1, "none"),
+        ("auto", tf.data.AUTOTUNE, 6, "auto"),
+        ("cores", HERE, 6, "cores"),
+        (3, 3, 3, "3"),
+    ],
+)
+def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threads, text):
+    parallel = Parallelism(setting)
+    assert (parallel.num_parallel_calls(), parallel.threads(6), str(parallel)) == (
+        calls,
+        threads,
+        text,
+    )
+    shared = parallel.num_parallel_calls(on_host=HERE)
+    assert shared == (1 if setting == "cores" else calls), "processes of a host share its cores"
+    assert parallel.is_sequential == (setting == "none")
+    assert parallel.is_autotuned == (setting == "auto")
 
 
 def test_evaluation_keeps_storage_order():
@@ -341,39 +402,8 @@ def test_evaluation_keeps_storage_order():
     )
 
 
+@pytest.mark.integration
 def test_planning_needs_no_tensorflow():
     imported = "throughline.plan.plan, throughline.config.params"
     code = f"import sys, {imported}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_numbers_to_predict_are_neither_drawn_by_class_nor_made_vectors():
-    numbers = labeled(array_feature("numbers", (6,), "float32"), "number")
-    ops = {"augment": (), "postprocess": (OneHot(),)}
-    with pytest.raises(ImpossiblePlan, match=r"sampling: a number .*; postprocess: one_hot needs"):
-        plan_of(schema=numbers, preprocess=(Decode(),), ops=ops, sampling="balanced")
-
-
-def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
-    vectors = labeled(array_feature("numbers", (6,), "float32"))
-    with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):
-        plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
-    with pytest.raises(ImpossiblePlan, match="postprocess: rescale divides by 255, as pixels need"):
-        plan_of(schema=vectors, preprocess=(Decode(),), ops={"augment": ()})
-    fitting = {"augment": (), "postprocess": ()}
-    part = {"read": "snapshot", "shuffle": {"kind": "none"}, "snapshot": {"fraction": 0.3}}
-    with pytest.raises(ImpossiblePlan, match=r"snapshot\.fraction: a part .* not of numbers"):
-        plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting, **part)
-    assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))
-
-
-def test_means_are_one_for_each_channel_or_one_for_all():
-    for schema, channels in ((JPEG, 3), (RAW, 1)):
-        for count in (1, channels):
-            plan_of(schema, ops={"postprocess": (standardized(count),)})
-        with pytest.raises(ImpossiblePlan, match=f"has 2 means, and there are {channels} channels"):
-            plan_of(schema, ops={"postprocess": (standardized(2),)})
-
-
-def standardized(count):
-    return Standardize(mean=(0.5,) * count, deviation=(1.0,) * count)
