@@ -1,12 +1,14 @@
-"""Plant the faults of tests/mutations/faults.yaml and see which of them the tests catch.
+"""Plant the faults of tests/mutations/faults.yaml and record which test catches which fault.
 
 `python -m tests.mutations.matrix` copies the tracked files to a temporary folder, plants one fault
-after another there, and runs the tests that are expected to catch it.
+after another there, and runs all tests that are expected to catch it, in a fork of a process that
+has already imported the libraries.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -16,21 +18,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
 from operator import add
 from pathlib import Path
-from queue import SimpleQueue
+
+import pytest
 
 from tests.mutations.faults import FAULTS, Fault
-from throughline.shared.progress import echo, in_threads
+from throughline.shared.progress import echo
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_CAUGHT = 0.9  # share of the faults
-LIMIT_S = 300.0  # of the tests of one fault; beyond it the program hangs, which counts as caught
-QUICK = "not integration and not slow"
+LIMIT_S = 300.0  # for the tests of one fault; a program that takes longer hangs: that is caught
+LIBRARIES = ("keras", "mlflow.tensorflow", "pandas", "pyarrow.parquet", "tensorflow")
+OURS = ("throughline", "tasks", "flows", "whowaits", "infra", "tests", "benchmarks")
 
 
 def read_sources(root: Path) -> dict[Path, str]:
@@ -63,10 +68,11 @@ def plant(text: str, fault: Fault) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a fault: caught, survived, or does not apply; and how long its tests took."""
+    """What became of a fault: its state, and the ids of the tests that caught it."""
 
     name: str
-    state: str
+    state: str  # "caught", "survived" or "does not apply"
+    caught_by: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -82,106 +88,148 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def run_tests(
-    root: Path, tests: Sequence[str], *, limit_s: float | None = None
-) -> tuple[int | None, str]:
-    """Run tests in a copy; returns pytest's exit code, None where they took too long, and what they
-    printed.
-    """
-    single = tests and all("::" in test for test in tests)
-    marks = [] if single else ["-m", "not slow" if tests else QUICK]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--hypothesis-seed=0",
-        *marks,
-        *tests,
-    ]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # What is installed of whowaits is the checkout's own, not the copy's.
-    copied = str(root / "whowaits" / "src")
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": copied}
-    # A process group of its own, so that what hangs is ended with all it has started.
-    process = subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
-    return process.returncode, printed
-
-
 def write_source(path: Path, text: str) -> None:
-    """Write a module without leaving its compiled form, which Python would take for that of a text
-    of the same size and second.
+    """Write a module and remove its compiled form, which Python would use for another text of the
+    same size and second.
     """
     path.write_text(text)
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def try_fault(root: Path, fault: Fault) -> Outcome:
-    """Plant a fault in a copy, run its tests, and take it out again."""
-    sources = read_sources(root)
-    path = find_file(sources, fault)
-    if path is None:
-        return Outcome(name=fault.name, state="does not apply")
-    text = sources[path]
-    write_source(path, plant(text, fault))
-    began = time.monotonic()
+class FailureFile:
+    """A pytest plugin that writes the ids of failed tests to a file, one per line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has failed, or its set-up has."""
+        if report.failed:
+            self._add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file of tests cannot be collected."""
+        if report.failed:
+            self._add(report.nodeid)
+
+    def _add(self, nodeid: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{nodeid}\n")
+
+
+class Run:
+    """One run of tests in a copy of the checkout, in a forked process and its process group."""
+
+    def __init__(self, root: Path, tests: Sequence[str], *, limit_s: float) -> None:
+        self._failures = root / "failures.txt"
+        self._failures.write_text("")
+        self._began, self._limit_s = time.monotonic(), limit_s
+        self.log = root / "output.txt"
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run_tests(root, tests, FailureFile(self._failures), self.log)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._began
+
+    def poll(self) -> int | None:
+        """The exit code, -1 after the time limit or a crash; None while the tests run."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0 and self.seconds < self._limit_s:
+            return None
+        with suppress(ProcessLookupError):  # what hangs, and what tests have left running
+            os.killpg(self._pid, signal.SIGKILL)
+        if pid == 0:
+            os.waitpid(self._pid, 0)
+            return -1
+        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
+
+    def failures(self) -> list[str]:
+        """Ids of the tests that have failed so far."""
+        return list(dict.fromkeys(self._failures.read_text().split("\n")[:-1]))
+
+
+def _run_tests(root: Path, tests: Sequence[str], plugin: FailureFile, log: Path) -> None:
+    """Be pytest in a copy of the checkout; never returns."""
+    code = 3
     try:
-        code, _ = run_tests(root, fault.tests, limit_s=LIMIT_S)
+        os.setsid()
+        with log.open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.chdir(root)
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
+        # What is installed of whowaits is the checkout's own, not the copy's.
+        added = [str(root), str(root / "whowaits" / "src")]
+        sys.path[:] = added + [path for path in sys.path if path not in ("", str(ROOT))]
+        os.environ["PYTHONPATH"] = added[1]
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        single = all("::" in test for test in tests)
+        marks = [] if single else ["-m", "not slow and not core"]
+        options = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        # The libraries have imported some of pytest's plugins.
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        code = pytest.main([*options, *marks, *tests], plugins=[plugin])
+    except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
+        traceback.print_exc()
     finally:
-        write_source(path, text)
-    # 1: a test failed. Anything else but 0 (tests that cannot be collected, a usage error) says
-    # nothing about the tests.
-    state = {0: "survived", 1: "caught", None: "caught"}.get(code, "does not apply")
-    return Outcome(name=fault.name, state=state, seconds=time.monotonic() - began)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(code))
 
 
-def try_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Outcome]:
-    """Try all faults, as many at once as there are copies, and print each as it is known."""
-    free: SimpleQueue[Path] = SimpleQueue()
-    for copy in copies:
-        free.put(copy)
+def run_all(
+    jobs: Sequence[tuple[Fault, tuple[str, ...]]], copies: Sequence[Path]
+) -> Iterator[Outcome]:
+    """Plant each fault, run its tests, take it out again; as many at once as there are copies."""
+    waiting, free = list(reversed(jobs)), list(copies)
+    running: dict[Path, tuple[Fault, Path, str, Run]] = {}
+    while waiting or running:
+        while waiting and free:
+            fault, tests = waiting.pop()
+            root = free.pop()
+            sources = read_sources(root)
+            path = find_file(sources, fault)
+            if path is None:
+                free.append(root)
+                yield Outcome(name=fault.name, state="does not apply")
+                continue
+            write_source(path, plant(sources[path], fault))
+            running[root] = (fault, path, sources[path], Run(root, tests, limit_s=LIMIT_S))
+        for root, (fault, path, text, run) in list(running.items()):
+            code = run.poll()
+            if code is None:
+                continue
+            write_source(path, text)
+            del running[root]
+            free.append(root)
+            failed = tuple(run.failures()) or (("hangs or crashes",) if code < 0 else ())
+            # 2 to 5: pytest could not run the tests, which says nothing about them.
+            applies = failed or code in (0, 1)
+            state = "caught" if failed else "survived" if applies else "does not apply"
+            yield Outcome(name=fault.name, state=state, caught_by=failed, seconds=run.seconds)
+        time.sleep(0.02)
 
-    def attempt(fault: Fault) -> Outcome:
-        root = free.get()
-        try:
-            outcome = try_fault(root, fault)
-        finally:
-            free.put(root)
-        echo(f"{outcome.state:<15}{outcome.seconds:>6.1f} s  {outcome.name}")
-        return outcome
 
-    return list(in_threads(attempt, faults, workers=len(copies)))
-
-
-def check_without_faults(root: Path, faults: Sequence[Fault]) -> None:
-    """Exit where a test that is to catch a fault fails without one: those of files together, then
-    the single ones.
-    """
-    sets = {fault.tests for fault in faults}
-    files, single = (
-        sorted({test for tests in sets for test in tests if ("::" in test) is one})
-        for one in (False, True)
-    )
-    for tests in ([()] if () in sets else []) + [some for some in (files, single) if some]:
-        code, printed = run_tests(root, tests)
-        if code != 0:
-            sys.exit(f"Without any fault there is a failure:\n{printed}")
+def fail_without_faults(root: Path, faults: Sequence[Fault]) -> set[str]:
+    """Ids of the tests that fail without any fault: files together, then single tests."""
+    tests = {test for fault in faults for test in fault.tests}
+    failed: set[str] = set()
+    for some in (
+        sorted(test for test in tests if "::" not in test),
+        sorted(test for test in tests if "::" in test),
+    ):
+        if some:
+            run = Run(root, some, limit_s=3600)
+            while (code := run.poll()) is None:
+                time.sleep(0.1)
+            if code not in (0, 1):
+                sys.exit(f"The tests cannot be run:\n{run.log.read_text()[-4000:]}")
+            failed |= set(run.failures())
+    return failed
 
 
 def main() -> None:
@@ -195,33 +243,67 @@ def main() -> None:
         metavar="TEXT",
         help="faults with this text in their name, snippet or tests",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="faults tried at once, each in a copy of its own"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the outcomes there: which test catches what",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="fail if a fault survives that was caught in this earlier file",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="faults tried at once, each in a copy of its own"
     )
     options = parser.parse_args()
     faults = [
         fault for fault in FAULTS if options.only in f"{fault.name} {fault.before} {fault.tests}"
     ]
-    with tempfile.TemporaryDirectory(prefix="throughline-faults-") as folder:
+    before = json.loads(options.against.read_text()) if options.against else []
+    outcomes = []
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    with tempfile.TemporaryDirectory(
+        prefix="throughline-faults-", ignore_cleanup_errors=True
+    ) as folder:
         copies = [copy_tree(Path(folder) / str(number)) for number in range(options.jobs)]
-        check_without_faults(copies[0], faults)
-        outcomes = try_all(faults, copies)
-    counts = Counter(outcome.state for outcome in outcomes)
-    echo(
-        f"\n{len(outcomes)} faults: "
-        + ", ".join(
-            f"{counts[state]} {state}" for state in ("caught", "survived", "does not apply")
-        )
-    )
-    for outcome in outcomes:
-        if outcome.state != "caught":
-            echo(f"  {outcome.state}: {outcome.name}")
-    if options.json:
-        options.json.write_text(
-            json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n"
-        )
-    sys.exit(bool(counts["does not apply"] or counts["caught"] < LEAST_CAUGHT * len(outcomes)))
+        broken = fail_without_faults(copies[0], faults)
+        for test in sorted(broken):
+            echo(f"fails without any fault, not counted: {test}")
+        for outcome in run_all([(fault, fault.tests) for fault in faults], copies):
+            caught_by = tuple(test for test in outcome.caught_by if test not in broken)
+            state = "survived" if outcome.caught_by and not caught_by else outcome.state
+            outcomes.append(
+                Outcome(
+                    name=outcome.name, state=state, caught_by=caught_by, seconds=outcome.seconds
+                )
+            )
+            echo(f"{state:<15}{outcome.seconds:>6.1f} s{len(caught_by):>4} tests  {outcome.name}")
+            if options.json:
+                options.json.write_text(json.dumps(list(map(asdict, outcomes)), indent=1) + "\n")
+    sys.exit(_summarize(outcomes, before))
+
+
+def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping]) -> bool:
+    """Print what became of the faults; returns whether that is a failure."""
+    by_state = {
+        state: [outcome.name for outcome in outcomes if outcome.state == state]
+        for state in ("caught", "survived", "does not apply")
+    }
+    counts = ", ".join(f"{len(names)} {state}" for state, names in by_state.items())
+    echo(f"\n{len(outcomes)} faults: {counts}")
+    for state in ("survived", "does not apply"):
+        for name in by_state[state]:
+            echo(f"  {state}: {name}")
+    caught = {each["name"] for each in before if each["state"] == "caught"}
+    lost = sorted(caught & {*by_state["survived"], *by_state["does not apply"]})
+    for name in lost:
+        echo(f"  was caught before: {name}")
+    enough = len(by_state["caught"]) >= LEAST_CAUGHT * len(outcomes)
+    return bool(lost or by_state["does not apply"]) or not enough
 
 
 if __name__ == "__main__":
