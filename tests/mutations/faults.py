@@ -1,4 +1,4 @@
-"""The planted faults of tests/mutations/faults.yaml, read and checked."""
+"""The planted faults of the YAML files next to this one, read and checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-FILE = Path(__file__).with_suffix(".yaml")
+FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 
 
 class Fault(BaseModel):
@@ -22,11 +22,11 @@ class Fault(BaseModel):
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """All faults of the list."""
-    groups = YAML(typ="safe").load(FILE.read_text())
+    """All faults of all files."""
     return tuple(
         Fault(name=name, **{**fault, "tests": _as_list(fault.get("tests", []))})
-        for group in groups.values()
+        for file in FILES
+        for group in YAML(typ="safe").load(file.read_text()).values()
         for name, fault in group.items()
     )
 
