@@ -23,7 +23,7 @@ from benchmarks.command_line import command_line
 from benchmarks.storm import NAME, SMALL, Trainings, open_trainings, write_params
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.profiling import ProfileResult
-from throughline.training.processes import find_free_ports
+from throughline.training.processes import reserve_addresses
 
 BATCH = 32
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,21 +43,21 @@ def profile(
     write_params(trainings.folder, params)
     cores = sorted(os.sched_getaffinity(0))
     for stage in ("build", "train", "profiling"):
-        addresses = [f"127.0.0.1:{port}" for port in find_free_ports(processes)]
-        running = [
-            subprocess.Popen(
-                [
-                    *("taskset", "--cpu-list", str(cores[index % len(cores)])),
-                    *(sys.executable, "-m", f"tasks.{stage}", "--pipeline", NAME),
-                ],
-                cwd=trainings.folder,
-                env={**trainings.environment, "TF_CONFIG": make_tf_config(addresses, index)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for index in range(processes)
-        ]
-        codes = [one.wait() for one in running]
+        with reserve_addresses(processes) as addresses:
+            running = [
+                subprocess.Popen(
+                    [
+                        *("taskset", "--cpu-list", str(cores[index % len(cores)])),
+                        *(sys.executable, "-m", f"tasks.{stage}", "--pipeline", NAME),
+                    ],
+                    cwd=trainings.folder,
+                    env={**trainings.environment, "TF_CONFIG": make_tf_config(addresses, index)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                for index in range(processes)
+            ]
+            codes = [one.wait() for one in running]
         if any(codes):
             raise RuntimeError(f"{stage} failed")
     return ProfileResult.read(trainings.folder / "runs" / NAME)

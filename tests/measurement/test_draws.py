@@ -22,28 +22,16 @@ GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUFFER = {"kind": "buffer", "size": 32}
 UNIFORM = {
     "naive": {"read": "shards", "shuffle": {"kind": "none"}},
-    "buffer": {"read": "shards", "shuffle": BUFFER, "prefetch": 2},
-    "interleaved": {
-        "read": "shards",
-        "interleave": {"cycle_length": 3, "parallel": "auto"},
-        "map": {"parallel": "auto"},
-        "shuffle": BUFFER,
-    },
     "unordered": {
         "read": "shards",
         "deterministic": False,
+        "interleave": {"cycle_length": 3, "parallel": "auto"},
         "map": {"parallel": 4},
         "shuffle": BUFFER,
     },
     "vectorized": {"read": "shards", "vectorize": True, "shuffle": BUFFER},
-    "cached": {
-        "read": "shards",
-        "cache": {"where": "memory", "after": "decode"},
-        "shuffle": BUFFER,
-    },
     "cached_on_disk": {"read": "shards", "cache": {"where": "disk"}, "shuffle": BUFFER},
     "arrays": {"read": "arrays", "shuffle": BUFFER},
-    "snapshot": {**GLOBAL, "prefetch": 2},
     "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
     "device": {**GLOBAL, "snapshot_on": "device"},
 }

@@ -5,20 +5,18 @@ libraries where there is no GPU.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from tests.support.project import ROOT, run_python
 from tests.support.skips import need
 from throughline.measurement.gpus import used_gpus
-from throughline.measurement.hardware import UsageMonitor
+from throughline.measurement.hardware import UsageMonitor, read_cpu_s
 
 ASK = """
 import json, time
@@ -28,7 +26,8 @@ from throughline.measurement.hardware import UsageMonitor, describe_machine
 handles, reason = visible_gpus()
 used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
 with UsageMonitor(used) as monitor:
-    time.sleep(0.9)
+    while used and len(monitor._samples) + bool(monitor._failures) < 2:
+        time.sleep(0.01)
 names = [pynvml.nvmlDeviceGetName(handle) for handle in used]
 known = {"gpus": describe_machine()["gpus"], "reason": reason, "used": names}
 print(json.dumps({**known, **vars(monitor.measured)}))
@@ -101,45 +100,44 @@ def test_without_a_gpu_nothing_is_used():
     assert used_gpus({"/job:localhost/replica:0/task:0/device:CPU:0"}) == []
 
 
-def busy(seconds):
-    began = time.process_time()
-    while time.process_time() - began < seconds:
-        pass
+class Machine:
+    """A process and its children in virtual time: what they have computed, by their ids [s]."""
+
+    def __init__(self):
+        self.now_s, self.cpu_s = 0.0, {1: 5.0}
+
+    def work(self, seconds, process=1):
+        self.now_s += seconds
+        self.cpu_s = {**self.cpu_s, process: self.cpu_s.get(process, 0.0) + seconds}
+
+    def monitor(self, *, paused=False):
+        return UsageMonitor([], paused=paused, clock=lambda: self.now_s, cpu_s=lambda: self.cpu_s)
 
 
 def test_what_happens_in_a_pause_is_not_measured():
-    with UsageMonitor([], paused=True) as monitor:
-        busy(0.3)
+    machine = Machine()
+    with machine.monitor(paused=True) as monitor:
+        machine.work(3.0)
         monitor.resume()
-        busy(0.1)
+        machine.work(1.0)
         monitor.pause()
-        busy(0.3)
-    assert 0.08 <= monitor.measured.cpu_s < 0.25, "in ticks of 10 ms"
-    assert monitor.measured.wall_s >= 0.1
-
-
-CHILD = """
-import sys, time
-sys.stdin.readline()
-began = time.process_time()
-while time.process_time() - began < 0.4:
-    pass
-print(flush=True)
-sys.stdin.read()
-"""
+        machine.work(3.0)
+    assert (monitor.measured.cpu_s, monitor.measured.wall_s) == (1.0, 1.0)
 
 
 def test_the_work_of_child_processes_counts():
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with UsageMonitor([]) as monitor:
-        child.stdin.write("\n")
-        child.stdin.flush()
-        child.stdout.readline()
-    spent = psutil.Process(child.pid).cpu_times()
-    child.communicate()
-    assert 0.35 <= monitor.measured.cpu_s <= spent.user + spent.system + 0.2
+    machine = Machine()
+    with machine.monitor() as monitor:
+        machine.work(1.0)
+        machine.work(2.0, process=2)
+    assert monitor.measured.cpu_s == 3.0
+
+
+@pytest.mark.integration
+def test_children_that_live_are_among_those_whose_work_counts():
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert {os.getpid(), child.pid} <= read_cpu_s().keys()
+        child.kill()
 
 
 def test_memory_is_in_megabytes_of_a_million_bytes(monkeypatch):

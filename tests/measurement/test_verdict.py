@@ -73,7 +73,6 @@ def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
         (stall(70, 66, 74), (0, 3), True),  # they were faster
         (stall(0, 0, 2), (5, 5), False),  # within the drift
         (stall(70, 66, 74), (60, 60), False),  # the same verdict
-        (stall(70, 66, 74), (74, 74), False),
     ],
 )
 def test_only_epochs_beyond_the_drift_with_another_verdict_contradict(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -34,12 +35,21 @@ SAMPLE = 256  # examples at most
 WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.05
 
 
+PerElement = Callable[..., float]  # of a dataset, and perhaps how many at a time → [µs]
+
+
 @without_autograph
-def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
+def measure_costs(
+    pipeline: InputPipeline,
+    config: PipelineConfig,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Costs:
     """Measure what this configuration's parts cost on a worker's slice of a batch, and those of the
     snapshot, which any configuration could read instead; a row of it has no cost where next to none
     is stored. Of a snapshot in an object store a worker with lanes of its own reads these alone.
     """
+    per_element = partial(_per_element, clock=clock)
     gathering, part = _gather_rows(pipeline, config)
     pipeline, config = share_of_worker(pipeline, config)
     spec = pipeline.plan.spec
@@ -48,23 +58,23 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     if part == 1 or gathering.reader.stored >= WARM_UP_RUNS * spec.batch_size:
         # The same few batches again and again: a later epoch finds its rows in memory, which a
         # first look at them would not.
-        read_us["snapshot"] = _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size
+        read_us["snapshot"] = per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size
     batch = next(iter(gathering.dataset()))
     count = min(SAMPLE, len(batch["key"]))
     # In memory, so that delivering them costs next to nothing.
     rows = tf.data.Dataset.from_tensor_slices(batch).take(count).cache()
-    idle = _per_element(rows, count)
+    idle = per_element(rows, count)
     call_us = (
-        _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
+        per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
     )
-    stack_us = _per_element(rows.batch(count)) / count - idle
-    ops = _op_costs(pipeline, rows, later_ops, call_us, count)
+    stack_us = per_element(rows.batch(count)) / count - idle
+    ops = _op_costs(pipeline, rows, later_ops, call_us, count, per_element)
     if config.snapshot.fraction < 1:  # the other rows come as records, whichever these are
         config = PipelineConfig(read="indexed_shards", shuffle=config.shuffle)
         pipeline = _with_plan(pipeline, make_plan(config, spec))
     if config.read != "snapshot" and spec.window is None:
         examples = _stored_examples(pipeline, config)
-        read_us[config.read] = _per_element(examples.take(4 * count), count)
+        read_us[config.read] = per_element(examples.take(4 * count), count)
         first = (
             examples.take(count)
             .map(lambda element: {"record": element} if tf.is_tensor(element) else element)
@@ -76,7 +86,7 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
             if isinstance(step, Map)
             for op in step.ops
         ]
-        ops |= _op_costs(pipeline, first, stream_ops, call_us, count)
+        ops |= _op_costs(pipeline, first, stream_ops, call_us, count, per_element)
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
 
 
@@ -138,6 +148,7 @@ def _op_costs(
     ops: Sequence[Op],
     call_us: float,
     count: int,
+    per_element: PerElement,
 ) -> dict[str, OpCost]:
     """Cost of each op of a chain, on the results of those before it; of several of one name, their
     mean.
@@ -153,13 +164,13 @@ def _op_costs(
         batch_us = (
             None
             if batches is None
-            else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
+            else (per_element(batches.map(run)) - per_element(batches) - call_us) / count
         )
         if op.takes == "batch" and batches is not None:
             example_us, results = batch_us or 0.0, batches.map(run).unbatch()
         else:
             example_us, results = (
-                _per_element(elements.map(run), count) - _per_element(elements, count) - call_us,
+                per_element(elements.map(run), count) - per_element(elements, count) - call_us,
                 elements.map(run),
             )
         cost = OpCost(
@@ -196,7 +207,9 @@ def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     return replace(pipeline, plan=plan, with_keys=True, worker=TrainingWorker(), scratch=Scratch())
 
 
-def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
+def _per_element(
+    dataset: tf.data.Dataset, elements: int = 1, *, clock: Callable[[], float]
+) -> float:
     """Time per element [µs], of `elements` at a time, which tf.data goes through by itself; the
     first times are left out.
     """
@@ -205,11 +218,9 @@ def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
     options.experimental_optimization.apply_default_optimizations = False
     drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
     taken: list[float] = []
-    started_at = time.perf_counter()
-    while len(taken) < MIN_RUNS or (
-        time.perf_counter() - started_at < BUDGET_S and len(taken) < MAX_RUNS
-    ):
-        start = time.perf_counter()
+    started_at = clock()
+    while len(taken) < MIN_RUNS or (clock() - started_at < BUDGET_S and len(taken) < MAX_RUNS):
+        start = clock()
         next(drained)
-        taken.append((time.perf_counter() - start) / elements * 1e6)
+        taken.append((clock() - start) / elements * 1e6)
     return float(np.percentile(taken[WARM_UP_RUNS:], 25))  # what disturbs only makes it longer

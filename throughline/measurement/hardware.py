@@ -9,7 +9,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,16 +44,31 @@ class GpuSample:
     power_w: float | None
 
 
+def read_cpu_s() -> dict[int, float]:
+    """CPU time by process id [s]: of this process and of all below it that live."""
+    process = psutil.Process()
+    processes = (process, *process.children(recursive=True))
+    return {one.pid: sum(times[:2]) for one in processes if (times := read_times(one))}
+
+
 class UsageMonitor:
     """Context manager that measures the process and samples GPUs in a thread; read `measured` after
     leaving it.
 
     `gpus` are NVML handles of the ones in use; by default the first that is visible, where
     TensorFlow puts what is not put elsewhere. `pause()` and `resume()` leave out what is not to be
-    measured, such as tracing a graph, or validation.
+    measured, such as tracing a graph, or validation. `cpu_s` gives CPU time by process id.
     """
 
-    def __init__(self, gpus: Sequence[Any] | None = None, *, paused: bool = False) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[Any] | None = None,
+        *,
+        paused: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_s: Callable[[], Mapping[int, float]] = read_cpu_s,
+    ) -> None:
+        self._clock, self._read_cpu_s = clock, cpu_s
         self._gpus = visible_gpus()[0][:1] if gpus is None else list(gpus)
         self._usage: Usage | None = None
         self._samples: list[GpuSample] = []
@@ -62,7 +77,7 @@ class UsageMonitor:
         self._thread: threading.Thread | None = None
         self._paused_at_first = paused
         self._wall_s = self._cpu_s = self._since = 0.0
-        self._cpu: dict[int, float] = {}
+        self._cpu: Mapping[int, float] = {}
 
     def __enter__(self) -> UsageMonitor:
         self._process = psutil.Process()
@@ -112,17 +127,17 @@ class UsageMonitor:
     def resume(self) -> None:
         """Measure from now on; nothing, if it is so already."""
         if not self.running:
-            self._since, self._cpu = time.perf_counter(), _cpu_seconds(self._process)
+            self._since, self._cpu = self._clock(), self._read_cpu_s()
             self._running.set()
 
     def pause(self) -> None:
         """Leave out what happens from now on; nothing, if it is so already."""
         if self.running:
             self._running.clear()
-            self._wall_s += time.perf_counter() - self._since
+            self._wall_s += self._clock() - self._since
             # A child that has started in between counts from its beginning; the time of one that
             # has ended in between is not known.
-            now = _cpu_seconds(self._process)
+            now = self._read_cpu_s()
             self._cpu_s += sum(
                 seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
             )
@@ -200,12 +215,6 @@ def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _cpu_seconds(process: psutil.Process) -> dict[int, float]:
-    """CPU time by process id: of a process and of all below it that live."""
-    processes = (process, *process.children(recursive=True))
-    return {one.pid: sum(times[:2]) for one in processes if (times := read_times(one))}
 
 
 def _bytes_read(process: psutil.Process) -> int:

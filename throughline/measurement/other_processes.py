@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import psutil
 
@@ -20,6 +21,31 @@ IDLE = ("idle", "iowait")
 IN_OTHERS = ("guest", "guest_nice")  # the system counts these in user and nice, too
 
 
+@dataclass(frozen=True, kw_only=True)
+class CpuTimes:
+    """CPU time since the machine started [s]: `idle_s` and `busy_s` of the `cores` that this
+    process may run on, of the group that shares our quota, and of each process by its id.
+    """
+
+    idle_s: float
+    busy_s: float
+    cores: int
+    group_s: float
+    by_process: Counter[int]
+
+
+def read_cpu_times() -> CpuTimes:
+    """What the system counts now."""
+    idle_s, busy_s, cores = _cores_s()
+    return CpuTimes(
+        idle_s=idle_s,
+        busy_s=busy_s,
+        cores=cores,
+        group_s=read_quota_usage_s(),
+        by_process=_cpu_s_by_process(),
+    )
+
+
 class OtherProcesses:
     """Context manager that measures what others do meanwhile; read its values after leaving it.
 
@@ -28,29 +54,31 @@ class OtherProcesses:
     they have started, are no others.
     """
 
-    def __init__(self, own: Collection[int] = ()) -> None:
-        self._own = {os.getpid(), *own}
+    def __init__(
+        self, own: Collection[int] = (), *, read: Callable[[], CpuTimes] = read_cpu_times
+    ) -> None:
+        self._own, self._read = {os.getpid(), *own}, read
         self.cpu_pct = self.idle_pct = 0.0
         self.busiest = OTHER_PROGRAMS
 
     def __enter__(self) -> OtherProcesses:
-        self._idle_s, self._busy_s, _ = _cores_s()
-        self._group_s = read_quota_usage_s()
-        self._by_process = _cpu_s_by_process()
+        self._before = self._read()
         return self
 
     def __exit__(self, *_: object) -> None:
-        idle_s, busy_s, cores = _cores_s()
-        idle_s, busy_s = idle_s - self._idle_s, busy_s - self._busy_s
-        now = _cpu_s_by_process()
+        before, now = self._before, self._read()
+        idle_s, busy_s = now.idle_s - before.idle_s, now.busy_s - before.busy_s
         # One that has started meanwhile counts from its beginning.
-        took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
+        took = Counter(
+            {pid: seconds - before.by_process[pid] for pid, seconds in now.by_process.items()}
+        )
         own = self._own | {each for one in self._own for each in list_children(one)}
         own_s = sum(took[pid] for pid in own)
-        sharing_s = max(0.0, read_quota_usage_s() - self._group_s - own_s)
+        sharing_s = max(0.0, now.group_s - before.group_s - own_s)
         if idle_s + busy_s > 0:
+            usable = min(1.0, usable_cores() / now.cores)
             self.cpu_pct, self.idle_pct = share_of_cores(
-                busy_s, idle_s, own_s, usable=min(1.0, usable_cores() / cores), sharing_s=sharing_s
+                busy_s, idle_s, own_s, usable=usable, sharing_s=sharing_s
             )
         others_s = max(0.0, busy_s - own_s)
         named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,13 @@ class PassTiming:
     gap_s: float | None
 
 
-def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -> InputThroughput:
+def measure_input(
+    pipeline: InputPipeline,
+    *,
+    passes: int,
+    max_seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> InputThroughput:
     """Drain `passes` epochs, each for at most `max_seconds`, and give the median of the warm ones.
 
     The first pass is cold for whatever the configuration keeps (a cache, the page cache); it counts
@@ -43,7 +49,9 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     Raises:
       EmptyDataset: nothing came out.
     """
-    timings = list(_time_passes(pipeline, passes, max_seconds))
+    epochs = _Epochs(pipeline, passes, clock)
+    first_limit = math.inf if pipeline.plan.caches else max_seconds
+    timings = [epochs.time_pass(max_seconds if number else first_limit) for number in range(passes)]
     warm = [timing.examples_per_s for timing in timings[1:] or timings]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
@@ -73,70 +81,55 @@ def join_slices(slices: Sequence[InputThroughput]) -> InputThroughput:
     )
 
 
-def _time_passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[PassTiming]:
-    """Time pass after pass over one sequence of epochs; one that was cut short is followed by one
-    from there on.
+class _Epochs:
+    """One sequence of epochs, timed pass after pass; one that is cut short is followed by one from
+    there on.
     """
-    requested_at, previous_end = time.perf_counter(), None
-    batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps_per_epoch
-    for number in range(passes):
-        limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
-        timing, steps, now = _time_pass(
-            batches,
-            pipeline,
-            steps_left=steps_left,
-            requested_at=requested_at,
-            previous_end=previous_end,
-            max_seconds=limit,
+
+    def __init__(self, pipeline: InputPipeline, count: int, clock: Callable[[], float]) -> None:
+        self._pipeline, self._clock = pipeline, clock
+        self._requested_at = clock()
+        self._epoch_ended_at: float | None = None
+        self._batches, self._left = pipeline.batches(epochs=count), pipeline.steps_per_epoch
+
+    def time_pass(self, max_seconds: float) -> PassTiming:
+        """Read what is left of an epoch, for at most so long.
+
+        Raises:
+          EmptyDataset: nothing came out.
+        """
+        first = next(self._batches, None)
+        first_batch_at = now = self._clock()
+        if first is None:
+            raise EmptyDataset(
+                f"the {self._pipeline.split} split of this configuration delivers no batch; its"
+                f" plan is {self._pipeline.plan}"
+            )
+        first_size, count, steps, last = _examples(first), 0, 1, first
+        # A short rest of an epoch would make a pass too short to count.
+        while steps < self._left and (
+            now - first_batch_at < max_seconds or self._left - steps < steps / 2
+        ):
+            last = next(self._batches)
+            count += _examples(last)
+            steps += 1
+            now = self._clock()
+        np.asarray(
+            tf.nest.flatten(last)[0][:1]
+        )  # what a GPU gathers is returned before it is there
+        now, waited_s = self._clock(), first_batch_at - self._requested_at
+        timing = PassTiming(
+            examples=first_size + count,
+            first_batch_s=waited_s,
+            examples_per_s=(
+                count / (now - first_batch_at) if count else first_size / max(waited_s, 1e-9)
+            ),
+            gap_s=None if self._epoch_ended_at is None else first_batch_at - self._epoch_ended_at,
         )
-        yield timing
-        steps_left = steps_left - steps or pipeline.steps_per_epoch
-        requested_at, previous_end = now, now if steps_left == pipeline.steps_per_epoch else None
-
-
-def _time_pass(
-    batches: Iterator,
-    pipeline: InputPipeline,
-    *,
-    steps_left: int,
-    requested_at: float,
-    previous_end: float | None,
-    max_seconds: float,
-) -> tuple[PassTiming, int, float]:
-    """A pass over the `steps_left` of an epoch; how many steps it took, and when it ended.
-
-    `requested_at` is when its first batch was asked for, `previous_end` when the epoch before it
-    ended, None where the pass begins none. Times are those of `time.perf_counter` [s].
-    """
-    first = next(batches, None)
-    first_batch_at = now = time.perf_counter()
-    if first is None:
-        raise EmptyDataset(
-            f"the {pipeline.split} split of this configuration delivers no batch; its plan is"
-            f" {pipeline.plan}"
-        )
-    first_size, count, steps, last = _examples(first), 0, 1, first
-    # A short rest of an epoch would make a pass too short to count.
-    while steps < steps_left and (
-        now - first_batch_at < max_seconds or steps_left - steps < steps / 2
-    ):
-        last = next(batches)
-        count += _examples(last)
-        steps += 1
-        now = time.perf_counter()
-    np.asarray(tf.nest.flatten(last)[0][:1])  # what a GPU gathers is returned before it is there
-    now = time.perf_counter()
-    timing = PassTiming(
-        examples=first_size + count,
-        first_batch_s=first_batch_at - requested_at,
-        examples_per_s=(
-            count / (now - first_batch_at)
-            if count
-            else first_size / max(first_batch_at - requested_at, 1e-9)
-        ),
-        gap_s=None if previous_end is None else first_batch_at - previous_end,
-    )
-    return timing, steps, now
+        self._left = self._left - steps or self._pipeline.steps_per_epoch
+        is_whole = self._left == self._pipeline.steps_per_epoch
+        self._requested_at, self._epoch_ended_at = now, now if is_whole else None
+        return timing
 
 
 def _examples(batch: tuple[tf.Tensor, ...] | dict[str, tf.Tensor]) -> int:

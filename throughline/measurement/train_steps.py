@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -223,14 +223,16 @@ def time_training(
     )
 
 
-def time_call(model: StepFunction, ahead: OneAhead) -> float:
+def time_call(
+    model: StepFunction, ahead: OneAhead, *, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """How long the call of a step takes when nothing is queued [ms]; a GPU takes only so much into
     its queue, and the call waits for the rest.
     """
     ahead.settle()
-    started_at = time.perf_counter()
+    started_at = clock()
     model()
-    return (time.perf_counter() - started_at) * 1e3
+    return (clock() - started_at) * 1e3
 
 
 def wait_until_idle(timeout_s: float = IDLE_TIMEOUT_S) -> bool:

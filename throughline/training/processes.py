@@ -81,8 +81,7 @@ def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = (
       ProcessLost: one was killed, froze or failed; names it.
       SystemExit: the chief has failed and said why, with its exit code.
     """
-    addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(count)]
-    with _started(command, addresses, gpus) as processes:
+    with reserve_addresses(count) as addresses, _started(command, addresses, gpus) as processes:
         while (codes := [one.code for one in processes]) != [0] * count:
             if any(codes):
                 _wait(processes, GRACE_S)
@@ -90,13 +89,23 @@ def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = (
             time.sleep(CHECK_S)
 
 
-def find_free_ports(count: int) -> list[int]:
-    """Ports of this host that nothing listens on."""
+@contextmanager
+def reserve_addresses(count: int) -> Iterator[list[str]]:
+    """Addresses of this host whose ports no other program is given during the block; TensorFlow can
+    listen there, since they are bound and not listened to.
+    """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
+        yield [f"{LOOPBACK}:{one.getsockname()[1]}" for one in sockets]
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Ports of this host that nothing listens on."""
+    with reserve_addresses(count) as addresses:
+        return [int(address.rpartition(":")[2]) for address in addresses]
 
 
 def run_one_of_several(main: Callable[[], None]) -> None:

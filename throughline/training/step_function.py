@@ -9,6 +9,7 @@ runs the train step on its slice of each batch, and its logs are their mean over
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +35,13 @@ class StepFunction:
     nothing that a checkpoint holds decides.
     """
 
-    def __init__(self, model: keras.Model, *, trains: bool = True) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        trains: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.steps = 0  # that the last execution has run
         self.model, self._most = model, int(model.steps_per_execution)
         self.draws: set[str] = set()
@@ -42,7 +49,7 @@ class StepFunction:
             model, trains=trains, traced=lambda graph: self.draws.update(find_draws(graph))
         )
         self.builds_graph = True  # in its next execution, whose time and work are then others
-        self.timer, self._ahead = StepTimer(), OneAhead()
+        self.timer, self._ahead = StepTimer(clock), OneAhead()
         self._left = 0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,22 +34,23 @@ class EpochTimes:
 
 
 class StepTimer:
-    """Notes the end of each execution with a monotonic clock, and how many steps it was; costs
-    about a microsecond.
+    """Notes the end of each execution by a monotonic clock, and how many steps it was; costs about
+    a microsecond.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.epochs: list[EpochTimes] = []
         self._moments: list[float] = []
         self._steps: list[int] = []
 
     def begin(self) -> None:
         """Start an epoch's clock."""
-        self._moments, self._steps = [time.perf_counter()], []
+        self._moments, self._steps = [self._clock()], []
 
     def tick(self, steps: int) -> None:
         """Note the end of an execution of so many steps."""
-        self._moments.append(time.perf_counter())
+        self._moments.append(self._clock())
         self._steps.append(steps)
 
     def end(self) -> None:

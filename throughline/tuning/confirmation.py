@@ -33,8 +33,25 @@ class Confirmation:
     reason: str = ""
 
 
+def fit_alone(entry: Entry, rate: float, journal: Journal) -> tuple[float, OtherProcesses]:
+    """Examples per second by `fit`, in epochs of about `FIT_S` at this rate, and what others took
+    meanwhile.
+    """
+    steps = max(1, round(FIT_S * rate / entry.params.batch_size))
+    # The process is there until others have been measured: its own work is known while it lives.
+    contestant = Contestant("fit", (entry, steps), log=journal.folder / "fit.log")
+    with contestant, OtherProcesses() as others:
+        fitted: float = contestant.wait_until_open()
+    return fitted, others
+
+
 def confirm(
-    choice: Choice, race: Race, journal: Journal, entry_of: Callable[[str], Entry]
+    choice: Choice,
+    race: Race,
+    journal: Journal,
+    entry_of: Callable[[str], Entry],
+    *,
+    fit: Callable[[Entry, float, Journal], tuple[float, OtherProcesses]] = fit_alone,
 ) -> Confirmation:
     """Train by `fit` where the lead is small: it is confirmed if the choice takes less time than
     the incumbent in each pair of runs, whose order alternates.
@@ -53,7 +70,7 @@ def confirm(
         calm = True
         for name in names if number % 2 == 0 else reversed(names):
             try:
-                rates[name], others = _fit(entry_of(name), race.rate(name), journal)
+                rates[name], others = fit(entry_of(name), race.rate(name), journal)
             except ContestantLost as lost:
                 why = f"fit in a fresh process failed: {lost}"
                 journal.drop(name, why, passing=lost.passing)
@@ -74,18 +91,6 @@ def confirm(
         return Confirmation()
     why = f"by fit in fresh processes it takes {statistics.median(ratios):.2f} times as long"
     return Confirmation(outcome="refuted", reason=why)
-
-
-def _fit(entry: Entry, rate: float, journal: Journal) -> tuple[float, OtherProcesses]:
-    """Examples per second by `fit`, in epochs of about `FIT_S` at this rate, and what others took
-    meanwhile.
-    """
-    steps = max(1, round(FIT_S * rate / entry.params.batch_size))
-    # The process is there until others have been measured: its own work is known while it lives.
-    contestant = Contestant("fit", (entry, steps), log=journal.folder / "fit.log")
-    with contestant, OtherProcesses() as others:
-        fitted: float = contestant.wait_until_open()
-    return fitted, others
 
 
 def prove(entry: Entry, journal: Journal) -> bool:
