@@ -83,8 +83,13 @@ test: setup
 test-all: setup
 	python -m pytest $(IN_PARALLEL) $(PYTEST)
 
+# What the manifests render to is held against Kubernetes' schemas; the tests know those of JobSet and Kueue.
+MANIFESTS = $(wildcard infra/kubernetes/base infra/kubernetes/overlays/*)
 check: setup
-	ruff format --check . && ruff check . && pyright
+	ruff format --check . && ruff check . && lint-imports --no-logo --no-cache && pyright
+	python infra/reference.py --check
+	@rendered=$$(cat infra/kubernetes/clone.yaml && for each in $(MANIFESTS); do echo ---; kubectl kustomize $$each || exit; done) \
+	&& printf "%s\n" "$$rendered" | kubernetes-validate --kubernetes-version 1.34 --strict --quiet --no-warn -
 
 bench: setup
 	@grep -l '^if __name__ == "__main__":' benchmarks/*.py | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"

@@ -1,5 +1,6 @@
 """Write docs/configurations.md, docs/errors.md and the rules of docs/diagnosis.md from the code:
-`python infra/reference.py`; the tests compare them.
+`python infra/reference.py`; with `--check`, as `make check` does, only say whether they are up to
+date.
 
 The tables come from the settings, the op registry and the errors; what stands above the marker in
 configurations.md is written by hand and kept.
@@ -173,13 +174,24 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def pages() -> dict[Path, str]:
+    """The generated pages with the text that they should have."""
+    settings, diagnosis = ROOT / "docs" / "configurations.md", ROOT / "docs" / "diagnosis.md"
+    return {
+        settings: configurations(settings.read_text()),
+        ROOT / "docs" / "errors.md": error_reference(),
+        diagnosis: rules(diagnosis.read_text()),
+    }
+
+
 def main() -> None:
-    """Write all of them."""
-    path = ROOT / "docs" / "configurations.md"
-    path.write_text(configurations(path.read_text() if path.exists() else "# Configurations\n"))
-    (ROOT / "docs" / "errors.md").write_text(error_reference())
-    page = ROOT / "docs" / "diagnosis.md"
-    page.write_text(rules(page.read_text()))
+    """Write all pages, or fail if one would change."""
+    changed = {page: text for page, text in pages().items() if page.read_text() != text}
+    if sys.argv[1:] == ["--check"]:
+        names = ", ".join(str(page.relative_to(ROOT)) for page in changed)
+        sys.exit(f"{names}: out of date; run python infra/reference.py" if changed else 0)
+    for page, text in changed.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":
