@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from tests.support.facts import (
     facts_of,
     model_step_of,
 )
-from throughline.diagnosis import rules
 from throughline.diagnosis.cost_model import (
     HostLoad,
     ModelStepCost,
@@ -117,12 +115,6 @@ def test_every_rule_holds_where_its_fault_is(rule, config, known):
 
 def test_every_rule_has_a_case():
     assert {rule for rule, *_ in (*FIRST, *HOLDS)} == {rule.name for rule in RULES}
-
-
-def test_every_file_of_rules_is_a_topic_and_names_are_unique():
-    files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__", "base"}
-    assert files == {topic.__name__.rpartition(".")[2] for topic in rules.TOPICS}
-    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
@@ -218,12 +210,6 @@ def test_a_prediction_of_a_step_that_cannot_be_as_short_as_it_was_is_not_trusted
     assert find(fast, "sequential_map").confidence == "low"
 
 
-def test_the_smallest_change_that_suffices_comes_before_the_largest():
-    findings = judged({**WELL, "map": {}}, model_ms=30.0).findings
-    assert findings[0].effort == "setting"
-    assert "repeated_work" in [finding.rule for finding in findings]
-
-
 def finding(rule: str, effort: str, gain: float | None) -> Finding:
     return Finding(
         rule=rule, step="", params_key="", evidence="", cause="", fix="", change={}, effort=effort,
@@ -276,15 +262,12 @@ def test_the_cost_model_of_a_step(load, model_step, cores, predicted_ms):
         ("stall_pct > 90", None),
         ("verdict == input-bound", ThresholdExceeded),
         ("gpu_busy_ms < 3", ThresholdExceeded),
-        ("stal_pct > 10", InvalidParams),
-        ("stall_pct > many", InvalidParams),
         ("wait_pct > 10", ThresholdExceeded),
         ("wait_pct < 10", ThresholdExceeded),
+        ("stal_pct > 10", InvalidParams),
+        ("stall_pct > many", InvalidParams),
         ("stall_pct > nan", InvalidParams),
-        ("prepared_batches > 1.5", ThresholdExceeded),
-        ("prepared_batches > 2.5", None),
         ("processes > 1", InvalidParams),
-        ("autotuned == {}", InvalidParams),
     ],
 )
 def test_conditions(text, expected):
@@ -293,7 +276,6 @@ def test_conditions(text, expected):
         "verdict": "input-bound",
         "gpu_busy_ms": None,
         "wait_pct": float("nan"),
-        "prepared_batches": 2,
     }
     with pytest.raises(expected) if expected else nullcontext():
         parse_threshold(text, METRICS).check(figures)
@@ -303,8 +285,5 @@ def test_a_healthy_configuration_has_nothing_to_gain_and_a_verdict_is_one_of_fou
     parse_threshold("predicted_gain > 1.1", METRICS).check({"predicted_gain": None})
     with pytest.raises(InvalidParams, match="input_bound is not a verdict; did you mean input-bo"):
         parse_threshold("verdict == input_bound", METRICS).check({"verdict": "compute-bound"})
-
-
-def test_what_is_no_condition_is_refused_with_an_example():
     with pytest.raises(InvalidParams, match="such as 'stall_pct > 10'"):
         parse_threshold("stall_pct", METRICS)
