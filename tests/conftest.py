@@ -7,8 +7,10 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = (
     "tests.support.lanes",
+    "tests.support.quick",
     "tests.support.skips",
     "tests.support.object_stores",
+    "tests.support.stored_snapshots",
     "tests.support.trainings",
     "tests.support.fixtures",
 )
