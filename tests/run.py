@@ -46,7 +46,7 @@ def run_lane(name: str, options: Sequence[str]) -> int:
     lane = LANES[name]
     command = [
         *(sys.executable, "-m", "pytest", "-m", lane.marks, "--durations=10"),
-        *("--numprocesses", str(lane.processes), "--dist", "loadscope", "--no-loadscope-reorder"),
+        *("--numprocesses", str(lane.processes), "--dist", "loadgroup", "--no-loadscope-reorder"),
         f"--junitxml={RESULTS / name}.xml",
         *options,
     ]

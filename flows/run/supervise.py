@@ -32,6 +32,7 @@ from pathlib import Path
 
 GRACE_S = 8.0  # between SIGTERM and SIGKILL
 OUTER_GRACE_S = GRACE_S + 4.0  # the inner supervisor needs its own grace first
+ENDING = (signal.SIGTERM, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
@@ -43,8 +44,11 @@ def main() -> None:
     read, write = os.pipe()
 
     def start_inner() -> int:
+        # A request to end it waits until it listens, or it would hear of none.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         process = os.fork()
         if process:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             os.close(read)
             return process
         os.close(write)
@@ -81,8 +85,9 @@ def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int
     for descriptor in (wake, wakeup):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+    for number in (*ENDING, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # a signal that is ignored would not wake us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     child = start()
     code = None
     while code is None:

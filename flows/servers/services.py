@@ -63,7 +63,9 @@ class Running:
 
 
 @contextmanager
-def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
+def keep_running(
+    *servers: ServerProcess, logs: Path, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[], None]]:
     """Start servers, as `run_servers`; yields a function, to be called now and then, that starts
     again those that have ended, and says why they had.
 
@@ -72,7 +74,7 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
         again and again.
     """
     with ExitStack() as starts:
-        running = starts.enter_context(run_servers(*servers, logs=logs))
+        running = starts.enter_context(run_servers(*servers, logs=logs, clock=clock))
         restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
         starting_s = 0.0  # not counted: one that takes long to start does not end more rarely
 
@@ -80,24 +82,27 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
             nonlocal starting_s
             for place, one in enumerate(running):
                 if end := one.describe_end():
-                    began, full = time.monotonic(), len(restarted_at) == MOST_RESTARTS
+                    began, full = clock(), len(restarted_at) == MOST_RESTARTS
                     if full and began - starting_s - restarted_at[0] < RESTARTS_WITHIN_S:
                         raise ServiceFailed(end)
                     restarted_at.append(began - starting_s)
                     note(f"{end}\nrestarting {one.server.name}")
-                    again = run_servers(one.server, logs=logs, append=True)
+                    again = run_servers(one.server, logs=logs, append=True, clock=clock)
                     try:
                         (running[place],) = starts.enter_context(again)
                     except (ServiceFailed, OSError) as error:  # as if it had ended again
                         note(str(error))
-                    starting_s += time.monotonic() - began
+                    starting_s += clock() - began
 
         yield look_after
 
 
 @contextmanager
 def run_servers(
-    *servers: ServerProcess, logs: Path, append: bool = False
+    *servers: ServerProcess,
+    logs: Path,
+    append: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Running]]:
     """Start servers, all at once, and wait until each is healthy; they end with the block, and
     with this process, whatever happens to that.
@@ -117,7 +122,7 @@ def run_servers(
         ]
         try:
             for one in running:
-                _wait_until(one)
+                _wait_until(one, clock)
             yield running
         finally:
             for one in running:  # all at once
@@ -137,11 +142,11 @@ def _started(server: ServerProcess, log: Path, *, append: bool) -> Iterator[subp
         yield process
 
 
-def _wait_until(running: Running) -> None:
-    deadline = time.monotonic() + STARTUP_TIMEOUT_S
+def _wait_until(running: Running, clock: Callable[[], float]) -> None:
+    deadline = clock() + STARTUP_TIMEOUT_S
     while not running.server.healthy():
         running.check()
-        if time.monotonic() > deadline:
+        if clock() > deadline:
             raise ServiceFailed(
                 f"{running.server.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
                 f" is {running.log}"
@@ -166,11 +171,23 @@ def is_of_connection(error: Exception) -> bool:
     return "TransportError" in names or ("HTTPStatusError" in names and status >= BROKEN)
 
 
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this machine's loopback that the kernel gives to nobody else while the block lasts.
+
+    It is bound, but nothing listens on it: connections are refused until a server that sets
+    SO_REUSEADDR, as all of ours do, binds it, too.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        yield holder.getsockname()[1]
+
+
 def find_free_port() -> int:
-    """A port of this machine's loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """A port of this machine's loopback that nothing listens on now."""
+    with reserved_port() as port:
+        return port
 
 
 def is_listening(port: int) -> bool:

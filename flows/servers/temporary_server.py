@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,11 +33,10 @@ from flows.run.locks import STATE_DIR
 from flows.servers.credentials import USER, random_secret
 from flows.servers.services import (
     HOST,
-    STARTUP_TIMEOUT_S,
     ServerProcess,
-    find_free_port,
     is_of_connection,
     keep_running,
+    reserved_port,
     responds,
 )
 from throughline.shared.errors import ServiceFailed
@@ -46,7 +44,6 @@ from throughline.shared.file_lock import hold
 from throughline.shared.progress import note
 
 NONE_RUNNING: Mapping[str, str] = MappingProxyType({})
-ATTEMPTS = 3  # another process may take the port first
 LOOK_AFTER_S = 0.5
 DRAIN_TIMEOUT_S = 5.0
 REACH_TIMEOUT_S = 10.0
@@ -78,42 +75,35 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
         check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
         yield
         return
-    for attempt in range(1, ATTEMPTS + 1):
-        # Other users of the machine reach the port, too.
-        port, password = find_free_port(), f"{USER}:{random_secret()}"
-        with ExitStack() as server:
-            # One at a time: the first ever makes the tables, and two that do it together fail.
-            with hold(
-                PREFECT_HOME.value() / "throughline.lock",
-                "a start of Prefect's server",
-                lambda who: None,
-            ):
-                started_at = time.monotonic()
-                try:
-                    server.enter_context(start_server(port, password))
-                except ServiceFailed as failure:
-                    waited_s = time.monotonic() - started_at
-                    if attempt < ATTEMPTS and waited_s < STARTUP_TIMEOUT_S:
-                        continue
-                    raise ServiceFailed(
-                        "Prefect's temporary server does not start. Should its database in"
-                        f" {PREFECT_HOME.value()} be why: `export"
-                        " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
-                        f" own. {failure}"
-                    ) from failure
-            # It has no UI: the log names no page.
-            with temporary_settings(
-                updates={
-                    PREFECT_API_URL: f"http://{HOST}:{port}/api",
-                    PREFECT_API_AUTH_STRING: password,
-                    PREFECT_UI_URL: "",
-                }
-            ):
-                try:
-                    yield
-                finally:
-                    _send_what_is_queued()
-            return
+    password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
+    with reserved_port() as port, ExitStack() as server:
+        # One at a time: the first ever makes the tables, and two that do it together fail.
+        with hold(
+            PREFECT_HOME.value() / "throughline.lock",
+            "a start of Prefect's server",
+            lambda who: None,
+        ):
+            try:
+                server.enter_context(start_server(port, password))
+            except ServiceFailed as failure:
+                raise ServiceFailed(
+                    "Prefect's temporary server does not start. Should its database in"
+                    f" {PREFECT_HOME.value()} be why: `export"
+                    " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
+                    f" own. {failure}"
+                ) from failure
+        # It has no UI: the log names no page.
+        with temporary_settings(
+            updates={
+                PREFECT_API_URL: f"http://{HOST}:{port}/api",
+                PREFECT_API_AUTH_STRING: password,
+                PREFECT_UI_URL: "",
+            }
+        ):
+            try:
+                yield
+            finally:
+                _send_what_is_queued()
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:

@@ -53,23 +53,15 @@ def test_the_password_stays_and_is_its_owners_alone(tmp_path):
 
 def test_both_servers_ask_for_the_password_that_clients_are_given(tmp_path):
     credentials = load_credentials(tmp_path)
-    assert (
-        credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
-        == credentials.clients["PREFECT_API_AUTH_STRING"]
-        == f"throughline:{credentials.keys.password}"
-    )
-    assert (
-        credentials.tracking["MLFLOW_AUTH_ADMIN_USERNAME"]
-        == credentials.clients["MLFLOW_TRACKING_USERNAME"]
-    )
-    assert (
-        credentials.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"]
-        == credentials.clients["MLFLOW_TRACKING_PASSWORD"]
-        == credentials.keys.password
-    )
+    clients, password = credentials.clients, credentials.keys.password
+    asked = credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
+    assert asked == clients["PREFECT_API_AUTH_STRING"] == f"throughline:{password}"
+    for name, value in (("USERNAME", "throughline"), ("PASSWORD", password)):
+        asked = credentials.tracking[f"MLFLOW_AUTH_ADMIN_{name}"]
+        assert asked == clients[f"MLFLOW_TRACKING_{name}"] == value
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"passwort": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"passwort": 1}'])
 def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
     credentials = load_credentials(tmp_path)
     (credentials.folder / "secrets.json").write_text(content)
@@ -110,6 +102,7 @@ def test_servers_of_another_user_are_not_trusted(tmp_path):
         assert find_running(tmp_path) == {}
 
 
+@pytest.mark.integration
 def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
     (tmp_path / ENVIRONMENT).write_text(exports(RUNNING))
     command = f'. {tmp_path / ENVIRONMENT}; printf %s "$MLFLOW_TRACKING_PASSWORD"'
@@ -166,14 +159,11 @@ def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_pat
         (tmp_path / name).touch(mode=0o644)
     take_from_others(tmp_path)
     take_from_others(tmp_path / "empty")
-    modes = {
-        name: (tmp_path / name).stat().st_mode & 0o777
-        for name in ("prefect", "mlartifacts", ".throughline/logs", "mlflow.db", "params.yaml")
-    }
-    assert modes == {
+    expected = {
         "prefect": 0o700,
         "mlartifacts": 0o700,
         ".throughline/logs": 0o700,
         "mlflow.db": 0o600,
         "params.yaml": 0o644,
     }
+    assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in expected} == expected

@@ -1,11 +1,17 @@
-"""A stage that takes longer than its deployment allows is ended with all its processes."""
+"""How stages are run: ended with all their processes when they are overdue, by a server that has
+their libraries as by themselves, and asked of DVC one after another where one has changed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -22,23 +28,33 @@ from flows.orchestration.stages import (
     measurement_lock,
     with_timeout,
 )
+from flows.run import fork_server as server_module
 from flows.run.dvc_calls import dvc_environment
+from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
+from tests.support.project import ROOT, Started, environment, run, run_python, start
+from tests.support.stack import wait_for
+from throughline.shared import fork_client
 from throughline.shared.errors import StageFailed
+from throughline.shared.fork_client import (
+    READY,
+    REFUSED,
+    STAGE_SERVER,
+    find_started_module,
+    hand_over,
+)
 
 
-def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv(TIMEOUT_S, "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    started_at = time.monotonic()
+@pytest.mark.integration
+def test_an_overdue_process_is_ended_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setenv(TIMEOUT_S, "0.2")
+    command = ["sh", "-c", "sleep 100 & sleep 100"]
     with (
-        supervised(
-            ["sh", "-c", "sleep 60 & sleep 60"], folder=tmp_path, environment=dvc_environment({})
-        ) as process,
+        supervised(command, folder=tmp_path, environment=dvc_environment({})) as process,
         with_timeout(process) as timed_out,
     ):
-        process.wait()
-    assert timed_out.is_set() and time.monotonic() - started_at < 30
+        assert process.wait() != 0, "it did not come to its end"
+    assert timed_out.is_set()
     assert not [
         found
         for found in psutil.process_iter(["name", "cwd"])
@@ -46,43 +62,49 @@ def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
     ]
 
 
-def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    theirs = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    for key, value in {**theirs, "PYTHONIOENCODING": "ascii"}.items():
-        monkeypatch.setenv(key, value)
-    program = "import sys; print('✓ größe'); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff')"
-    command, environment = [sys.executable, "-c", program], dvc_environment({})
-    with supervised(command, folder=tmp_path, environment=environment) as process:
-        assert process.stdout.read() == "✓ größe\n\N{REPLACEMENT CHARACTER}"
-    done = run_supervised(command, tmp_path, environment)
-    assert done.stdout == "✓ größe\n\N{REPLACEMENT CHARACTER}"
-
-
-def test_a_stage_says_any_name_whatever_the_locale():
-    program = (
-        "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
-        "parse_command(identities.main)\nprint('✓ größe \\udcff')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == "✓ größe \\udcff\n".encode()
-
-
+@pytest.mark.integration
 def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv(TIMEOUT_S, "60")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv(TIMEOUT_S, "600")
     with (
         supervised(["true"], folder=tmp_path, environment=dvc_environment({})) as process,
         with_timeout(process) as timed_out,
     ):
         assert process.wait() == 0
     assert not timed_out.is_set()
+
+
+@pytest.mark.integration
+def test_an_overdue_stage_is_told_by_what_allowed_so_long_and_not_tried_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(TIMEOUT_S, "0.2")
+    command, stage_env = ["sleep", "100"], StageEnvironment(tmp_path, frozenset())
+    with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
+        _run_once("shard", command, stage_env, (), deque())
+    assert not _should_retry("shard", failed.value)
+
+
+@pytest.mark.integration
+def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path, monkeypatch):
+    theirs = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for key, value in {**theirs, "PYTHONIOENCODING": "ascii"}.items():
+        monkeypatch.setenv(key, value)
+    program = "import sys; print('✓ größe'); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff')"
+    command, variables = [sys.executable, "-c", program], dvc_environment({})
+    with supervised(command, folder=tmp_path, environment=variables) as process:
+        assert process.stdout.read() == "✓ größe\n\N{REPLACEMENT CHARACTER}"
+    done = run_supervised(command, tmp_path, variables)
+    assert done.stdout == "✓ größe\n\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.integration
+def test_a_stage_says_any_name_whatever_the_locale():
+    program = (
+        "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
+        "parse_command(identities.main)\nprint('✓ größe \\udcff')"
+    )
+    said = run_python(program, PYTHONIOENCODING="ascii").stdout
+    assert said == "✓ größe \\udcff\n"
 
 
 @pytest.mark.parametrize(
@@ -109,12 +131,199 @@ def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
     assert "DiskFull: no space is left" in str(failed) and failed.failure is None
 
 
-def test_an_overdue_stage_is_told_by_what_allowed_so_long_and_not_tried_again(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv(TIMEOUT_S, "0.2")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    command, stage_env = ["sleep", "60"], StageEnvironment(tmp_path, frozenset())
-    with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
-        _run_once("shard", command, stage_env, (), deque())
-    assert not _should_retry("shard", failed.value)
+DAG = """
+stages:
+  first:
+    cmd: cp params.yaml first.txt
+    params: [epochs]
+    outs: [first.txt]
+  second:
+    cmd: cp first.txt second.txt
+    deps: [first.txt]
+    outs: [second.txt]
+"""
+CHAIN = """
+from pathlib import Path
+from prefect import flow
+from flows.orchestration.flow_run import Run
+from flows.orchestration.stages import StageEnvironment
+from flows.run.dvc_calls import stale_stages
+from flows.run.workspace import Workspace
+
+root = Path.cwd()
+
+@flow
+def chain():
+    stage_env = StageEnvironment(root, stale_stages(root, {}, print))
+    workspace = Workspace(root=root, project=root)
+    run = Run(name="x", workspace=workspace, params=None, stage_env=stage_env)
+    print("changed", run.chain(["first", "second"]).changed)
+
+chain()
+"""
+
+
+@pytest.mark.slow
+def test_what_comes_after_a_stage_from_dvcs_cache_is_not_called_up_to_date(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "dvc.yaml").write_text(DAG)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    run(folder, "dvc", "init", "-q")
+    for epochs in (3, 5):
+        (folder / "params.yaml").write_text(f"epochs: {epochs}\n")
+        run(folder, "dvc", "repro")
+    (folder / "params.yaml").write_text("epochs: 3\n")
+    said = run(folder, "python", "-c", CHAIN)
+    assert "first came from DVC's cache" in said and "changed True" in said
+    assert (folder / "second.txt").read_text() == "epochs: 3\n"
+    assert "changed False" in run(folder, "python", "-c", CHAIN), "without asking stage by stage"
+
+
+@pytest.fixture
+def listener(tmp_path, monkeypatch):
+    """Where stages look for a server that has their libraries; nobody answers yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STAGE_SERVER, "stages")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("stages")
+        listener.listen()
+        yield listener
+
+
+def request(connection, module="tasks.build"):
+    content = json.dumps(
+        {
+            "module": module,
+            "arguments": [],
+            "prefix": sys.prefix,
+            "folder": str(Path.cwd()),
+            "environment": dict(os.environ),
+        }
+    ).encode()
+    socket.send_fds(connection, [len(content).to_bytes(4, "big")], [0, 1, 2])
+    connection.sendall(content)
+
+
+def test_a_stage_is_refused_once_a_file_of_the_program_has_changed():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        request(ours)
+        imported = list_imported_files()
+        file = server_module.__file__
+        assert serve(theirs, {**imported, file: imported[file] - 1}) == REFUSED
+
+
+def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def refuse():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4)
+            connection.sendall(REFUSED)
+            connection.recv(1 << 20)
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    hand_over("tasks.build", [], server=STAGE_SERVER)
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_server_that_imports_is_waited_for_unless_it_ends(listener):
+    asked = threading.Event()
+
+    def end_importing():
+        select.select([listener], [], [])
+        asked.set()
+        listener.close()
+
+    thread = threading.Thread(target=end_importing, daemon=True)
+    thread.start()
+    hand_over("tasks.build", [], server=STAGE_SERVER)
+    assert asked.is_set()
+    thread.join()
+
+
+def test_a_stage_that_imports_little_waits_for_no_server_that_imports(listener):
+    hand_over("tasks.ingest", [], server=STAGE_SERVER)
+    assert not select.select([listener], [], [], 0)[0], "nobody has asked"
+
+
+def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STAGE_SERVER, "nobody")
+    hand_over("tasks.build", [], server=STAGE_SERVER)
+
+
+@pytest.mark.parametrize(
+    ("command", "stage"),
+    [
+        (["-m", "tasks.build", "--pipeline", "naive"], "build"),
+        (["-m", "throughline.config.cli"], None),
+        (["-m", "flows.build"], None),
+        (["tasks/build.py"], None),
+        (["-c", "pass"], None),
+    ],
+)
+def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, stage):
+    # While Python looks for a module, `-m` stands for its name.
+    shown = ["-m", *command[2:]] if command[0] == "-m" else command
+    monkeypatch.setattr(fork_client.sys, "argv", shown)
+    monkeypatch.setattr(fork_client.sys, "orig_argv", ["python", *command])
+    assert find_started_module("tasks", ["build"]) == stage
+
+
+SLEEPING_MODEL = """
+import pathlib, time
+pathlib.Path("asleep").touch()
+time.sleep(1000)
+"""
+
+
+def start_stage(folder: Path, served: dict, name: str, pipeline: str) -> Started:
+    command = (sys.executable, "-m", f"tasks.{name}", "--pipeline", pipeline)
+    return start(folder, *command, shared=served)
+
+
+def list_processes(folder: Path) -> list[psutil.Process]:
+    """Those of a server in a folder; two of them are the server itself, the others run stages."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "cwd", "status"])
+        if "flows.run.fork_server" in (process.info["cmdline"] or ())
+        and process.info["cwd"] == str(folder)
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+@pytest.mark.slow
+def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
+    folder, _ = first
+    alone = start_stage(folder, {}, "build", "absent")
+    (folder / "asleep.py").write_text(SLEEPING_MODEL)
+    with stage_server(folder, environment(folder)) as served:
+        wait_for(Path(served[STAGE_SERVER] + READY).exists)
+        idle = len(list_processes(folder))
+        wrong = start_stage(folder, served, "build", "absent")
+        # What TensorFlow says when it is imported comes first, where it is imported.
+        assert alone.communicate()[0].endswith(wrong.communicate()[0])
+        assert wrong.returncode == alone.returncode == 2
+
+        build = start_stage(folder, served, "build", "naive")
+        printed, _ = build.communicate()
+        assert build.returncode == 0 and "build naive: read" in printed
+
+        params = folder / "params.yaml"
+        params.write_text(params.read_text().replace("name: mlp", "name: 'asleep:build'"))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            train = start_stage(folder, served, "train", "naive")
+            wait_for((folder / "asleep").exists)
+            assert len(list_processes(folder)) > idle
+            train.send_signal(number)
+            assert train.wait() == (128 + number if number == signal.SIGTERM else -number)
+            wait_for(lambda: len(list_processes(folder)) == idle)
+            (folder / "asleep").unlink()
+    assert not list_processes(folder)

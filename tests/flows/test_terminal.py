@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import logging
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from prefect.logging.loggers import PrefectLogAdapter
@@ -31,10 +29,10 @@ from flows.orchestration.terminal import (
     StageView,
     show_on_terminal,
 )
+from tests.support.project import ROOT
 from throughline.shared.errors import DataNotFound, StageFailed
-from throughline.shared.failures import FAILURE_FILE, Failure
+from throughline.shared.failures import FAILURE_FILE, Failure, report_user_errors
 
-ROOT = Path(__file__).parents[2]
 BUG = "RuntimeError: odd"
 
 
@@ -213,38 +211,33 @@ def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_pat
     assert "training-" in said[1] and "ends here: " in said[1]
 
 
-def run_stage_like(code, report):
-    """A process that ends as a stage ends, with a flow that reads `report`."""
-    program = (
-        "from throughline.shared.errors import *\nfrom throughline.shared.failures import *\n"
-        f"with report_user_errors():\n    {code}"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(report)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def left(tmp_path, monkeypatch):
+    """Where a stage leaves its failure to the flow that runs it."""
+    monkeypatch.setenv(FAILURE_FILE, str(tmp_path / "left" / "failure.json"))
+    return tmp_path / "left" / "failure.json"
 
 
-def test_a_stage_leaves_its_failure_to_the_flow(tmp_path):
-    report = tmp_path / "failure.json"
-    done = run_stage_like("raise DataNotFound('nothing there')", report)
-    assert (done.returncode, done.stderr) == (2, "")
-    assert report.read_text() == (
-        '{"kind": "DataNotFound", "message": "nothing there", "traceback": ""}'
-    )
-    done = run_stage_like("1 / 0", report)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "ZeroDivisionError" in report.read_text() and "Traceback" in report.read_text()
+@pytest.mark.parametrize(
+    ("error", "code"), [(DataNotFound("nothing there"), 2), (ZeroDivisionError("odd"), 1)]
+)
+def test_a_stage_leaves_its_failure_to_the_flow(left, capsys, error, code):
+    left.parent.mkdir()
+    with pytest.raises(SystemExit) as ended, report_user_errors():
+        raise error
+    assert (ended.value.code, capsys.readouterr().err) == (code, "")
+    told = json.loads(left.read_text())
+    assert (told["kind"], told["message"]) == (type(error).__name__, str(error))
+    assert told["traceback"].startswith("Traceback") is (code == 1)
 
 
-def test_a_failure_that_cannot_be_left_is_printed(tmp_path):
-    done = run_stage_like("raise DataNotFound('nothing there')", tmp_path / "missing" / "x")
-    assert (done.returncode, done.stderr) == (2, "DataNotFound: nothing there\n")
-    done = run_stage_like("1 / 0", tmp_path / "missing" / "x")
-    assert done.returncode == 1 and "Traceback" in done.stderr
+def test_a_failure_that_cannot_be_left_is_printed(left, capsys):
+    with pytest.raises(SystemExit) as ended, report_user_errors():
+        raise DataNotFound("nothing there")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "DataNotFound: nothing there\n"
+    with pytest.raises(ZeroDivisionError), report_user_errors():
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(

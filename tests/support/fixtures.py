@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
+from flows.servers.services import HOST, reserved_port
 from tests.support.project import copy_project, find_changes, make_project, run
 from tests.support.shared_servers import prefect_template, shared_libraries, shared_prefect
 from tests.support.skips import need
@@ -172,6 +173,13 @@ def mlflow_store(shared, tmp_path, monkeypatch) -> Iterator[Path]:
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     yield tmp_path
     mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture
+def absent_server() -> Iterator[str]:
+    """An address of this machine at which nobody answers."""
+    with reserved_port() as port:
+        yield f"http://{HOST}:{port}"
 
 
 @pytest.fixture(autouse=True)

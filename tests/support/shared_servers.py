@@ -112,10 +112,11 @@ class SharedPrefect:
         from prefect.settings import PREFECT_HOME, temporary_settings
 
         from flows.servers.credentials import USER, random_secret
-        from flows.servers.services import HOST, find_free_port
+        from flows.servers.services import HOST, reserved_port
         from flows.servers.temporary_server import start_server
 
-        port, password = find_free_port(), f"{USER}:{random_secret()}"
+        port = self._running.enter_context(reserved_port())
+        password = f"{USER}:{random_secret()}"
         prefect_template.copy(self.folder / "home", dict(os.environ))
         with temporary_settings(updates={PREFECT_HOME: self.folder / "home"}):
             self._running.enter_context(start_server(port, password))

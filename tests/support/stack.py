@@ -23,7 +23,7 @@ import psutil
 import pytest
 import requests
 
-from flows.servers.services import find_free_port
+from flows.servers.services import reserved_port
 from tests.support.project import environment
 from tests.support.shared_servers import shared_libraries
 
@@ -224,16 +224,21 @@ def started(project: Path, *command: str) -> Iterator[str]:
 
 @contextmanager
 def running_stack(project: Path) -> Iterator[Stack]:
-    """`make ui` in a project, at free ports."""
-    ports = find_free_port(), find_free_port()
-    with started(
-        project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])
-    ) as said:
+    """`make ui` in a project, on ports that are kept for it."""
+    with (
+        reserved_port() as prefect,
+        reserved_port() as mlflow_port,
+        started(
+            project,
+            *("-m", "flows.ui", "--prefect-port", str(prefect)),
+            *("--mlflow-port", str(mlflow_port)),
+        ) as said,
+    ):
         found = re.search(r"MLflow asks for user (\S+), password (\S+)", said)
         assert found, said
         yield Stack(
             project,
-            f"http://127.0.0.1:{ports[0]}",
-            f"http://127.0.0.1:{ports[1]}",
+            f"http://127.0.0.1:{prefect}",
+            f"http://127.0.0.1:{mlflow_port}",
             (found[1], found[2]),
         )

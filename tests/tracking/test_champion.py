@@ -101,17 +101,6 @@ def test_an_experiment_s_sketch_takes_no_room_in_the_list_of_experiments(mlflow_
     assert shown == {"data.task"}
 
 
-def test_a_run_with_changes_is_named_by_its_name_and_configuration(mlflow_store, monkeypatch):
-    key, names = RunKey(dataset="photos", pipeline="naive", data_digest="d"), []
-    for variables in ({}, {"DVC_EXP_NAME": "short"}):
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, value)
-        with Recorder(key) as recorder:
-            pass
-        names.append(mlflow.get_run(recorder.run_id).info.run_name)
-    assert names == ["naive", "short/naive"]
-
-
 def test_another_task_on_the_same_examples_has_an_experiment_of_its_own(mlflow_store, tmp_path):
     """What is easier is no measure of what is harder: fewer classes, a nearer horizon."""
     folder = images(tmp_path / "a", range(60))
@@ -152,6 +141,15 @@ def test_sketches_tell_how_much_of_one_data_set_is_in_another():
 
 
 FEW = {"examples": 20, "error": standard_error(0.25, 20)}
+BROKEN = [replace(GOOD, value=value) for value in (float("nan"), 0.5, float("nan"))]
+WINDOWS = Score(  # 40 windows of 512 tokens are as certain as their tokens make them
+    metric="accuracy",
+    value=0.12,
+    split="test",
+    examples=40,
+    constant=0.1,
+    error=standard_error(0.1, 20_000),
+)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +169,11 @@ FEW = {"examples": 20, "error": standard_error(0.25, 20)}
         (replace(ERRORS, value=0.99), [], None, "not better than"),
         (replace(ERRORS, value=0.7), [], ERRORS, "worse than"),
         (replace(ERRORS, value=0.52), [], ERRORS, None),
+        (WINDOWS, [], replace(WINDOWS, value=0.3), "worse than the best"),
+        # Scores on other examples, and scores that are none, are no measure.
+        (GOOD, [], replace(GOOD, value=0.99, examples=300), None),
+        (replace(GOOD, value=0.6), BROKEN, None, None),
+        (replace(GOOD, value=0.6), [*BROKEN, GOOD, GOOD], None, "worse than the other"),
     ],
 )
 def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(
@@ -184,15 +187,6 @@ def test_a_score_is_that_of_the_test_split_where_there_is_one():
     fast = row("fast", val_metric=0.9, test_metric=0.8, held_out=JUDGED)
     assert read_score(fast) == GOOD
     assert read_score(replace(fast, test_metric=None)).value == 0.9
-
-
-def test_of_windows_of_tokens_an_accuracy_is_as_certain_as_their_tokens_make_it():
-    error = standard_error(0.1, 20_000)  # of 40 windows of 512
-    windows = Score(
-        metric="accuracy", value=0.12, split="test", examples=40, constant=0.1, error=error
-    )
-    best = replace(windows, value=0.3)
-    assert "worse than the best" in str(find_rejection_reason(windows, [], [best]))
 
 
 def test_champions_do_not_become_worse_by_small_steps():
@@ -235,38 +229,6 @@ def compare(folder, accuracy, *, promotion="earned", data=DATA):
             promotion=promotion,
         )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
-
-
-def test_a_comparison_that_does_not_come_to_its_end_is_no_running_one(mlflow_store):
-    for error, status in ((ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")):
-        with pytest.raises(error), open_comparison(DATA, "comparison") as parent:
-            raise error
-        assert mlflow.get_run(parent).info.status == status
-
-
-def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
-    mlflow_store, capsys
-):
-    with Recorder(replace(DATA, pipeline="fast")) as recorder:
-        recorder.log_metrics({"train/loss": 1.0})
-    gone = row("gone", mlflow_run_id="0" * 32)
-    compared = comparison(gone, row("fast", mlflow_run_id=recorder.run_id))
-    (mlflow_store / "report").mkdir()
-    with open_comparison(DATA, "comparison") as parent:
-        close_comparison(
-            parent, DATA, compared, mlflow_store / "report", note="n", promotion="asked for"
-        )
-    run = mlflow.get_run(parent)
-    assert run.info.status == "FINISHED"
-    assert "MLflow has no model of gone" in run.data.tags[CHAMPION]
-    (child,) = mlflow.search_runs(
-        [run.info.experiment_id],
-        f"tags.`mlflow.parentRunId` = '{parent}'",
-        output_format="list",
-    )
-    assert child.data.tags["reused_run_id"] == recorder.run_id
-    assert {"train/loss", "throughput/speedup_vs_naive"} <= {*child.data.metrics}
-    assert "cannot be written" not in capsys.readouterr().out
 
 
 def test_of_different_machines_there_is_no_champion():
@@ -366,13 +328,3 @@ def opened(folder, source):
     """Run the data stages and open what they wrote."""
     params = check({**SMALL, "data": {**SMALL["data"], **source}, "augment": [], "postprocess": []})
     return open_inputs(params, prepare(params, Layout(folder)))
-
-
-def test_scores_on_other_examples_and_scores_that_are_none_are_no_measure():
-    easy = replace(GOOD, value=0.99, examples=300)
-    assert find_rejection_reason(GOOD, [], [easy]) is None
-    broken = [replace(GOOD, value=value) for value in (float("nan"), 0.5, float("nan"))]
-    worse = replace(GOOD, value=0.6)
-    assert find_rejection_reason(worse, broken, []) is None
-    said = find_rejection_reason(worse, [*broken, GOOD, GOOD], [])
-    assert said and "worse than the other configurations' (0.8000)" in said

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import mlflow
 import pytest
 
-from flows.servers.services import find_free_port
 from tasks.sync import main
 from throughline.shared.errors import DamagedFile
-from throughline.shared.layout import STORE_HOME
 from throughline.shared.output_lock import hold_outputs
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.lineage import PARENT_RUN
@@ -66,12 +65,10 @@ def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
 
 
 @pytest.fixture
-def away(tmp_path, monkeypatch):
+def away(mlflow_store, absent_server, monkeypatch):
     """A store whose server is away; without the variable it is a file that is there."""
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    monkeypatch.setenv(ADDRESS, f"http://127.0.0.1:{find_free_port()}")
-    yield monkeypatch
-    mlflow.set_tracking_uri(None)
+    monkeypatch.setenv(ADDRESS, absent_server)
+    return monkeypatch
 
 
 KEY = RunKey(dataset="lost", pipeline="naive", data_digest="d")
@@ -222,6 +219,7 @@ def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
 @pytest.mark.integration
 def test_a_run_of_another_store_is_kept_until_that_one_is_named(away, tmp_path, capsys):
     server, home = os.environ[ADDRESS], store_home()
+    shutil.copy(home / "mlflow.db", tmp_path / "other.db")
     other = f"sqlite:///{tmp_path / 'other.db'}"
     away.setenv(ADDRESS, other)
     with Recorder(KEY) as recorder:

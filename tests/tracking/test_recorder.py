@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import keras
 import mlflow
 import numpy as np
 import pytest
 
-from flows.servers.services import find_free_port
 from tasks.sync import main
 from tests.support.mlflow_servers import mlflow_server
 from tests.support.project import run_python
@@ -29,22 +29,44 @@ from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent
 KEY = RunKey(dataset="lost", pipeline="naive", data_digest="d")
 
 
+DVC_YAML = """stages:
+  a:
+    deps:
+      - data
+      # Own ops and models, as runs list them
+      - one.py
+    outs: []
+"""
+
+
+@pytest.mark.integration
 def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_files_do(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     for name in ("params.yaml", "dvc.lock", "code.py"):
         (tmp_path / name).write_text("committed")
+    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
     who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run(["git", *who, *command], check=True)
-    for name, dirty in {"params.yaml": "false", "dvc.lock": "false", "code.py": "true"}.items():
-        (tmp_path / name).write_text("changed")
-        assert read_lineage()["git.dirty"] == dirty
+    own = DVC_YAML.replace("one.py\n", "one.py\n      - two.py\n")
+    for name, text, dirty in (
+        ("params.yaml", "changed", "false"),
+        ("dvc.lock", "changed", "false"),
+        ("dvc.yaml", own, "false"),
+        ("dvc.yaml", own.replace("outs: []", "outs: [x]"), "true"),
+        ("dvc.yaml", own.replace("      - data\n", ""), "true"),
+        ("dvc.yaml", DVC_YAML, "false"),
+        ("code.py", "changed", "true"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert read_lineage()["git.dirty"] == dirty, (name, text)
     monkeypatch.setenv("PATH", "")
     assert "git.commit" not in read_lineage(), "without git nothing is known of it"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("after", [False, True])
 def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
     mlflow_store, monkeypatch, after
@@ -70,11 +92,12 @@ def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
 @pytest.mark.timeout(400)
 # MLflow's warning about its own functions.
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch, capsys):
-    port = find_free_port()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
+def test_what_a_dead_server_missed_is_sent_when_it_is_back(
+    mlflow_store, absent_server, tmp_path, monkeypatch, capsys
+):
+    address, port = absent_server, urlsplit(absent_server).port
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    mlflow.set_tracking_uri(address)
     passing = tmp_path / "worktree"
     passing.mkdir()
     (passing / "train.json").write_text("{}")
@@ -82,8 +105,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
     )
     network.save(passing / "model.keras")
-    key, recorder = KEY, Recorder(KEY)
-    alive = ExitStack()
+    recorder, alive = Recorder(KEY), ExitStack()
     alive.enter_context(mlflow_server(tmp_path, port))
     with recorder:
         recorder.log_params({"model": {"width": 8}})
@@ -95,21 +117,17 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         recorder.log_model(passing / "model.keras")
     assert not recorder.sent and recorder.run_id
     # What begins while the server is away is found by its tag, also by what belongs to it.
-    with pytest.raises(ArithmeticError), Recorder(key) as failed:
+    with pytest.raises(ArithmeticError), Recorder(KEY) as failed:
         raise ArithmeticError
-    with Recorder(key) as away:
+    with Recorder(KEY) as away:
         away.log_metrics({"train/loss": 3.0}, step=0)
-    with Recorder(key, follows=away.unsent) as profile:
+    with Recorder(KEY, follows=away.unsent) as profile:
         profile.log_metrics({"input/stall_pct": 12.0})
     assert away.unsent and away.run_id is None and not profile.sent
     shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
     kept = sorted((tmp_path / UNSENT).glob("*.json"))
-    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == [
-        "metrics",
-        "metrics",
-        "artifact",
-        "model",
-    ]
+    calls = [call[0] for call in json.loads(kept[0].read_text())["calls"]]
+    assert calls == ["metrics", "metrics", "artifact", "model"]
     monkeypatch.setattr(sys, "argv", ["python -m tasks.sync"])
     with pytest.raises(SystemExit, match="1"):
         main()
@@ -121,8 +139,8 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         client = mlflow.MlflowClient()
         run = client.get_run(recorder.run_id)
         assert run.info.status == "FINISHED"
-        other = client.get_run(find_sent(key, away.unsent))
-        without = client.get_run(find_sent(key, failed.unsent)).info.status
+        other = client.get_run(find_sent(KEY, away.unsent))
+        without = client.get_run(find_sent(KEY, failed.unsent)).info.status
         assert without == "FAILED", "as it ended, although sending failed once"
         assert (other.data.metrics["train/loss"], other.data.metrics["input/stall_pct"]) == (3, 12)
         assert [
@@ -133,11 +151,9 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         model = client.search_logged_models(
             [run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'"
         )[0]
-        expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
-        found = mlflow.pyfunc.load_model(model.model_uri).predict(
-            np.array([[0, 51, 102, 255]], np.uint8)
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        pixels = np.array([[0, 51, 102, 255]], np.uint8)
+        found = mlflow.pyfunc.load_model(model.model_uri).predict(pixels)
+        np.testing.assert_allclose(found, network(pixels).numpy(), rtol=1e-5)
     assert not list((tmp_path / UNSENT).iterdir())
 
 
@@ -214,19 +230,3 @@ def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_p
     assert "sent False active None" in done.stdout
     assert (done.stdout + done.stderr).count("cannot be written") == 1
     assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr
-
-
-def test_own_code_that_a_run_lists_in_dvc_yaml_is_no_change_of_the_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "dvc.yaml"
-    mark = "      # Own ops and models, as runs list them\n"
-    file.write_text(f"stages:\n  a:\n    deps:\n      - data\n{mark}      - one.py\n    outs: []\n")
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "one"]):
-        subprocess.run(["git", *command], check=True)
-    changed = file.read_text().replace("      - one.py\n", "      - one.py\n      - two.py\n")
-    file.write_text(changed)
-    assert read_lineage()["git.dirty"] == "false"
-    for other in (changed.replace("outs: []", "outs: [x]"), changed.replace("      - data\n", "")):
-        file.write_text(other)
-        assert read_lineage()["git.dirty"] == "true"

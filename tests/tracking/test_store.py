@@ -22,11 +22,6 @@ from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 from throughline.tracking.store import hide_password, is_refusal, make_absolute, reason, use_store
 
 KEY = RunKey(dataset="sent", pipeline="naive", data_digest="d")
-RECORD = """
-from throughline.tracking.recorder import Recorder, RunKey
-with Recorder(RunKey(dataset="sent", pipeline="naive", data_digest="d")) as recorder:
-    recorder.log_metrics({"train/loss": 1.0}, step=0)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -45,41 +40,26 @@ def _own_store(monkeypatch) -> Iterator[None]:
     [
         ("sqlite:///runs.db", "sqlite:////home/me/runs.db"),
         ("sqlite+pysqlite:///of/all.db?timeout=9", "sqlite+pysqlite:////home/me/of/all.db?timeout=9"),
-        ("mlruns", "file:///home/me/mlruns"),
         ("./mlruns", "file:///home/me/mlruns"),
-        ("file:mlruns", "file:///home/me/mlruns"),
         ("file:./mlruns", "file:///home/me/mlruns"),
-        *((same, same) for same in (
-            "sqlite:////var/runs.db",
-            "sqlite:///:memory:",
-            "sqlite://",
-            "file:///var/mlruns",
-            "http://host:5000",
-            "https://host/prefix",
-            "postgresql://me:secret@host/db",
-            "databricks",
-            "databricks://profile",
-        )),
+        ("sqlite:////var/runs.db", None),
+        ("sqlite:///:memory:", None),
+        ("file:///var/mlruns", None),
+        ("https://host/prefix", None),
+        ("databricks", None),
     ],
 )  # fmt: skip
 def test_a_relative_address_is_one_in_the_project(address, absolute):
-    assert make_absolute(address, Path("/home/me")) == absolute
+    assert make_absolute(address, Path("/home/me")) == (absolute or address)
 
 
-def record(cwd: Path, **variables: str) -> str:
-    """Send a metric in a process of its own; returns all that it says."""
-    done = run_python(RECORD, folder=cwd, without=("MLFLOW_", "THROUGH"), **variables)
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_a_stage_in_a_worktree_writes_to_the_store_of_the_project(tmp_path):
+def test_a_stage_in_a_worktree_writes_to_the_store_of_the_project(tmp_path, monkeypatch):
     (tmp_path / "worktree").mkdir()
-    address = {"MLFLOW_TRACKING_URI": "sqlite:///runs.db", STORE_HOME: str(tmp_path)}
-    record(tmp_path / "worktree", **address)
-    assert (tmp_path / "runs.db").is_file()
-    assert not list((tmp_path / "worktree").iterdir())
+    monkeypatch.chdir(tmp_path / "worktree")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    use_store()
+    assert mlflow.get_tracking_uri() == f"sqlite:///{tmp_path / 'runs.db'}"
 
 
 def test_a_password_goes_to_the_store_and_into_no_message(monkeypatch, tmp_path):
@@ -99,14 +79,16 @@ def test_a_password_goes_to_the_store_and_into_no_message(monkeypatch, tmp_path)
 
 
 @pytest.mark.integration
-def test_a_run_that_is_held_back_keeps_no_password(tmp_path):
-    address = {"MLFLOW_TRACKING_URI": "http://me:s3cret@127.0.0.1:9", STORE_HOME: str(tmp_path)}
-    said = record(tmp_path, **address)
-    assert "MLflow at http://127.0.0.1:9 cannot be written" in said
-    assert "s3cret" not in said
+def test_a_run_that_is_held_back_keeps_no_password(tmp_path, absent_server, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", absent_server.replace("//", "//me:s3cret@"))
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    with Recorder(KEY) as recorder:
+        recorder.log_metrics({"train/loss": 1.0}, step=0)
+    said = capsys.readouterr().out
+    assert f"MLflow at {absent_server} cannot be written" in said
     (kept,) = (tmp_path / UNSENT).glob("*.json")
     assert "train/loss" in kept.read_text()
-    assert "s3cret" not in kept.read_text()
+    assert "s3cret" not in kept.read_text() + said
 
 
 def answered(status: int) -> requests.HTTPError:
@@ -123,8 +105,8 @@ def unnamed(status: int) -> MlflowException:
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
-        *((make(status), True) for make in (answered, unnamed) for status in (400, 403, 404, 413)),
-        *((make(status), False) for make in (answered, unnamed) for status in (408, 429, 500, 503)),
+        *((make(status), True) for make in (answered, unnamed) for status in (400, 404)),
+        *((make(status), False) for make in (answered, unnamed) for status in (408, 429, 503)),
         (requests.ConnectionError("refused"), False),
         (OSError("disk full"), False),
         (MlflowException("cannot be reached"), False),
@@ -142,11 +124,9 @@ def refuse(folder: Path, statuses: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.integration
 def test_what_a_server_does_not_take_is_left_out_and_later_metrics_go_on(
-    tmp_path, monkeypatch, capsys
+    mlflow_store, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
     (tmp_path / "train.json").write_text("{}")
     refuse(tmp_path, {"mlflow-artifacts/": 413})
     with mlflow_server(tmp_path) as address:
@@ -168,35 +148,41 @@ def test_what_a_server_does_not_take_is_left_out_and_later_metrics_go_on(
     assert said.count("cannot be written") == 1
 
 
+PROXIED = """
+import os, requests, httpx, tasks
+from httpx._utils import get_environment_proxies
+print(
+    os.environ["NO_PROXY"],
+    os.environ["no_proxy"],
+    *requests.utils.get_environ_proxies("http://127.0.0.1:5000"),
+    *requests.utils.get_environ_proxies("http://localhost:4200"),
+    get_environment_proxies().get("all://127.0.0.1", "no rule"),
+    sep=";",
+)
+"""
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("set_by_user", "direct"),
     [
         ({}, "127.0.0.1,localhost"),
-        ({"NO_PROXY": "intranet"}, "intranet,127.0.0.1,localhost"),
         ({"no_proxy": "localhost,x", "NO_PROXY": "y"}, "localhost,x,127.0.0.1"),
         ({"NO_PROXY": "*"}, "*"),
     ],
 )
 def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
     """By requests (MLflow), httpx (Prefect) and what else reads the environment."""
-    code = (
-        "import tasks, os, requests, httpx; from httpx._utils import get_environment_proxies;"
-        "print(os.environ['NO_PROXY'], os.environ['no_proxy'],"
-        " *requests.utils.get_environ_proxies('http://127.0.0.1:5000'),"
-        " *requests.utils.get_environ_proxies('http://localhost:4200'),"
-        " get_environment_proxies().get('all://127.0.0.1', 'no rule'), sep=';')"
-    )
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
-    done = run_python(code, without=("NO_PROXY", "no_proxy"), **proxies, **set_by_user)
+    done = run_python(PROXIED, without=("NO_PROXY", "no_proxy"), **proxies, **set_by_user)
     rule = "no rule" if direct == "*" else "None"
     assert done.stdout.strip() == f"{direct};{direct};{rule}"
 
 
+@pytest.mark.integration
 def test_an_experiment_that_was_made_over_a_server_takes_artifacts_without_it(
-    tmp_path, monkeypatch
+    mlflow_store, tmp_path
 ):
-    monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    use_store()
     mlflow.create_experiment("throughline/sent", artifact_location="mlflow-artifacts:/7")
     (tmp_path / "report.txt").write_text("what was found")
     with Recorder(KEY) as recorder:

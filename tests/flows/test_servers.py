@@ -1,0 +1,361 @@
+"""Servers: one that ends is started again, with the reason, and not for ever; a configured Prefect
+server is used as it is; MLflow answers its own pages alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from base64 import b64encode
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import prefect
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.logging import disable_run_logger
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    temporary_settings,
+)
+
+from flows.orchestration.artifacts import link_to_report
+from flows.servers.credentials import exclusive, published_environment, use_running_servers
+from flows.servers.services import (
+    HOST,
+    MOST_RESTARTS,
+    RESTARTS_WITHIN_S,
+    STARTUP_TIMEOUT_S,
+    ServerProcess,
+    keep_running,
+)
+from flows.servers.temporary_server import prefect_server
+from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
+from flows.ui import STORE, Endpoints, tracking_process
+from tests.support.project import ROOT
+from tests.support.shared_servers import prefect_template
+from tests.support.stack import wait_for
+from throughline.shared.errors import ServiceFailed
+
+GONE_S = 120  # by then a process that was to end has ended
+
+
+def shell(name: str, script: str, *, folder: Path, healthy=lambda: True) -> ServerProcess:
+    command = ["sh", "-c", f"cd {folder}; {script}"]
+    return ServerProcess(name=name, command=command, healthy=healthy, environment={})
+
+
+@pytest.mark.integration
+def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(tmp_path, capsys):
+    server = shell("worker", "echo the reason; exit 3", folder=tmp_path)
+    with (
+        keep_running(server, logs=tmp_path, clock=lambda: 0.0) as look_after,
+        pytest.raises(ServiceFailed, match="worker ended with exit code 3") as failed,
+    ):
+        wait_for(look_after)
+    assert "the reason" in str(failed.value)
+    assert (tmp_path / "worker.log").read_text() == "the reason\n" * (1 + MOST_RESTARTS)
+    said = capsys.readouterr().err
+    assert said.count("restarting worker") == MOST_RESTARTS and "the reason" in said
+
+
+@pytest.mark.integration
+def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_path, capsys):
+    """Each wait is longer than the time within which so many restarts are too many."""
+    now = 0.0
+
+    def healthy() -> bool:
+        nonlocal now
+        now += STARTUP_TIMEOUT_S + RESTARTS_WITHIN_S
+        return now == STARTUP_TIMEOUT_S + RESTARTS_WITHIN_S  # the first time
+
+    script = "test -e died && sleep 600; touch died; exit 3"
+    server = shell("mlflow", script, folder=tmp_path, healthy=healthy)
+    with (
+        keep_running(server, logs=tmp_path, clock=lambda: now) as look_after,
+        pytest.raises(ServiceFailed, match="mlflow ended with exit code 3"),
+    ):
+        wait_for(look_after)
+    said = capsys.readouterr().err
+    assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
+
+
+@pytest.mark.integration
+def test_of_several_servers_the_one_that_ends_is_started_again(tmp_path, capsys):
+    once = "test -e died || { touch died; exit 3; }; sleep 600"
+    servers = [
+        shell(name, script, folder=tmp_path)
+        for name, script in (("prefect-server", "sleep 600"), ("mlflow", once))
+    ]
+    said = ""
+
+    def restarted() -> bool:
+        nonlocal said
+        look_after()
+        said += capsys.readouterr().err
+        return "restarting" in said
+
+    with keep_running(*servers, logs=tmp_path) as look_after:
+        wait_for(restarted)
+        look_after()
+    assert "mlflow ended with exit code 3" in said and "prefect-server ended" not in said
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from flows.servers.services import ServerProcess, keep_running
+from flows.ui import run_until_interrupted
+
+asked = []
+server = ServerProcess(
+    name="mlflow",
+    command=["sh", "-c", "test -e died && sleep 600; touch died; exit 3"],
+    healthy=lambda: asked.append(1) or len(asked) == 1,
+    environment={},
+)
+with keep_running(server, logs=Path("logs")) as look_after:
+    run_until_interrupted(look_after)
+print("stopped")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_wait_for_a_server_that_is_started_again(tmp_path, number):
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", INTERRUPTED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert any("restarting mlflow" in line for line in process.stdout)
+            below = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
+            process.send_signal(number)
+            process.send_signal(number)  # of someone impatient
+            said = process.communicate(timeout=GONE_S)[0]
+        finally:
+            process.kill()  # a failure does not wait for its end
+    assert process.returncode == 0 and said.endswith("stopped\n")
+    assert not psutil.wait_procs(below, timeout=GONE_S)[1]
+
+
+def test_a_store_s_password_is_not_on_the_command_line_that_all_users_see():
+    store = "postgresql://user:secret@host/mlflow"
+    process = tracking_process(Endpoints(prefect_port=1, mlflow_port=2, store=store))
+    assert not any("secret" in word for word in process.command)
+    assert process.environment[STORE] == store
+
+
+class Api(BaseHTTPRequestHandler):
+    """As much of Prefect's API as a client asks for first."""
+
+    def do_GET(self):
+        password = f"Basic {b64encode(b'me:right').decode()}"
+        status = 401 if self.headers["Authorization"] != password else 200
+        status = 404 if not self.path.startswith("/api/") else status
+        self.send_response(status)
+        self.end_headers()
+        said = "Unauthorized" if status == 401 else prefect.__version__
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer((HOST, 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def test_a_configured_server_is_used_as_it_is(server):
+    before = psutil.Process().children()
+    url = f"http://{HOST}:{server.server_port}/api"
+    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}
+    with temporary_settings(updates=settings), prefect_server():
+        assert PREFECT_API_URL.value() == url
+        assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize(("path", "password"), [("", "right"), ("/api", "wrong")])
+def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, path, password):
+    url = f"http://{HOST}:{server.server_port}{path}"
+    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
+    with (
+        temporary_settings(settings),
+        pytest.raises(ServiceFailed, match=r"does not answer as a Prefect server.*ends in /api"),
+        prefect_server(),
+    ):
+        pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize(
+    ("by_environment", "advice"),
+    [(True, "`unset PREFECT_API_URL`"), (False, "`prefect config unset PREFECT_API_URL`")],
+)
+def test_a_configured_server_that_is_gone_is_named_with_what_to_do(
+    monkeypatch, absent_server, by_environment, advice
+):
+    url = f"{absent_server}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    if not by_environment:
+        monkeypatch.delenv("PREFECT_API_URL")
+    with (
+        temporary_settings({PREFECT_API_URL: url}),
+        pytest.raises(ServiceFailed) as failed,
+        prefect_server(),
+    ):
+        pytest.fail("the block was entered")
+    assert url in str(failed.value) and advice in str(failed.value)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["found", "sourced"])
+def test_of_the_server_of_make_ui_no_variable_is_to_be_unset(
+    tmp_path, monkeypatch, absent_server, named
+):
+    """It is not there for a moment, such as while it is started again."""
+    url = f"{absent_server}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)  # goes with the test, whoever sets it
+    if not named:
+        monkeypatch.delenv("PREFECT_API_URL")
+    updates, left_out = ({PREFECT_API_URL: url}, set()) if named else ({}, {PREFECT_API_URL})
+    with (
+        temporary_settings(updates, restore_defaults=left_out),
+        exclusive(tmp_path),
+        published_environment(tmp_path, {"PREFECT_API_URL": url}),
+        use_running_servers(tmp_path) as running,
+        pytest.raises(ServiceFailed, match="of `make ui` names") as failed,
+        prefect_server(running),
+    ):
+        pytest.fail("the block was entered")
+    assert url in str(failed.value) and "unset" not in str(failed.value)
+
+
+@pytest.mark.slow
+def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    prefect_template.copy(tmp_path / "home", dict(os.environ))
+    others = psutil.Process().children(recursive=True)
+    with (
+        temporary_settings({PREFECT_HOME: tmp_path / "home"}, restore_defaults={PREFECT_API_URL}),
+        prefect_server(),
+        get_client(sync_client=True) as client,
+    ):
+        client.hello()
+        (first,) = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process not in others and process.cmdline()[1:3] == ["-m", "uvicorn"]
+        ]
+        first.kill()
+        first.wait()
+        client.hello()  # waits for the next one
+        below = [one for one in psutil.Process().children(recursive=True) if one not in others]
+    assert not psutil.wait_procs(below, timeout=GONE_S)[1]
+    assert "restarting temporary-prefect-server" in capfd.readouterr().err
+
+
+def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
+    url = f"http://{HOST}:{server.server_port}/api"
+    with (
+        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
+        disable_run_logger(),
+        warnings.catch_warnings(action="ignore", category=FutureWarning),  # there is no run here
+        pytest.raises(ServiceFailed, match="the same command goes on"),
+        prefect_server(),
+    ):
+        server.shutdown()
+        server.server_close()
+        link_to_report(tmp_path)
+        with get_client(sync_client=True) as client:
+            client.hello()
+
+
+OWN_HOST = (b"host", b"127.0.0.1:5000")
+OWN = {"origin": "http://127.0.0.1:5000"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "foreign", "who"),
+    [
+        ({}, False, "a program"),
+        (OWN | {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, False, "its own page"),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, False, "an address, typed"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False, "a link, followed"),
+        ({"origin": "http://localhost:5000"}, True, "another name of the machine"),
+        ({"origin": "http://127.0.0.1:9999"}, True, "another port"),
+        ({"origin": "null"}, True, "a sandboxed frame"),
+        ({"origin": "http://evil.example/127.0.0.1:5000"}, True, "another site"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, True, "its picture"),
+        (
+            {"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"},
+            True,
+            "another port, no origin",
+        ),
+    ],
+)
+def test_requests_of_foreign_pages_are_told_apart(headers, foreign, who):
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert is_foreign([OWN_HOST, *sent]) is foreign, who
+
+
+@pytest.mark.parametrize(
+    ("kind", "refusal"),
+    [("http", ("status", 403)), ("websocket", ("code", 1008)), ("lifespan", None)],
+)
+def test_the_application_sees_none_of_them(kind, refusal):
+    seen, sent = [], []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "headers": [OWN_HOST, (b"origin", b"http://evil.example")]}
+    asyncio.run(own_pages_only(app)(scope, None, send))
+    if refusal:
+        assert not seen and refusal in sent[0].items()
+    else:
+        assert seen == [kind] and not sent
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "shown"), [("/", 200, True), ("/", 401, False), ("/health", 200, False)]
+)
+def test_the_page_alone_begins_with_runs(path, status, shown):
+    asked, sent = [], []
+
+    async def app(scope, receive, send):
+        asked.append(scope["headers"])
+        sizes = [(b"Content-Length", b"6"), (b"etag", b"x")]
+        await send({"type": "http.response.start", "status": status, "headers": sizes})
+        await send({"type": "http.response.body", "body": b"<html>", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"If-None-Match", b"x")]}
+    asyncio.run(show_runs_first(app)(scope, None, send))
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert body == b"<html>" + (SHOW_RUNS if shown else b"")
+    assert bool(sent[0]["headers"]) is not shown
+    assert bool(asked[0]) is (path != "/")

@@ -1,0 +1,307 @@
+"""Runs of MLflow that have others below them: of a comparison and of a search; and copies of what a
+run with changes measures again, which leave the run of a training as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import zlib
+from dataclasses import replace
+
+import mlflow
+import pytest
+
+from tests.support.made_up import made_up
+from tests.support.project import run_python
+from tests.support.rows import comparison, row
+from throughline.reporting.tuning_plots import plot_search
+from throughline.results.tuning import TunedCandidate, TuningResult
+from throughline.tracking.comparison_run import (
+    CHAMPION,
+    OPEN,
+    UI_URL,
+    close_comparison,
+    has_comparison,
+    open_comparison,
+    run_urls,
+)
+from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
+from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN
+from throughline.tracking.recorder import Recorder, RunKey, sync
+from throughline.tracking.saved_view import run_url, save_view, view_url
+from throughline.tracking.sending import list_models
+from throughline.tracking.store import ADDRESS, store_home
+from throughline.tracking.tuning_run import record_search
+
+pytestmark = pytest.mark.integration
+
+KEY = RunKey(dataset="photos", pipeline="fast", data_digest="d", sketch=("1f", "a0"))
+RACED = replace(
+    made_up(TunedCandidate),
+    name="stream",
+    config={"read": "shards", "map": {"parallel": 2}, "sampling": {"(m)": 5}},
+    examples_per_s=900.0,
+    predicted_examples_per_s=None,
+    dropped="2.00 times as long",
+)
+SEARCH = replace(
+    made_up(TuningResult),
+    sentence="tuned: nothing beats `optimized`",
+    chosen="stream",
+    candidates=[RACED, replace(RACED, name="unraced", examples_per_s=None)],
+)
+KILLED = """
+import os, signal
+from throughline.tracking.comparison_run import open_comparison
+from throughline.tracking.experiments import RunKey
+with open_comparison(RunKey(dataset='photos', pipeline='fast', data_digest='d'), 'c') as parent:
+    print(parent, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def report(mlflow_store):
+    """Where a report is."""
+    (mlflow_store / "report").mkdir()
+    comparison(row("fast")).write(mlflow_store / "report")
+    return mlflow_store / "report"
+
+
+@pytest.fixture
+def trained(mlflow_store, monkeypatch):
+    """The id of a training's run, of the project."""
+    monkeypatch.setenv(FLOW_RUN, "the-training")
+    with Recorder(KEY) as recorder:
+        recorder.log_params({"model": {"width": 8}})
+        recorder.log_metrics({"train/loss": 1.0}, step=0)
+    return recorder.run_id
+
+
+def close(parent, report, *rows, promotion="none"):
+    found = comparison(*rows or (row("fast"),))
+    return close_comparison(parent, KEY, found, report, note="n", promotion=promotion)
+
+
+def find_child(parent):
+    """The one run below another."""
+    (child,) = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string=f"tags.`mlflow.parentRunId` = '{parent}'",
+        output_format="list",
+    )
+    return child
+
+
+def measure(run_id, stall_pct):
+    """Measure a training as profile does; returns the id of the run that this is in."""
+    with record_measurement(KEY, run_id, None) as recorder:
+        recorder.log_metrics({"input/stall_pct": stall_pct})
+        recorder.set_tags({"verdict": f"stall of {stall_pct}"})
+    return recorder.run_id
+
+
+def test_mlflow_knows_of_which_report_it_has_all(report):
+    assert not has_comparison(report)
+    tags = {"dvc.experiment": "tuned", "prefect.flow_run_id": "0-1"}
+    with open_comparison(KEY, "comparison", tags) as parent:
+        assert not has_comparison(report), "it may be cut here"
+        assert close(parent, report)
+    assert has_comparison(report)
+    found = mlflow.get_run(parent)
+    assert found.info.status == "FINISHED" and found.data.tags[CHAMPION]
+    assert tags.items() <= found.data.tags.items(), "they lead to what it is of"
+    comparison(row("faster")).write(report)
+    assert not has_comparison(report), "it is another one"
+
+
+def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(
+    report, absent_server, monkeypatch
+):
+    with open_comparison(KEY, "comparison") as parent:
+        waiting = replace(row("fast"), mlflow_run_id=None, unsent="ab" * 16)
+        assert not close(parent, report, waiting), "a run of a configuration is still to be sent"
+        assert not has_comparison(report)
+        monkeypatch.setenv(ADDRESS, absent_server)
+        assert not close(parent, report)
+    assert has_comparison(report), "a store that does not answer is not asked to conclude"
+    monkeypatch.delenv(ADDRESS)
+    assert not has_comparison(report)
+
+
+def test_a_comparison_that_does_not_come_to_its_end_is_no_running_one(mlflow_store):
+    for error, status in ((ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")):
+        with pytest.raises(error), open_comparison(KEY, "comparison") as parent:
+            raise error
+        assert mlflow.get_run(parent).info.status == status
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_is_no_running_one_when_the_next_begins(mlflow_store):
+    killed = run_python(KILLED, ends_with=-signal.SIGKILL).stdout.split()[-1]
+    assert mlflow.get_run(killed).info.status == "RUNNING"
+    with open_comparison(KEY, "comparison") as first, open_comparison(KEY, "comparison"):
+        assert mlflow.get_run(killed).info.status == "KILLED"
+        assert mlflow.get_run(first).info.status == "RUNNING", "its process is alive"
+    assert not list((store_home() / OPEN).iterdir())
+
+
+def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
+    trained, report, capsys
+):
+    with open_comparison(KEY, "comparison") as parent:
+        rows = row("gone", mlflow_run_id="0" * 32), row("fast", mlflow_run_id=trained)
+        close(parent, report, *rows, promotion="asked for")
+    run, child = mlflow.get_run(parent), find_child(parent)
+    assert run.info.status == "FINISHED"
+    assert "MLflow has no model of gone" in run.data.tags[CHAMPION]
+    assert child.data.tags["reused_run_id"] == trained
+    assert {"train/loss", "throughput/speedup_vs_naive"} <= {*child.data.metrics}
+    assert "cannot be written" not in capsys.readouterr().out
+
+
+def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkeypatch):
+    with open_comparison(KEY, "comparison") as parent:
+        assert run_urls(parent) is None, "a file has no pages"
+        run = mlflow.get_run(parent)
+    monkeypatch.setattr(mlflow, "get_run", lambda _: run)
+    monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "http://mlflow:5000")
+    assert all(page.startswith("http://mlflow:5000/#/") for page in run_urls(parent))
+    monkeypatch.setenv(UI_URL, "https://runs.example/mlflow/")
+    assert all(page.startswith("https://runs.example/mlflow/#/") for page in run_urls(parent))
+
+
+def test_addresses_lead_to_runs_and_not_to_traces():
+    server, half = "http://127.0.0.1:5000", "workflowType=machine_learning"
+    assert (
+        view_url(server, "7", "ab 1")
+        == f"{server}/#/experiments/7/runs?viewStateShareKey=ab%201&{half}"
+    )
+    assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
+
+
+def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(mlflow_store):
+    experiment = mlflow.create_experiment("photos", artifact_location=str(mlflow_store))
+    save_view(experiment, "ab1", "compared", metric="accuracy")
+    view = json.loads(mlflow.get_experiment(experiment).tags["mlflow.sharedViewState.ab1"])
+    form, packed = view["state"].split(";")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    assert (view["name"], form) == ("compared", "deflate")
+    assert state["searchFilter"] == "tags.`mlflow.parentRunId` = 'ab1'"
+    fastest_first = ("metrics.`throughput/speedup_vs_naive`", False)
+    assert (state["orderByKey"], state["orderByAsc"]) == fastest_first
+    assert state["selectedColumns"][-2:] == ["metrics.`test/accuracy`", "metrics.`val/accuracy`"]
+
+
+def test_what_the_project_measures_is_added_to_the_trainings_run_whose_lineage_stays(
+    trained, monkeypatch
+):
+    monkeypatch.setenv(FLOW_RUN, "another")
+    assert measure(trained, 5.0) == trained
+    run = mlflow.get_run(trained)
+    assert run.data.tags["prefect.flow_run_id"] == "the-training"
+    assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 5.0}
+    assert run.info.status == "FINISHED" and not list_models(run)
+
+
+def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained, monkeypatch):
+    before = mlflow.get_run(trained)
+    monkeypatch.setenv(EXPERIMENT, "short")
+    monkeypatch.setenv(FLOW_RUN, "another")
+    copy = measure(trained, 7.0)
+    assert mlflow.get_run(trained).data.to_dictionary() == before.data.to_dictionary()
+    run = mlflow.get_run(copy)
+    assert run.info.run_name == "short/fast" and run.info.status == "FINISHED"
+    assert run.data.params == before.data.params
+    assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 7.0}
+    tags = run.data.tags
+    assert (tags["dvc.experiment"], tags["reused_run_id"]) == ("short", trained)
+    assert (tags["prefect.flow_run_id"], tags["verdict"]) == ("another", "stall of 7.0")
+    assert measure(trained, 8.0) == copy, "once more"
+    monkeypatch.setenv(EXPERIMENT, "other")
+    assert measure(trained, 9.0) not in (copy, trained)
+
+
+def test_a_run_with_changes_adds_to_what_it_has_trained_itself(mlflow_store, monkeypatch):
+    monkeypatch.setenv(EXPERIMENT, "short")
+    with Recorder(KEY) as recorder:
+        pass
+    assert measure(recorder.run_id, 5.0) == recorder.run_id
+
+
+def test_a_comparison_shows_the_copy_in_which_it_has_measured(trained, report, monkeypatch):
+    monkeypatch.setenv(EXPERIMENT, "short")
+    with open_comparison(KEY, "comparison") as parent:
+        monkeypatch.setenv(PARENT_RUN, parent)
+        copy = measure(trained, 7.0)
+        close(parent, report, row("fast", mlflow_run_id=trained))
+    assert "throughput/speedup_vs_naive" not in mlflow.get_run(trained).data.metrics
+    child = find_child(parent)
+    assert child.info.run_id == copy and child.info.status == "FINISHED"
+    assert {"train/loss", "throughput/speedup_vs_naive"} <= {*child.data.metrics}
+    assert child.data.metrics["input/stall_pct"] == 7
+
+
+def test_a_copy_is_found_by_its_tags_and_is_no_copy_of_another_run(trained):
+    run = mlflow.get_run(trained)
+    assert find_copy(run, {}) is None
+    copy = copy_run(run, "copy", {"kind": "one"})
+    assert find_copy(run, {"kind": "one"}) == copy
+    assert find_copy(run, {"kind": "other"}) is None and find_copy(run, {"kind": None}) is None
+    assert find_copy(run, {"other": None}) == copy
+    assert find_copy(mlflow.get_run(copy), {}) is None
+
+
+def test_a_search_is_a_run_with_a_child_for_each_that_raced(mlflow_store, tmp_path):
+    SEARCH.write(tmp_path)
+    plot_search(SEARCH, tmp_path)
+    run_id = record_search(KEY, SEARCH, tmp_path, note="a table")
+    tags = mlflow.get_run(run_id).data.tags
+    assert (tags["headline"], tags["mlflow.note.content"]) == (SEARCH.sentence, "a table")
+    kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
+    assert kept == ["tune.json", "tune.png"]
+    child = find_child(run_id)
+    assert child.data.params == {"read": "shards", "map.parallel": "2", "sampling._m_": "5"}
+    assert child.data.metrics["tuning/examples_per_s"] == 900.0
+    assert "tuning/predicted_examples_per_s" not in child.data.metrics
+    assert (child.data.tags["dropped"], child.data.tags["chosen"]) == (RACED.dropped, "true")
+    assert child.info.status == "FINISHED"
+
+
+def test_a_search_that_ends_while_mlflow_is_away_is_sent_with_its_children(
+    mlflow_store, absent_server, tmp_path, monkeypatch
+):
+    SEARCH.write(tmp_path)
+    monkeypatch.setenv(ADDRESS, absent_server)
+    away = replace(KEY, pipeline="tuning", data_digest="away")
+    assert record_search(away, SEARCH, tmp_path, note="a table") is None
+    monkeypatch.delenv(ADDRESS)
+    assert sync() == (1, 0)
+    (parent,) = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string="tags.`data.digest` = 'away' and tags.headline LIKE 'tuned%'",
+        output_format="list",
+    )
+    child = find_child(parent.info.run_id)
+    assert (child.info.run_name, child.info.status) == ("tuning/stream", "FINISHED")
+    assert child.data.metrics["tuning/examples_per_s"] == 900.0
+
+
+def test_children_that_are_there_are_not_added_again_and_one_that_is_refused_stops_no_other(
+    mlflow_store, capsys
+):
+    odd = {"params": {}, "metrics": {"no/name?": 1.0}, "tags": {}}
+    child = {"params": {}, "metrics": {"a": 1.0}, "tags": {}}
+    with Recorder(KEY) as recorder:
+        recorder.add_children({"odd": odd, "first": child})
+    assert "does not take children odd, first" in capsys.readouterr().out
+    with Recorder(KEY, run_id=recorder.run_id) as again:
+        again.add_children({"first": child, "second": child})
+    found = mlflow.MlflowClient().search_runs(
+        [mlflow.get_run(again.run_id).info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{again.run_id}'",
+    )
+    ended = sorted((one.info.run_name, one.info.status) for one in found)
+    assert ended == [("first", "FINISHED"), ("odd", "FAILED"), ("second", "FINISHED")]
