@@ -4,18 +4,19 @@ nothing beyond loopback.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import typer
+from docker.utils.build import exclude_paths
 from ruamel.yaml import YAML
 
+from infra import store
+from tests.support.project import ROOT
 from throughline.tracking.comparison_run import UI_URL
 
-INFRA = Path(__file__).parents[2] / "infra"
+INFRA = ROOT / "infra"
 DOCKERFILE = (INFRA / "Dockerfile").read_text()
 TEXT = (INFRA / "compose.yaml").read_text()
 STACK = YAML(typ="safe").load(TEXT)
@@ -133,21 +134,20 @@ def test_the_image_is_built_from_the_lock():
     assert re.search(r"^USER throughline$", text, re.MULTILINE), "not as root"
 
 
+@pytest.mark.integration
 def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     """The project as git has it, with secrets and results in every place where they could be; the
     list is made by Docker's own client.
     """
-    from docker.utils.build import exclude_paths
-
     tracked = subprocess.run(
-        ["git", "ls-files"], cwd=INFRA.parent, capture_output=True, text=True, check=True
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     for name in (*tracked, *PLANTED.split()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("SECRET")
     patterns = [
         line
-        for line in (INFRA.parent / ".dockerignore").read_text().splitlines()
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
     context = {
@@ -172,18 +172,11 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     assert context - sent_and_not_copied == needed
 
 
-@pytest.mark.parametrize("empty", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_a_store_without_a_key_does_not_start(tmp_path, empty):
+@pytest.mark.parametrize("empty", store.KEY)
+def test_a_store_without_a_key_does_not_start(tmp_path, monkeypatch, empty):
     """For it would serve everybody."""
-    key = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret", empty: " "}
-    refused = subprocess.run(
-        [sys.executable, "-m", "infra.store", "--data", str(tmp_path / "objects")],
-        cwd=INFRA.parent,
-        env={**os.environ, **key, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode == 2
-    assert f"{empty} is empty or not set" in refused.stderr
+    for name in store.KEY:
+        monkeypatch.setenv(name, " " if name == empty else "secret")
+    with pytest.raises(typer.BadParameter, match=f"^{empty} is empty or not set"):
+        store.command(tmp_path / "objects")
     assert not (tmp_path / "objects").exists()

@@ -26,7 +26,7 @@ print(open_store("s3://data/raw").read("data.npz") == open("source/data.npz", "r
 
 
 def test_a_command_finds_in_the_store_what_the_one_before_has_put_there(array_file, tmp_path):
-    """A whole project in another such store: tests/tasks/test_stored_project.py."""
+    """A whole project in another such store: tests/tasks/test_bucket_project.py."""
     folder = make_project(tmp_path / "project", array_file)
     assert "there is no program dcv" in run(folder, *STORE, "dcv", "status", code=2)
     script = '"$0" -m tasks.upload source s3://data/raw; echo at $AWS_ENDPOINT_URL; exit 3'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,36 +10,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 from ruamel.yaml import YAML
 
 from tests.support.project import ROOT
 
 FOLDER = ROOT / "infra" / "kubernetes"
-OVERLAYS = tuple(sorted(path.name for path in (FOLDER / "overlays").iterdir()))
+OVERLAYS = tuple(sorted(f"overlays/{path.name}" for path in (FOLDER / "overlays").iterdir()))
 KUBECTL = Path(sys.executable).with_name("kubectl")  # of the locked packages
-KUBERNETES = "1.34.1"
-CUSTOM = json.loads((ROOT / "tests" / "infra" / "custom-resources.json").read_text())
 # By which their controllers label the pods of a job and of a JobSet.
 JOB_NAME, JOBSET_NAME = "batch.kubernetes.io/job-name", "jobset.sigs.k8s.io/jobset-name"
 
 Manifest = dict[str, Any]
-
-
-def render(folder: Path) -> list[Manifest]:
-    """What `kubectl apply -k` would apply, in its order."""
-    return json.loads(_render(folder))
+Arrow = tuple[str, str, int | None]  # from app to app at a port; None: at any
 
 
 @cache
-def _render(folder: Path) -> str:
-    done = subprocess.run(
-        [KUBECTL, "kustomize", folder], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise ValueError(f"{folder} cannot be rendered: {done.stderr}")
-    return json.dumps(list(YAML(typ="safe").load_all(done.stdout)))
+def render(folder: str | Path) -> list[Manifest]:
+    """What `kubectl apply -k` would apply of a folder of infra/kubernetes, in its order."""
+    command = [KUBECTL, "kustomize", FOLDER / folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{folder}: {done.stderr}"
+    return list(YAML(typ="safe").load_all(done.stdout))
 
 
 def name_of(manifest: Manifest) -> str:
@@ -81,15 +71,6 @@ class Workload:
     def containers(self) -> list[Manifest]:
         """All containers, those that run before the others, too."""
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
-
-    @property
-    def ports(self) -> set[int]:
-        """What the containers say that they open."""
-        return {
-            port["containerPort"]
-            for container in self.containers
-            for port in container.get("ports", [])
-        }
 
     def expand(self, container: Manifest) -> list[str]:
         """The command of a container with $(VARIABLE) of its labels and its name put in, as
@@ -140,22 +121,14 @@ def _workloads_of(manifest: Manifest) -> Iterator[Workload]:
             )
 
 
-def validate(manifest: Manifest) -> None:
-    """Hold a manifest against Kubernetes' schemas, a custom resource against its own.
-
-    Raises:
-      jsonschema.ValidationError: it is not what they say.
-    """
-    kind = f"{manifest['apiVersion']} {manifest['kind']}"
-    if kind in CUSTOM:
-        jsonschema.validate(manifest, CUSTOM[kind])
-        for part in manifest.get("spec", {}).get("replicatedJobs", []):
-            job = {"metadata": {"name": part["name"]}, **part["template"]}
-            validate({"apiVersion": "batch/v1", "kind": "Job", **job})
-    else:
-        _validate(json.dumps(manifest))
-
-
-@cache
-def _validate(text: str) -> None:
-    kubernetes_validate.validate(json.loads(text), KUBERNETES, strict=True)
+def find_arrows(manifests: Sequence[Manifest], direction: str) -> set[Arrow]:
+    """Who may talk to whom by the rules of a direction, `ingress` or `egress`, between pods."""
+    peers, arrows = {"ingress": "from", "egress": "to"}[direction], set()
+    for policy in of_kind(manifests, "NetworkPolicy").values():
+        own = policy["spec"]["podSelector"].get("matchLabels", {}).get("app")
+        for rule in policy["spec"].get(direction, []):
+            pods = [peer["podSelector"] for peer in rule[peers] if "podSelector" in peer]
+            for app in [pod["matchLabels"]["app"] for pod in pods]:
+                pair = (app, own) if direction == "ingress" else (own, app)
+                arrows |= {(*pair, it.get("port")) for it in rule.get("ports", [{}])}
+    return arrows
