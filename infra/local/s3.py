@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
 from flows.servers.credentials import private_folder
-from flows.servers.services import ServerProcess, find_free_port, is_listening, keep_running
+from flows.servers.services import HOST, ServerProcess, is_listening, keep_running
 from infra.local.stack_config import StackConfig, load_stack
 from infra.store import PARTS
 
@@ -53,12 +54,13 @@ def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     Raises:
       ServiceFailed: it did not start.
     """
-    home = load_stack(folder, postgres_port=find_free_port(), s3_port=find_first_port())
-    with object_store(home):
-        client = open_client(home)
-        if bucket not in client.ls(""):
-            client.mkdir(bucket)
-        yield home.objects
+    with reserved_ports() as first:
+        home = load_stack(folder, s3_port=first)
+        with object_store(home):
+            client = open_client(home)
+            if bucket not in client.ls(""):
+                client.mkdir(bucket)
+            yield home.objects
 
 
 def list_ports(first: int) -> list[int]:
@@ -66,15 +68,26 @@ def list_ports(first: int) -> list[int]:
     return [first + part + above for above in (0, 10_000) for part in range(len(PARTS))]
 
 
-def find_first_port() -> int:
-    """The first of as many free ports as the store needs; from 32,768 on connections take them,
-    too.
+@contextmanager
+def reserved_ports() -> Iterator[int]:
+    """The first of as many ports as a store needs; nobody else who looks for free ones gets them
+    while the block lasts. The store itself can bind them, since it sets SO_REUSEADDR.
     """
-    # `random` gives processes whose trainings have one seed the same numbers.
-    while True:
-        first = 12_000 + 10 * secrets.randbelow(1_000)
-        if not any(map(is_listening, list_ports(first))):
-            return first
+    with ExitStack() as holders:
+        while True:
+            # `random` gives processes whose trainings have one seed the same numbers; from 32,768
+            # on connections take ports, too.
+            first = 12_000 + 10 * secrets.randbelow(1_000)
+            try:
+                for port in list_ports(first):
+                    holder = holders.enter_context(socket.socket())
+                    holder.bind((HOST, port))
+                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on
+            except OSError:  # somebody has one of them
+                holders.close()
+                continue
+            break
+        yield first
 
 
 def open_client(home: StackConfig) -> S3FileSystem:

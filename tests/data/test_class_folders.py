@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from throughline.data.class_names import refuse_alike
 from throughline.data.ingest import ingest
 from throughline.data.sources import file_folder, text_folder
-from throughline.data.sources.base import Document
+from throughline.data.sources.base import Document, ExampleFile
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -127,12 +126,6 @@ def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
         ingest(settings, tmp_path / "manifest")
 
 
-def test_names_are_alike_by_their_letters_not_by_their_looks():
-    refuse_alike("photos", "classes", ["file", "\ufb01le", "File"])
-    with pytest.raises(UnreadableSource, match=r"'\\u212b' and '\\xc5'"):
-        refuse_alike("photos", "classes", ["\u212b", "\xc5"])
-
-
 def test_texts_without_classes_are_divided_by_their_folders(tmp_path):
     lay_out(tmp_path, "train/1.txt", "train/a/2.txt", "validation/3.txt")
     settings = DataSettings(source="text_folder", path=str(tmp_path), label_kind="none")
@@ -148,19 +141,6 @@ def test_the_first_of_nested_folders_can_be_the_class(tmp_path):
     lay_out(tmp_path, "bird/owl/1.png", "bird/2.png", "fish/cod/3.png")
     assert {label for _, label, _ in scan(tmp_path)[0]} == {"bird/owl", "bird", "fish/cod"}
     assert {label for _, label, _ in scan(tmp_path, class_level="top")[0]} == {"bird", "fish"}
-
-
-def test_files_of_other_kinds_are_counted(tmp_path):
-    lay_out(tmp_path, "a/1.png", "a/2.svg", "b/3.svg", "b/4.PNG.txt", "c/README", "c/.hidden")
-    assert scan(tmp_path)[1].skipped == {".svg": 2, ".txt": 1, "without a suffix": 1}
-    with pytest.raises(DataNotFound, match="holds no class folder with images"):
-        scan(lay_out(tmp_path / "none", "a/1.svg"))
-
-
-def test_what_is_left_out_is_listed_in_the_same_order_each_time(tmp_path):
-    """It is in the manifest, by whose bytes DVC knows it."""
-    lay_out(tmp_path, "a/1.png", *(f"a/{kind}.{kind}" for kind in "zyxwvutsr"))
-    assert list(scan(tmp_path)[1].skipped) == [f".{kind}" for kind in "rstuvwxyz"]
 
 
 def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):
@@ -181,3 +161,29 @@ def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tm
         manifest = ingest(settings, tmp_path / source)
         assert manifest.classes == ("cat", "dog")
         assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
+
+
+def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tmp_path):
+    for name in ("bird/owl/1.JPG", "cat/2.png", "cat/.hidden.png", "cat/notes.txt", "3.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "tomcat").symlink_to("cat")
+    scanned = file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
+    assert scanned.files == [
+        ExampleFile(id="bird/owl/1.JPG", path=tmp_path / "bird/owl/1.JPG", label="bird/owl"),
+        ExampleFile(id="cat/2.png", path=tmp_path / "cat/2.png", label="cat"),
+    ]
+    assert {item.id: item.reason for item in scanned.rejected} == {
+        "3.png": "is outside any class folder",
+        "tomcat": "folder is a link to cat, which is listed itself",
+    }
+    assert scanned.empty_classes == ["dog"]
+
+
+def test_a_folder_without_class_folders_is_refused_with_what_is_there(tmp_path):
+    (tmp_path / "1.png").touch()
+    with pytest.raises(DataNotFound, match=r"1\.png: is outside any class folder"):
+        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
+    with pytest.raises(DataNotFound, match="is not a folder"):
+        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path / "1.png")))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.small_data import flip_bit
+from throughline.data.columns import ragged
+from throughline.data.columns.channel_stats import Moments, compute_moments, merge_moments
 from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
@@ -100,17 +105,6 @@ def test_another_key_is_stale_and_no_index_is_incomplete(written, tmp_path_facto
         read_index(tmp_path_factory.mktemp("empty"))
 
 
-def test_a_column_larger_than_memory_is_mapped_without_reading_it(tmp_path):
-    count = 2 * (psutil.virtual_memory().total + psutil.swap_memory().total) // (224 * 224 * 3)
-    column = Column(name="image", dtype="uint8", shape=(224, 224, 3))
-    allocate(tmp_path, "train", (column,), count)
-    before = psutil.Process().memory_info().rss
-    array = map_column(tmp_path, "train", column, count)
-    assert array.shape == (count, *column.shape)
-    assert array[count - 1].sum() == 0
-    assert psutil.Process().memory_info().rss - before < 50e6
-
-
 @pytest.mark.parametrize(
     ("shape", "count", "mapped"), [((3,), 0, (0, 3)), ((0,), 4, (4, 0)), ((None,), 4, (0,))]
 )
@@ -120,3 +114,66 @@ def test_a_column_without_bytes_is_empty(shape, count, mapped, tmp_path):
     column_path(tmp_path, "train", "features").touch()
     array = map_column(tmp_path, "train", column, count)
     assert (array.shape, array.dtype) == (mapped, np.float32)
+
+
+SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1, 3)), max_size=12)
+
+
+@given(SHAPES, st.sampled_from(["uint8", "float32", "int64"]))
+def test_values_are_found_where_their_extents_say(shapes, dtype):
+    draw = np.random.default_rng(0)
+    values = [draw.integers(0, 100, shape).astype(dtype) for shape in shapes]
+    data = ragged.pack(values)
+    itemsize = np.dtype(dtype).itemsize
+    offsets = ragged.compute_offsets(np.asarray(shapes, np.int64).reshape(-1, 3), itemsize)
+    assert ragged.end_offset(offsets, itemsize) == len(data)
+    flat = np.frombuffer(data, dtype)
+    for value, (begin, *shape) in zip(values, offsets.tolist(), strict=True):
+        assert begin * itemsize % ragged.ALIGNMENT == 0
+        np.testing.assert_array_equal(flat[begin : begin + value.size].reshape(shape), value)
+
+
+def test_tokens_have_no_gaps_between_documents():
+    documents = [np.arange(size, dtype=np.uint16) for size in (3, 0, 40, 1)]
+    data = ragged.pack(documents)
+    offsets = ragged.compute_offsets(np.array([[3], [0], [40], [1]]), 2)
+    np.testing.assert_array_equal(np.frombuffer(data, np.uint16), np.concatenate(documents))
+    assert offsets[:, 0].tolist() == [0, 3, 3, 43]
+    assert ragged.end_offset(offsets, 2) == len(data) == 88
+
+
+@pytest.mark.parametrize("sizes", [(0,), (5, 0, 7), (3_000_000, 20_000_000, 1)])
+def test_parts_are_joined_in_their_order_and_stay(tmp_path, sizes):
+    parts = [tmp_path / f"part-{number}" for number in range(len(sizes))]
+    contents = [np.random.default_rng(number).bytes(size) for number, size in enumerate(sizes)]
+    for part, content in zip(parts, contents, strict=True):
+        part.write_bytes(content)
+    for _ in range(2):
+        ragged.concatenate_parts(parts, tmp_path / "whole")
+        assert (tmp_path / "whole").read_bytes() == b"".join(contents)
+    assert all(part.exists() for part in parts)
+
+
+PIXELS = np.array([[[0, 10]], [[2, 10]], [[4, 40]]], np.uint8)  # three images of one pixel
+
+
+EXPECTED = Moments(count=3, mean=(2.0, 20.0), sum_sq_dev=(8.0, 600.0))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+def test_moments_are_per_channel_over_all_other_axes(dtype):
+    assert compute_moments(PIXELS.astype(dtype)) == EXPECTED
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3]])
+def test_pieces_of_any_size_give_the_statistics_of_the_whole(cuts):
+    values = np.array([[1.0], [2.0], [3.0], [6.0]])
+    merged = merge_moments(compute_moments(part) for part in np.split(values, cuts))
+    assert merged.mean == pytest.approx((3.0,))
+    assert merged.deviation == pytest.approx((math.sqrt(14 / 4),))
+
+
+def test_small_deviations_of_large_values_are_not_lost():
+    values = np.array([[1e9 - 1], [1e9 + 1]])
+    merged = merge_moments(compute_moments(values[place : place + 1]) for place in (0, 1))
+    assert merged.deviation == (1.0,)

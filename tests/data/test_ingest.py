@@ -14,14 +14,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import tensorflow as tf
 from PIL import Image
 
 from tests.support.project import SMALL, run_stages, write_params
 from tests.support.small_data import data_settings, picture, read_reasons
-from throughline.data.encodings.image_files import BESIDES_PIXELS, DARK_NOTE
+from throughline.data.encodings.image_files import DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table
@@ -52,12 +51,6 @@ def company(folder):
         picture(1000 + number).save(folder / f"c{number}.png")
 
 
-def huge_png(path, side=10_000):
-    """A PNG whose header promises 100 megapixels."""
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    write_png(path, IHDR=header, IDAT=zlib.compress(bytes(side * 3 + 1) * 50))
-
-
 def write_png(path, **chunks):
     """A PNG of these chunks and the last one."""
     content = b"\x89PNG\r\n\x1a\n"
@@ -77,11 +70,10 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     outside = tmp_path / "outside.jpg"
     picture(99).save(outside)
     (folder / "a" / "link.jpg").symlink_to(outside)
-    huge_png(folder / "b" / "huge.png")
+    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
+    write_png(folder / "b" / "huge.png", IHDR=header, IDAT=b"never unpacked")
     (folder / "empty").mkdir()
-    before = psutil.Process().memory_info().rss
     manifest = ingest(data_settings(folder), tmp_path / "manifest")
-    assert psutil.Process().memory_info().rss - before < 100e6
     found = read_reasons(manifest)
     assert found["a/zero.jpg"] == "empty file"
     assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
@@ -122,40 +114,20 @@ def test_the_list_of_rejects_opens_from_where_one_stands(folder, tmp_path, monke
     assert "zero.jpg" in (tmp_path / "project" / named[1]).read_text()
 
 
-def test_rejects_are_counted_by_kind(folder, tmp_path):
-    for number in range(3):
-        Image.new("L", (400 + number, 400)).save(folder / "a" / f"large-{number}.png")
-    with pytest.raises(TooManyRejects) as caught:
-        ingest(
-            data_settings(folder, max_reject_fraction=0.01, max_pixels=159_999),
-            tmp_path / "manifest",
-        )
-    kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
-    assert f"\n  {kind}\n" in str(caught.value)
-    assert "duplicates" not in str(caught.value)
-    shutil.copy(folder / "a" / "large-0.png", folder / "a" / "large-9.png")
-    with pytest.raises(TooManyRejects, match=r"data\.duplicates: keep"):
-        ingest(data_settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
-
-
-def bmp_with_masks(path, fourth):
-    """A 32-bit BMP of gray pixels that says which bytes are transparency, all of them `fourth`."""
+def bmp_with_unused_bytes(path):
+    """A 32-bit BMP of gray pixels that says which bytes are transparency, all of them 0."""
     masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
     header = struct.pack("<IiiHHIIiiII", 108, 4, 4, 1, 32, 3, 64, 0, 0, 0, 0) + masks
-    pixels = bytes([100, 100, 100, fourth]) * 16
+    pixels = bytes([100, 100, 100, 0]) * 16
     offset = 14 + 108
     start = struct.pack("<2sIHHI", b"BM", offset + 64, 0, 0, offset)
     path.write_bytes(start + header.ljust(108, b"\0") + pixels)
 
 
-MODES = {  # that Pillow can write to a file of the format
-    ".png": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
-    ".jpg": ("1", "L", "RGB", "CMYK"),
-    ".gif": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
-    ".bmp": ("1", "L", "P", "RGB", "RGBA"),
-    ".webp": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"),
-}
-FILES = [f"{mode}{suffix}" for suffix, modes in MODES.items() for mode in modes]
+FILES = (  # by the mode in which Pillow writes them
+    *("1.png", "LA.png", "P.png", "RGBA.png", "I;16.png"),
+    *("L.jpg", "CMYK.jpg", "P.gif", "RGB.bmp", "L.webp", "RGBA.webp"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +143,7 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         original = picture(number, mode={"I;16": "L", "RGBA": "RGBA"}.get(mode, "RGB"))
         lossless = {"lossless": True} if name.endswith(".webp") else {}
         original.convert(mode).save(folder / name, **lossless)
-    bmp_with_masks(folder / "unused.bmp", 0)
-    bmp_with_masks(folder / "half.bmp", 128)
-    picture(91).save(folder / "phone.jpg", "MPO", save_all=True, append_images=[picture(92)])
+    bmp_with_unused_bytes(folder / "unused.bmp")
     Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(folder / "clear.png")
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -203,6 +173,7 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(converted, name):
     assert np.abs(seen.numpy() - expected).max() <= (3 if path.suffix == ".jpg" else 1)
 
 
+@pytest.mark.integration
 def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     """A frame without light stays black: its scale is that of its neighbors."""
     steps = np.arange(64, dtype=np.uint16).reshape(8, 8)
@@ -214,9 +185,8 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     }.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(values).save(tmp_path / "in" / f"{name}.png")
-    for name, factor in (("color", 1040), ("dim", 65)):
-        deep = np.stack([steps * factor] * 3, axis=2)
-        assert cv2.imwrite(str(tmp_path / "in" / "a" / f"{name}.png"), deep)
+    deep = np.stack([steps * 65] * 3, axis=2)
+    assert cv2.imwrite(str(tmp_path / "in" / "a" / "dim.png"), deep)
     company(tmp_path / "in" / "b")
     manifest = ingest(
         data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
@@ -231,16 +201,8 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
 
 
 def test_the_unused_fourth_bytes_of_a_bmp_are_no_transparency(converted):
-    for name, gray in {"unused.bmp": 100, "half.bmp": 177}.items():
-        image = decode(converted[name][1])
-        assert image.min() == image.max() == gray
-
-
-def test_a_jpeg_with_further_pictures_stays_as_it_is(converted):
-    path, stored = converted["phone.jpg"]
-    assert stored == path
-    with Image.open(path) as image:
-        assert np.abs(decode(path) - np.asarray(image)).max() <= 3
+    image = decode(converted["unused.bmp"][1])
+    assert image.min() == image.max() == 100
 
 
 def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(converted):
@@ -250,66 +212,27 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(convert
 
 
 @pytest.mark.parametrize(
-    ("bits", "colors", "clear", "row", "pixels"),
+    ("header", "clear", "row", "pixels"),
     [
-        (16, 2, ">3H", (0x1234, 0x1234, 0x1234, 0x8000, 0x8000, 0x8000), [255, 128]),
-        (4, 0, ">H", 0x05FA, [0, 255, 255, 170]),
-        (2, 0, ">H", 0b00011011, [0, 255, 170, 255]),
+        ((2, 1, 16, 2), b"\x12\x34" * 3, b"\x12\x34" * 3 + b"\x80\0" * 3, [255, 128]),
+        ((4, 1, 2, 0), b"\0\1", bytes([0b00011011]), [0, 255, 170, 255]),
     ],
+    ids=["16 bits", "2 bits"],
 )
-def test_the_clear_color_of_a_png_is_of_its_own_bits(tmp_path, bits, colors, clear, row, pixels):
-    folder, count = tmp_path / "in", len(pixels)
+def test_the_clear_color_of_a_png_is_of_its_own_bits(tmp_path, header, clear, row, pixels):
+    folder = tmp_path / "in"
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
-    key = (0x1234,) * 3 if bits == 16 else (5,) if bits == 4 else (1,)
-    data = struct.pack(">6H", *row) if bits == 16 else row.to_bytes(2 if bits == 4 else 1, "big")
     write_png(
         folder / "a" / "clear.png",
-        IHDR=struct.pack(">IIBBBBB", count, 1, bits, colors, 0, 0, 0),
-        tRNS=struct.pack(clear, *key),
-        IDAT=zlib.compress(b"\0" + data),
+        IHDR=struct.pack(">IIBBBBB", *header, 0, 0, 0),
+        tRNS=clear,
+        IDAT=zlib.compress(b"\0" + row),
     )
     company(folder / "b")
     manifest = ingest(data_settings(folder), tmp_path / "manifest")
     stored = decode(Path(manifest.examples.set_index("id")["uri"]["a/clear.png"]))
     assert stored[0, :, 0].tolist() == pixels
-
-
-def test_an_animation_may_be_larger_than_its_first_picture(folder, tmp_path):
-    pictures = [Image.effect_noise((64, 64), 200 + number % 50) for number in range(1100)]
-    path = folder / "a" / "moving.gif"
-    pictures[0].save(path, save_all=True, append_images=pictures[1:])
-    assert path.stat().st_size > BESIDES_PIXELS + 64 * 64 * 8
-    manifest = ingest(data_settings(folder), tmp_path / "manifest")
-    assert "a/moving.gif" in set(manifest.examples["id"])
-
-
-def test_a_class_of_which_only_copies_of_another_are_there_is_none(tmp_path):
-    folder = tmp_path / "in"
-    for name in ("a", "b"):
-        (folder / name).mkdir(parents=True)
-    company(folder / "a")
-    first = min((folder / "a").iterdir())
-    shutil.copy(first, folder / "b" / first.name)
-    with pytest.raises(UnusableDataset, match="there is a single class, a"):
-        ingest(data_settings(folder, max_reject_fraction=0.5), tmp_path / "manifest")
-
-
-def test_transparent_gray_of_16_bits_is_gray_over_white(tmp_path):
-    """By one value that stands for it, or by a channel, with which Pillow makes colors of it."""
-    (tmp_path / "in" / "a").mkdir(parents=True)
-    (tmp_path / "in" / "b").mkdir()
-    header = struct.pack(">IIBBBBB", 3, 1, 16, 0, 0, 0, 0)
-    rows = zlib.compress(b"\0" + struct.pack(">3H", 100 * 257, 7, 100 * 257 + 1))
-    keyed, mixed = (tmp_path / "in" / "a" / name for name in ("keyed.png", "mixed.png"))
-    write_png(keyed, IHDR=header, tRNS=struct.pack(">H", 100 * 257), IDAT=rows)
-    rows = zlib.compress(b"\0" + struct.pack(">6H", 100 * 257, 65535, 100 * 257, 0, 7, 65535))
-    write_png(mixed, IHDR=header[:9] + b"\4" + header[10:], IDAT=rows)
-    company(tmp_path / "in" / "b")
-    manifest = ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
-    uris = manifest.examples.set_index("id")["uri"]
-    assert decode(Path(uris["a/keyed.png"])).tolist() == [[[255], [0], [100]]]
-    assert decode(Path(uris["a/mixed.png"])).tolist() == [[[100], [255], [0]]]
 
 
 def test_a_photo_whose_exif_is_none_is_read_as_it_stands(folder, tmp_path):
@@ -323,19 +246,12 @@ def test_a_photo_whose_exif_is_none_is_read_as_it_stands(folder, tmp_path):
     assert decode(Path(uris["a/garbage.webp"])).shape == decode(folder / "a" / "garbage.jpeg").shape
 
 
-def test_a_single_class_is_refused(tmp_path):
-    (tmp_path / "in" / "only").mkdir(parents=True)
-    for number in range(4):
-        picture(number).save(tmp_path / "in" / "only" / f"{number}.jpg")
-    with pytest.raises(UnusableDataset, match="single class, only"):
-        ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
-
-
-def test_an_empty_validation_split_is_refused(folder, tmp_path):
-    with pytest.raises(
-        UnusableDataset, match="none of the 20 examples fell into the validation split"
-    ):
+def test_a_single_class_and_an_empty_validation_split_are_refused(folder, tmp_path):
+    with pytest.raises(UnusableDataset, match="of the 20 examples fell into the validation split"):
         ingest(data_settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
+    shutil.rmtree(folder / "b")
+    with pytest.raises(UnusableDataset, match="single class, a"):
+        ingest(data_settings(folder), tmp_path / "manifest")
 
 
 def test_baseline_copies_win_over_training_copies(folder, tmp_path):
@@ -399,64 +315,42 @@ def test_one_stage_at_a_time_prepares_data(tmp_path, capsys):
     run_stages(tmp_path, *stages)
 
 
-@pytest.mark.integration
-def test_a_class_that_is_not_trained_on_is_said(tmp_path, capsys):
-    draw = np.random.default_rng(0)
-    (tmp_path / "source").mkdir()
-    np.savez(
-        tmp_path / "source" / "data.npz",
-        x=draw.integers(0, 256, (81, 12, 10), np.uint8),
-        y=["cat", "dog"] * 40 + ["rare"],
-    )
-    for seed in range(10):
-        split = {"validation": 0.3, "test": 0.3, "seed": seed}
-        write_params(tmp_path, {**SMALL, "data": {**SMALL["data"], "split": split}})
-        run_stages(tmp_path, "ingest")
-        balance = read_manifest(tmp_path / "data" / "manifest").stats["class_balance"]
-        said = "no example in the training split: class rare" in capsys.readouterr().out
-        assert said == ("rare" not in balance["train"])
-        if said:
-            return
-    pytest.fail("no seed puts the one example elsewhere")
+PIXELS = np.zeros((4, 3, 3), np.uint8)
 
 
-def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
-    np.savez(tmp_path / "evil.npz", x=np.array([{"a": 1}], dtype=object), y=np.arange(1))
-    with pytest.raises(UnreadableSource, match="pickled arrays are refused"):
-        ingest(data_settings(tmp_path / "evil.npz", "arrays"), tmp_path / "manifest")
-    np.savez(tmp_path / "float.npz", x=np.zeros((4, 3, 3)), y=np.arange(4))
-    with pytest.raises(UnreadableSource, match="dtype float64"):
-        ingest(data_settings(tmp_path / "float.npz", "arrays"), tmp_path / "manifest")
-    np.savez(tmp_path / "short.npz", x=np.zeros((4, 3, 3), np.uint8), y=np.arange(3))
-    with pytest.raises(UnreadableSource, match="one class per image"):
-        ingest(data_settings(tmp_path / "short.npz", "arrays"), tmp_path / "manifest")
-    with pytest.raises(UnreadableSource, match="no array z; known: x, y"):
-        ingest(data_settings(tmp_path / "short.npz", "arrays", features="z"), tmp_path / "manifest")
-    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
-    with pytest.raises(UnreadableSource):
-        ingest(data_settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
+@pytest.mark.parametrize(
+    ("arrays", "features", "words"),
+    [
+        ({"x": np.array([{"a": 1}], dtype=object)}, "x", "pickled arrays are refused"),
+        ({"x": np.zeros((4, 3, 3))}, "x", "dtype float64"),
+        ({"x": PIXELS[:3]}, "x", "one class per image"),
+        ({"x": PIXELS}, "z", "no array z; known: x, y"),
+    ],
+    ids=["pickled", "floats", "short", "unknown"],
+)
+def test_arrays_are_never_unpickled_and_are_checked(tmp_path, arrays, features, words):
+    np.savez(tmp_path / "data.npz", y=np.arange(4), **arrays)
+    settings = data_settings(tmp_path / "data.npz", "arrays", features=features)
+    with pytest.raises(UnreadableSource, match=words):
+        ingest(settings, tmp_path / "manifest")
+
+
+def test_a_damaged_file_of_arrays_is_named(tmp_path):
     path = tmp_path / "packed.npz"
-    np.savez_compressed(path, x=np.zeros((4, 3, 3), np.uint8), y=np.arange(4))
+    np.savez_compressed(path, x=PIXELS, y=np.arange(4))
     with zipfile.ZipFile(path) as archive:
         start = archive.getinfo("x.npy").header_offset
     data = bytearray(path.read_bytes())
     data[start + 30 + sum(struct.unpack_from("<HH", data, start + 26))] = 0xFF  # no kind of block
-    path.write_bytes(data)
-    with pytest.raises(UnreadableSource, match=r"x cannot be read .*invalid block type"):
-        ingest(data_settings(path, "arrays"), tmp_path / "manifest")
+    for content, words in ((data, "x cannot be read .*invalid block type"), (data[:9], "packed")):
+        path.write_bytes(content)
+        with pytest.raises(UnreadableSource, match=words):
+            ingest(data_settings(path, "arrays"), tmp_path / "manifest")
 
 
-@pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])
+@pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays"])
 def test_a_missing_source_is_reported(tmp_path, source):
     with pytest.raises(DataNotFound):
         ingest(data_settings(tmp_path / "nowhere", source), tmp_path / "manifest")
     with pytest.raises(MissingInput, match="dvc repro ingest"):
         read_manifest(tmp_path / "manifest")
-
-
-def test_the_digest_follows_content_only(folder, tmp_path):
-    one = ingest(data_settings(folder), tmp_path / "one")
-    two = ingest(data_settings(folder), tmp_path / "two")
-    assert one.digest == two.digest
-    picture(77).save(folder / "a" / "00.jpg")
-    assert ingest(data_settings(folder), tmp_path / "three").digest != one.digest

@@ -12,11 +12,7 @@ from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.repair import (
-    Damage,
-    find_damaged_shards,
-    repair_shards,
-)
+from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
 from throughline.data.shards.tfrecord import (
     Compression,
     frame,
@@ -88,9 +84,8 @@ def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
     assert (repaired.records, repaired.examples, repaired.repaired) == (3, 3, True)
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path, compression):
-    shard = write_shard(tmp_path, compression=compression)
+def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
+    shard = write_shard(tmp_path, compression="gzip")
     damage = Damage(
         problems={shard.name: ["record 1 is no image"]}, unusable={digest_blake3(b"second"): "no"}
     )
@@ -98,7 +93,7 @@ def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path, 
         index_of(shard), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1
     )
     path = files_in(tmp_path).path(repaired)
-    assert list(read_records(path, compression=compression)) == [RECORDS[0], *RECORDS[2:]]
+    assert list(read_records(path, compression="gzip")) == [RECORDS[0], *RECORDS[2:]]
 
 
 def test_more_than_may_be_lost_is_refused_with_both_shares(tmp_path, plain):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -153,14 +154,15 @@ def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monk
     meeting, seen = threading.Barrier(2), threading.local()
 
     def pread(descriptor, size, start, *, real=os.pread):
-        time.sleep(0.01)  # a slow disk, of which a thread learns by its first read
-        if getattr(seen, "first", False):
+        if getattr(seen, "first", False):  # by which a thread has learned that the disk is slow
             meeting.wait(timeout=60)
         seen.first = True
         return real(descriptor, size, start)
 
     monkeypatch.setattr(os, "pread", pread)
     parts = [FilePart(example_id=path.name, uri=str(path), offset=-1, bytes=7) for path in paths]
+    seconds = itertools.count()
     with ThreadPoolExecutor(2) as threads:
-        contents = list(threads.map(lambda _: list(read_parts(parts)), range(2)))
+        read = partial(read_parts, parts, clock=lambda: float(next(seconds)))
+        contents = list(threads.map(lambda _: list(read()), range(2)))
     assert contents == [[b"content"] * 3] * 2

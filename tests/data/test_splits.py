@@ -5,6 +5,7 @@ on.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from throughline.data.examination import digest_rows
+from throughline.data.manifest import digest_manifest, read_manifest
 from throughline.data.splits import (
     assign_split,
     block_ranges,
@@ -23,6 +25,7 @@ from throughline.data.splits import (
     shard_ranges,
 )
 from throughline.plan.schema import TableColumns
+from throughline.shared.errors import DamagedFile
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
@@ -157,3 +160,41 @@ def test_all_of_a_tensor_is_in_its_digest(shape):
     values[1].reshape(-1)[-1] = 1.0
     one, other = digest_rows(values, columns)
     assert one != other
+
+
+EXAMPLES = pd.DataFrame(
+    {
+        "id": ["a", "b"],
+        "digest": ["00", "01"],
+        "label": [0, 1],
+        "split": ["train", "test"],
+        "uri": ["/a", "/b"],
+    }
+)
+
+
+def digest_of(examples, classes=("x", "y"), columns=TableColumns()) -> str:  # noqa: B008
+    return digest_manifest(examples, classes, columns)
+
+
+@pytest.mark.parametrize("column", ["id", "digest", "label", "split"])
+def test_a_change_of_any_example_changes_the_digest(column):
+    changed = EXAMPLES.assign(**{column: EXAMPLES[column].tolist()[::-1]})
+    assert digest_of(changed) != digest_of(EXAMPLES)
+
+
+def test_so_do_other_classes_and_columns_and_the_place_of_files_does_not():
+    assert digest_of(EXAMPLES, ("y", "x")) != digest_of(EXAMPLES)
+    assert digest_of(EXAMPLES.assign(uri="/elsewhere")) == digest_of(EXAMPLES)
+    one, other = (TableColumns(names=("c",), categories=(words,)) for words in (("a",), ("b",)))
+    assert digest_of(EXAMPLES, columns=one) != digest_of(EXAMPLES, columns=other)
+
+
+def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_path):
+    shutil.copytree(arrays / "manifest", tmp_path / "manifest")
+    table = tmp_path / "manifest" / "examples.parquet"
+    pd.read_parquet(table).iloc[:-1].to_parquet(table, index=False)
+    with pytest.raises(
+        DamagedFile, match=r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"
+    ):
+        read_manifest(tmp_path / "manifest")

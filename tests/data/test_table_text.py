@@ -4,12 +4,10 @@ two ways.
 
 from __future__ import annotations
 
-import gzip
 from datetime import timedelta
 from decimal import Decimal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,11 +87,7 @@ def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "ages", "words"),
     [
-        (
-            ["1,5", "2,5"],
-            ["1.5", "2.5"],
-            r"both ways, 1,5 in column size and 1\.5 in column age",
-        ),
+        (["1,5", "2,5"], ["1.5", "2.5"], r"both ways, 1,5 in column size and 1\.5 in column age"),
         (["1,234", "2,500"], ["1", "2"], "1,234 in column size may be a fraction or have a thous"),
         (["1.234", "999"], ["1", "2"], "1.234 in column size may be a fraction or have a thous"),
     ],
@@ -112,11 +106,10 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
     ("delimiter", "sizes", "first"),
     [
         (";", ["1.234", "2.5"], 1.234),
-        (";", ["0.234", "1.234"], 0.234),
         (",", ["1.234", "2.345"], 1.234),
         (";", ['"0,234"', '"1,234"'], 0.234),
     ],
-    ids=["another fraction", "a leading zero", "divided by commas", "a comma and a leading zero"],
+    ids=["another fraction", "divided by commas", "a comma and a leading zero"],
 )
 def test_three_digits_after_a_mark_are_a_fraction_where_the_file_shows_it(
     tmp_path, delimiter, sizes, first
@@ -131,21 +124,10 @@ def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignore
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     assert scan(path, decimal=".").values[0, 0] == np.float32(1.234)
     assert scan(path, ignore=["age"]).values[0, 0] == np.float32(1.234), "as what is ignored shows"
-    rows = [["1.234", "2,5", "xy"[row % 2]] for row in range(4)]
-    both = write(tmp_path, "size\tnote\tlabel", rows, delimiter="\t")
-    with pytest.raises(UnreadableSource, match="fractions are written both ways"):
-        scan(both, ignore=["note"])
-    rows = [["1.234", row, "xy"[row % 2]] for row in range(4)]
-    path = write(tmp_path, "size;age;label", rows, delimiter=";")
-    with pytest.raises(UnreadableSource, match=r"set data\.decimal: '\.' for a fraction, ','"):
-        scan(path)
-    assert scan(path, ignore=["size"]).schema.input.columns.names == ("age",)
+    path = write(tmp_path, "size;label", [["1.234", "x"], ["1.234", "y"]], delimiter=";")
     series = DataSettings(source="time_series", path=str(path), numeric=["size"])
     with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
         time_series.scan(series)
-    rows = [["1,5", "2.5", "xy"[row % 2]] for row in range(4)]
-    path = write(tmp_path, "size;note;label", rows, delimiter=";")
-    assert scan(path, ignore=["note"]).values[0, 0] == np.float32(1.5)
 
 
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
@@ -157,10 +139,6 @@ def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
         list(text_table.scan(settings).documents)
     kept = list(text_table.scan(settings.model_copy(update={"quoting": "none"})).documents)
     assert len(kept) == 50 and kept[10].content == '"text 10'
-    rows = [['"text 0', "a"], ["text 1", "b"], ['text 2"', "a"], ["text 3", "b"]]
-    path = write(tmp_path, "text,label", rows)
-    with pytest.raises(UnreadableSource, match=r"line 2: a quoted text goes on to line 4, and"):
-        list(text_table.scan(settings).documents)
     path.write_text('text,label\n"two\nlines, of, text",a\nother,b\n')
     assert [item.content for item in text_table.scan(settings).documents] == [
         "two\nlines, of, text",
@@ -193,19 +171,15 @@ def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, 
         (b"", "is empty; its first line must name the columns"),
         (b"a,a,label\n1,2,x\n", "more than one column is named a"),
         (b"5.1,3.5,1\n4.9,3.0,0\n", "Its first line holds numbers, not names"),
-        ("größe,label\n1,x\n".encode("latin-1"), r"is not utf-8.*data\.encoding"),
         (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
-        (b'"size,label\n1",label\n', "line 1: a quoted cell goes on to line 2"),
         (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
         (b"size,label\n", "no column is left to learn from"),
         (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
-        (gzip.compress(b"size,label\n1,x\n"), "is compressed with GZIP; unpack it"),
         (b"PAR1\x15\x04", r"is a Parquet table; name it \.parquet"),
-        (b"\x89PNG\r\n\x1a\n", "is a PNG image"),
     ],
     ids=[
-        *("empty", "doubled", "no header", "encoding", "open quote"),
-        *("joined header", "joined files", "no rows", "Excel", "GZIP", "Parquet", "PNG"),
+        *("empty", "doubled", "no header", "open quote"),
+        *("joined files", "no rows", "Excel", "Parquet"),
     ],
 )
 def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
@@ -249,7 +223,6 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
         (["a,b", "1;2,3", "4,5"], ","),
         (["a;b", "1,5;2", "3,5;4"], ";"),
         (["price, net;b", "1,5;2", "3;4"], ";"),
-        (["a|b", "1|2"], "|"),
         (["alone", "1"], ","),
     ],
 )
@@ -259,17 +232,6 @@ def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lin
     settings = DataSettings(source="table", path=str(path))
     assert find_delimiter(path, settings)[0] == delimiter
     assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
-
-
-def test_quotes_after_a_blank_are_no_part_of_a_class(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text('x, label\n1.5, "cat"\n2.5, cat\n3.5, dog\n')
-    settings = DataSettings(source="table", path=str(path), label_column="label")
-    with pytest.raises(UnreadableSource, match=r"line 2: the quotes of ' \"cat\"' come after"):
-        read_table(path, settings)
-    assert len(read_table(path, settings.model_copy(update={"quoting": "none"}))) == 3
-    path.write_text('x,label\n1,"said, ""so"", twice"\n2,b\n')
-    assert len(read_table(path, settings)) == 2, "quotes within a cell are its own"
 
 
 def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
@@ -295,15 +257,6 @@ def test_only_plain_notation_is_a_number():
     np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
 
 
-def test_suffixes_are_known_in_capital_letters(tmp_path):
-    pd.DataFrame({"text": ["a"], "label": ["b"]}).to_parquet(tmp_path / "T.PARQUET")
-    (tmp_path / "T.CSV").write_text("text,label\na,b\n")
-    for name in ("T.PARQUET", "T.CSV"):
-        settings = DataSettings(source="text_table", path=str(tmp_path / name))
-        assert read_table(tmp_path / name, settings).cells("text") == ["a"]
-        assert len(list(text_table.scan(settings).documents)) == 1
-
-
 def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
     content = pa.array([b"fine", b"caf\xe9"] * 10)
     broken = pa.Array.from_buffers(pa.string(), 20, content.buffers())
@@ -313,11 +266,3 @@ def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
         scan(tmp_path / "table.parquet")
     left = scan(tmp_path / "table.parquet", ignore=["place"])
     assert left.values.shape == (20, 1) and not left.warnings
-
-
-def test_a_column_is_parsed_once(tmp_path):
-    path = write(tmp_path, "size,color,label", [["1e300", "a", "x"], ["2.5", "b", "y"]])
-    numbers = read_table(path, DataSettings(source="table", path=str(path)))
-    assert numbers.parse("size") is numbers.parse("size")
-    assert numbers.parse("size").tolist() == [1e300, 2.5]
-    assert numbers.numbers("size").tolist() == [np.inf, 2.5]

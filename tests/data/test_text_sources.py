@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,11 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from throughline.data.documents import write_documents
-from throughline.data.encodings.base import RejectedValue, StoredFile
-from throughline.data.encodings.texts import (
-    check_encoding,
-    inspect_text,
-)
+from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.texts import check_encoding, inspect_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
 from throughline.data.sources import scan, text_folder, text_lines, text_table
@@ -117,20 +113,6 @@ def test_a_table_may_begin_with_a_byte_order_mark_and_have_long_fields(tmp_path)
     assert (document.label, document.content) == ("a", "long " * 40_000)
 
 
-def test_the_classes_of_a_table_may_be_numbers(tmp_path):
-    frame = pd.DataFrame({"body": ["one", "two", "three"], "stars": [5.0, 1.5, None]})
-    frame.to_parquet(tmp_path / "table.parquet")
-    source = text_table.scan(
-        settings(
-            "text_table",
-            tmp_path / "table.parquet",
-            text_column="body",
-            label_column="stars",
-        )
-    )
-    assert [item[1] for item in found(source)] == ["5", "1.5", "label missing"]
-
-
 def test_bytes_of_parquet_that_are_no_utf_8_are_rejected_with_their_row(tmp_path):
     path = tmp_path / "table.parquet"
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
@@ -166,8 +148,6 @@ def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
     ("name", "reason"),
     [
         ("New\xa0York", ""),
-        ("می\u200cخواهم", ""),
-        ("東京\u3000都", ""),
         ("a\u2028b", "has a line break"),
         ("a\x07b", "has characters that cannot be printed"),
         ("caf\udce9", "label is not utf-8"),
@@ -191,9 +171,6 @@ def test_a_missing_column_is_named_with_the_nearest_one(tmp_path):
         UnreadableSource, match=r"no column text; did you mean texts\?.*data\.text_column"
     ):
         list(text_table.scan(settings("text_table", tmp_path / "table.csv")).documents)
-    pd.DataFrame({"text": ["a"], "labels": ["b"]}).to_parquet(tmp_path / "table.parquet")
-    with pytest.raises(UnreadableSource, match=r"no column label; did you mean labels\?"):
-        text_table.scan(settings("text_table", tmp_path / "table.parquet"))
     (tmp_path / "lines.jsonl").write_text('{"body": "a", "label": "b"}\n')
     with pytest.raises(UnreadableSource, match=r"lines\.jsonl, line 1: no column text"):
         list(text_lines.scan(settings("text_lines", tmp_path / "lines.jsonl")).documents)
@@ -212,13 +189,6 @@ def test_what_is_no_table_is_refused(tmp_path):
         text_table.scan(settings("text_table", tmp_path / "table.jsonl"))
     with pytest.raises(DataNotFound, match="does not exist"):
         text_table.scan(settings("text_table", tmp_path / "nowhere.csv"))
-
-
-def test_lines_of_json_have_a_key_for_the_text_and_one_for_the_class(tmp_path):
-    lines = [json.dumps({"text": text, "label": name}) for name, text in SCRIPTS.items()]
-    (tmp_path / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    source = text_lines.scan(settings("text_lines", tmp_path / "all.jsonl"))
-    assert [item[1:] for item in found(source)] == list(SCRIPTS.items())
 
 
 def test_lines_that_cannot_be_used_are_rejected(tmp_path):
@@ -264,9 +234,8 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
     ]
     assert source.skipped == {".csv": 1}
     write_folder(tmp_path, {"sub/b.jsonl": b"{}", "a.jsonl.gz": b"", ".hidden": b""})
-    (tmp_path / "gone.txt").symlink_to("nowhere")
     skipped = text_lines.scan(settings("text_lines", tmp_path)).skipped
-    assert skipped == {".gz": 1, "link to nothing": 1, "folder": 1, ".csv": 1}
+    assert skipped == {".gz": 1, "folder": 1, ".csv": 1}
     with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
         text_lines.scan(settings("text_lines", tmp_path / "ham.txt"))
     with pytest.raises(DataNotFound, match="no file of lines"):
@@ -276,40 +245,17 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
         found(text_lines.scan(settings("text_lines", tmp_path)))
 
 
-def test_a_line_of_a_hundred_megabytes_is_rejected_and_not_kept(tmp_path):
-    with (tmp_path / "a.txt").open("wb") as file:
-        file.write(b"before\n")
-        for _ in range(100):
-            file.write(b"x" * 1_000_000)
-        file.write(b"\nafter\n")
-    source = text_lines.scan(settings("text_lines", tmp_path, max_bytes=1_000_000))
-    assert found(source) == [
-        ("a.txt:00000001", "a", b"before"),
-        ("a.txt:00000002", "larger than data.max_bytes: 100,000,001 bytes"),
-        ("a.txt:00000003", "a", b"after"),
-    ]
-
-
-def test_a_line_of_the_largest_size_is_a_document(tmp_path):
-    write_folder(tmp_path, {"a.txt": b"12345678\n1\n123456789\n12345678"})
+def test_a_line_of_the_largest_size_is_a_document_and_a_longer_one_is_none(tmp_path):
+    long = b"x" * 100_000
+    write_folder(tmp_path, {"a.txt": b"12345678\n1\n123456789\n%s\n12345678" % long})
     source = text_lines.scan(settings("text_lines", tmp_path, max_bytes=8))
     assert [item[-1] for item in found(source)] == [
         b"12345678",
         b"1",
         "larger than data.max_bytes: 10 bytes",
+        "larger than data.max_bytes: 100,001 bytes",
         b"12345678",
     ]
-
-
-def test_fields_of_a_record_that_is_too_long_are_rejected():
-    fields = {"text": "ä" * 10, "label": "a"}
-    limits = DataSettings(source="text_table", path="x", max_bytes=19)
-    assert read_fields(fields, "1", limits) == Rejected(
-        id="1", reason="larger than data.max_bytes: 20 bytes"
-    )
-    assert isinstance(
-        read_fields(fields, "1", limits.model_copy(update={"max_bytes": 20})), Document
-    )
 
 
 @pytest.mark.parametrize(
@@ -335,7 +281,6 @@ def test_values_that_mean_missing_are_neither_texts_nor_classes(fields, reason):
         ("für".encode("utf-16"), "utf-8", "not utf-8: byte 0xff at 0, looks like utf-16"),
         (bytes(4096), "utf-8", "binary: holds NUL characters"),
         (b"", "utf-8", "empty text"),
-        (b" \n\t ", "utf-8", "empty text"),
     ],
 )
 def test_a_document_that_cannot_be_used_says_why(content, encoding, reason):
@@ -344,7 +289,7 @@ def test_a_document_that_cannot_be_used_says_why(content, encoding, reason):
     assert str(error.value) == reason
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gb18030"])
 def test_a_document_is_kept_as_utf_8_whatever_its_encoding(encoding):
     for text in SCRIPTS.values():
         assert inspect_text(text.encode(encoding), encoding=encoding) == text.encode()
@@ -358,26 +303,6 @@ def test_encodings_are_checked_before_anything_is_read(tmp_path):
     check_encoding("utf-16")
     with pytest.raises(InvalidParams, match="files of lines cannot be read in utf-16"):
         check_encoding("utf-16", lines=True)
-
-
-def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
-    write_folder(
-        tmp_path / "in", {f"{name}/1.txt": text.encode() for name, text in SCRIPTS.items()}
-    )
-    source = scan(settings("text_folder", tmp_path / "in"))
-    rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
-    stored = map_documents(tmp_path)
-    assert not rejected
-    assert {
-        row["label"]: bytes(stored[row["row"] : row["row"] + row["bytes"]]).decode()
-        for row in rows.to_dict("records")
-    } == SCRIPTS
-
-
-def test_a_loop_of_links_is_no_document(tmp_path):
-    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
-    with pytest.raises(RejectedValue, match="cannot be read"):
-        StoredFile(path=tmp_path / "loop.txt", root=tmp_path).read(lambda *_: None)
 
 
 def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
@@ -408,3 +333,17 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
         "train",
         "validation",
     ]
+
+
+def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
+    write_folder(
+        tmp_path / "in", {f"{name}/1.txt": text.encode() for name, text in SCRIPTS.items()}
+    )
+    source = scan(settings("text_folder", tmp_path / "in"))
+    rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
+    stored = map_documents(tmp_path)
+    assert not rejected
+    assert {
+        row["label"]: bytes(stored[row["row"] : row["row"] + row["bytes"]]).decode()
+        for row in rows.to_dict("records")
+    } == SCRIPTS

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
+import json
 import os
 import resource
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from infra.local import s3
 from throughline.data.columns import fetching, stored
@@ -29,9 +34,27 @@ Fault = Callable[[str, str], str | None]  # method and path → what goes wrong,
 
 
 @pytest.fixture(scope="session")
-def store_variables(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Of a store that runs as long as the tests do."""
-    folder = tmp_path_factory.mktemp("objects")
+def store_variables(shared) -> Iterator[dict[str, str]]:
+    """Of the one store of this run of the tests: the first process that needs it starts it, and
+    ends it when no other process uses it any more.
+    """
+    address, lock = shared / "store.json", FileLock(shared / "store.lock")
+    with (shared / "store.users").open("w") as users, ExitStack() as own:
+        with lock:
+            if starts := not address.exists():
+                address.write_text(json.dumps(own.enter_context(_running_store(shared))))
+            variables = json.loads(address.read_text())
+            fcntl.flock(users, fcntl.LOCK_SH)  # also given up by a process that is killed
+        yield variables
+        if starts:
+            with lock:
+                address.unlink()  # whoever comes now starts another one
+            fcntl.flock(users, fcntl.LOCK_EX)  # waits until all others have given it up
+
+
+@contextmanager
+def _running_store(shared: Path) -> Iterator[dict[str, str]]:
+    folder = Path(tempfile.mkdtemp(prefix="objects-", dir=shared))
     with s3.temporary_store(folder, BUCKET) as variables:
         yield variables
         for process in psutil.process_iter(["name", "cmdline"]):
@@ -56,7 +79,8 @@ def bucket_url(object_store) -> str:
 @dataclass
 class Proxy:
     """What has passed, and what goes wrong: `fault` gets method and path of each request and says
-    `cut`, `lost` (done, and never answered), `late`, `corrupt`, `403`, `503`, or None for none.
+    `cut`, `lost` (done, and never answered), `late`, `corrupt`, a status such as `503` or, with a
+    code of S3, `400 ExpiredToken`, or None for none.
     """
 
     endpoint: str
@@ -106,8 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.state.fault(self.command, self.path)
-        refused = fault in ("403", "503")
-        status, headers, data = (int(fault), {}, b"") if refused else self._ask(body)
+        status, headers, data = _refuse(fault) if fault and fault[0].isdigit() else self._ask(body)
         if fault == "lost":
             self.close_connection = True
             return
@@ -143,6 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nothing: what passed is in `requests`."""
+
+
+def _refuse(fault: str) -> tuple[int, dict[str, str], bytes]:
+    status, _, code = fault.partition(" ")
+    return int(status), {}, f"<Error><Code>{code}</Code></Error>".encode() if code else b""
 
 
 def fetch_slowly(columns: FetchedColumns, column: Column, endpoint: str) -> None:

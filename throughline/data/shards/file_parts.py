@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,9 @@ class FilePart:
     bytes: int
 
 
-def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
+def read_parts(
+    parts: Sequence[FilePart], *, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[bytes]:
     """The contents of files, in their order; small objects that are next are being read already.
 
     Raises:
@@ -51,9 +53,9 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
         # that, unless the disk does. Not held while the caller writes: one that fails leaves this
         # generator suspended.
         with lock:
-            started_at = time.perf_counter()
+            started_at = clock()
             value = _read_file(part)
-            if time.perf_counter() - started_at > SLOW_READ_S:
+            if clock() - started_at > SLOW_READ_S:
                 lock = nullcontext()
         yield value
 

@@ -1,0 +1,310 @@
+"""Shards are what any TFRecord reader expects, and damage is named by file and record."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.external_records import example
+from tests.support.small_data import flip_bit
+from throughline.data.shards.example_features import (
+    NotAnExample,
+    bytes_places,
+    parse_features,
+    read_numbers,
+)
+from throughline.data.shards.files import REPAIRED, ShardFiles
+from throughline.data.shards.index import Shard, read_shard_index
+from throughline.data.shards.record_offsets import (
+    RecordTable,
+    open_records,
+    read_offsets,
+    write_offsets,
+)
+from throughline.data.shards.records import encode_example, encode_examples, example_key
+from throughline.data.shards.tfrecord import (
+    frame,
+    frame_buffer,
+    read_records,
+    seal_frames,
+    write_frames,
+)
+from throughline.shared.errors import CorruptShard, MissingInput
+from throughline.shared.files import digest_file
+
+RECORDS = [
+    encode_example(
+        key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)
+    )
+    for number in range(6)
+]
+SECOND = len(b"".join(frame(RECORDS[0])))  # where the second record begins
+
+
+@given(key=st.integers(0, 2**63 - 1), label=st.integers(0, 2**40), image=st.binary(max_size=400))
+@settings(max_examples=60, deadline=None)
+def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
+    parsed = tf.train.Example.FromString(encode_example(key=key, label=label, value=image))
+    assert parsed.features.feature["key"].int64_list.value[:] == [key]
+    assert parsed.features.feature["label"].int64_list.value[:] == [label]
+    assert parsed.features.feature["image"].bytes_list.value[:] == [image]
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
+    count, size, numbers = (
+        data.draw(st.integers(1, 7)),
+        data.draw(st.integers(1, 300)),
+        data.draw(st.booleans()),
+    )
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    keys, values = (
+        draw.integers(0, 2**63 - 1, count),
+        draw.standard_normal((count, size)).astype(np.float32),
+    )
+    labels = (
+        draw.standard_normal(count).astype(np.float32)
+        if numbers
+        else draw.integers(0, 2**30, count)
+    )
+    alone = [
+        encode_example(key=key, label=label, value=value.tobytes(), feature="features")
+        for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
+    ]
+    room = frame_buffer(count, len(alone[0]))
+    encode_examples(room["record"], keys=keys, labels=labels, values=values, feature="features")
+    assert [row.tobytes() for row in room["record"]] == alone
+    assert seal_frames(room).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_other_readers_read_our_files(tmp_path, compression):
+    path = tmp_path / "shard.tfrecord"
+    assert write_frames(
+        path, chain.from_iterable(map(frame, RECORDS)), compression=compression
+    ) == digest_file(path)
+    kind = {"none": "", "gzip": "GZIP"}[compression]
+    assert [
+        record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)
+    ] == RECORDS
+    assert list(read_records(path, compression=compression)) == RECORDS
+
+
+def test_equal_records_give_equal_files(tmp_path):
+    for name in ("a", "b"):
+        write_frames(tmp_path / name, chain.from_iterable(map(frame, RECORDS)), compression="gzip")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (tmp_path / "a").read_bytes()[4:8] == bytes(4), (
+        "GZIP's header holds no time, so that tomorrow's file is the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:-3], "record 5 at byte .*: the file ends within the record"),
+        (lambda data: data[:5], "record 0 at byte 0: the file ends within a record's header"),
+        (
+            lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:],
+            f"record 1 at byte {SECOND}: the checksum of the data does not match",
+        ),
+        (lambda data: b"\xff" + data[1:], "record 0 at byte 0: the checksum of the length"),
+    ],
+)
+def test_damage_is_named_by_file_record_and_offset(tmp_path, damage, words):
+    path = tmp_path / "train-00000-of-00001.tfrecord"
+    path.write_bytes(damage(b"".join(chain.from_iterable(map(frame, RECORDS)))))
+    with pytest.raises(CorruptShard, match=f"{path}: {words}"):
+        list(read_records(path, compression="none"))
+
+
+def test_a_truncated_gzip_shard_is_named(tmp_path):
+    path = tmp_path / "shard.tfrecord.gz"
+    path.write_bytes(gzip.compress(b"".join(chain.from_iterable(map(frame, RECORDS))))[:-20])
+    with pytest.raises(CorruptShard, match="GZIP stream broken"):
+        list(read_records(path, compression="gzip"))
+
+
+VALUES = st.one_of(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=4),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_any_example_of_tensorflow_s_is_read_as_it_was_written(features):
+    record = example(**features)
+    found = parse_features(record)
+    assert set(found) == set(features)
+    for name, values in features.items():
+        feature = found[name]
+        if feature.kind == "bytes":
+            assert [record[start:stop] for start, stop in bytes_places(record, feature)] == values
+        elif feature.kind == "float":
+            np.testing.assert_array_equal(read_numbers(record, feature), np.float32(values))
+        else:
+            assert read_numbers(record, feature).tolist() == values
+
+
+def test_lists_that_are_not_packed_are_read_too():
+    """As older writers serialize them: a tag before each number."""
+    floats = b"\x0d" + np.float32(1.5).tobytes() + b"\x0d" + np.float32(-2).tobytes()
+    integers = b"\x08\x05\x08\xac\x02"
+    entry = b"".join(
+        part(1, part(1, part(1, name) + part(2, part(kind, values))))[2:]
+        for name, kind, values in ((b"f", 2, floats), (b"i", 3, integers))
+    )
+    record = part(1, entry)
+    found = parse_features(record)
+    assert read_numbers(record, found["f"]).tolist() == [1.5, -2.0]
+    assert read_numbers(record, found["i"]).tolist() == [5, 300]
+
+
+def test_a_negative_number_that_is_not_packed_is_read():
+    """Ten bytes, the most that a number takes."""
+    minus_one = b"\x08" + b"\xff" * 9 + b"\x01"
+    record = part(1, part(1, part(1, b"i") + part(2, part(3, minus_one))))
+    assert read_numbers(record, parse_features(record)["i"]).tolist() == [-1]
+
+
+def part(field: int, payload: bytes) -> bytes:
+    """A field of a message that holds bytes, fewer than 128."""
+    return bytes((field << 3 | 2, len(payload))) + payload
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_an_example_or_refused(record):
+    try:
+        features = parse_features(record)
+    except NotAnExample:
+        return
+    assert all(feature.stop <= len(record) for feature in features.values())
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (b"", "it has no features"),
+        (b"\x0a", "ends within the number"),
+        (b"\x0a\x10abc", "ends within the field"),
+        (b"plain text", "is of no field|ends within"),
+        (part(1, b"\x0a\x09abc") + b"enough bytes", "ends within the field at byte 4"),
+    ],
+)
+def test_what_is_no_example_is_refused_with_what_is_wrong(record, said):
+    with pytest.raises(NotAnExample, match=said):
+        parse_features(record)
+
+
+def test_packed_numbers_that_are_cut_off_are_refused():
+    record = part(1, part(1, part(1, b"i") + part(2, part(3, part(1, b"\x05\xac")))))
+    with pytest.raises(NotAnExample, match="ends within a number"):
+        read_numbers(record, parse_features(record)["i"])
+
+
+SIZES = ((3, 0, 500), (7,), (1, 2))
+
+
+@pytest.fixture
+def shards(tmp_path) -> list[tuple[Path, Shard]]:
+    """Three uncompressed shards of records of several sizes, with their indexes."""
+    found = []
+    for number, sizes in enumerate(SIZES):
+        path = tmp_path / f"train-{number}.tfrecord"
+        framed = [frame(bytes([number]) * size) for size in sizes]
+        path.write_bytes(b"".join(part for parts in framed for part in parts))
+        found.append((path, shard_at(path, len(sizes))))
+    return found
+
+
+def shard_at(path, records: int) -> Shard:
+    return Shard(
+        name=path.name,
+        split="train",
+        records=records,
+        examples=records,
+        bytes=path.stat().st_size,
+        digest=digest_file(path),
+        compression="none",
+        offsets_digest=write_offsets(path),
+    )
+
+
+def open_all(shards) -> RecordTable:
+    return open_records(ShardFiles(folder=shards[0][0].parent), [shard for _, shard in shards])
+
+
+def test_records_are_read_by_their_numbers_in_any_order(shards):
+    table = open_all(shards)
+    everything = [record for path, _ in shards for record in read_records(path, compression="none")]
+    assert len(table) == len(everything) == 6
+    order = np.array([5, 0, 3, 3, 2, 1, 4])
+    assert table.read(order).tolist() == [everything[number] for number in order]
+    assert table.read(np.array([], np.int64)).tolist() == []
+
+
+def test_the_shard_stage_writes_the_index_of_uncompressed_shards_alone(arrays):
+    index = read_shard_index(arrays / "shards")
+    plain = [shard for shard in index.shards if shard.compression == "none"]
+    assert {path.name for path in (arrays / "shards").glob("*.npy")} == {
+        shard.name.replace(".tfrecord", ".offsets.npy") for shard in plain
+    }
+    assert all(not shard.offsets_digest for shard in index.shards if shard not in plain)
+    table = open_records(ShardFiles(folder=arrays / "shards"), plain)
+    assert len(table) == 200
+
+
+def test_an_index_that_is_not_its_shards_is_refused(shards):
+    (first, shard), (other, _), _ = shards
+    files = ShardFiles(folder=first.parent)
+    index = first.with_suffix(".offsets.npy")
+    shutil.copy(other.with_suffix(".offsets.npy"), index)
+    with pytest.raises(CorruptShard, match=r"train-0\.offsets\.npy is not the index that was"):
+        read_offsets(files, shard)
+    deceived = replace(shard, offsets_digest=digest_file(index))
+    with pytest.raises(CorruptShard, match=r"is of 1 records in 23 bytes, train-0\.tfrecord has 3"):
+        read_offsets(files, deceived)
+    index.unlink()
+    with pytest.raises(MissingInput, match=r"train-0\.offsets\.npy is missing; run"):
+        read_offsets(files, shard)
+
+
+def test_the_edges_of_a_repaired_shard_are_looked_for(shards):
+    path, shard = shards[0]
+    files = ShardFiles(folder=path.parent, snapshot_folder=path.parent / "snapshot")
+    expected = read_offsets(files, shard)
+    (path.parent / "snapshot" / REPAIRED).mkdir(parents=True)
+    path = path.rename(path.parent.joinpath("snapshot", REPAIRED, path.name))
+    assert read_offsets(files, replace(shard, repaired=True)).tolist() == expected.tolist()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptShard, match="record 2 at byte 35: the file ends within the record"):
+        read_offsets(files, replace(shard, repaired=True))
+
+
+def test_a_record_that_changed_since_is_not_delivered(shards):
+    flip_bit(shards[0][0], 100)
+    table = open_all(shards)
+    assert table.read(np.array([0, 1, 3])).tolist() == [b"\0\0\0", b"", b"\1" * 7]
+    with pytest.raises(ValueError, match=r"train-0\.tfrecord: record at byte 35: the checksum of"):
+        table.read(np.array([2]))
+
+
+def test_a_shard_in_place_of_another_of_the_same_size_is_noticed(shards):
+    path, _ = shards[0]
+    parts = [part for size in (500, 0, 3) for part in frame(bytes(size))]
+    path.write_bytes(b"".join(parts))
+    with pytest.raises(ValueError, match="no record of this length begins there"):
+        open_all(shards).read(np.array([0]))

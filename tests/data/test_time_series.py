@@ -1,0 +1,166 @@
+"""Dates as people write them, in the order of time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from tests.support.csv_tables import write
+from throughline.data.sources import time_series
+from throughline.data.sources.moments import TimeProblem, find_gaps, find_time_problem, read_moments
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+FORMATS = [
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M:%SZ",
+    "%d.%m.%Y %H:%M",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y %I:%M %p",
+    "%d %b %Y %H:%M",
+]
+
+
+def find_problem(cells):
+    return find_time_problem(read_moments(cells))
+
+
+@pytest.mark.parametrize("pattern", FORMATS)
+def test_a_year_of_hours_increases_in_every_notation_and_sorted_as_text_it_does_not(pattern):
+    first = datetime(2025, 12, 1)
+    hours = [(first + timedelta(hours=7 * step)).strftime(pattern) for step in range(1_250)]
+    assert find_problem(hours) is None
+    if not pattern.startswith("%Y"):
+        assert find_problem(sorted(hours)) is not None
+    assert find_problem([*hours[:700], hours[3], *hours[700:]]) == TimeProblem(row=700)
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        (["01.01.2026", "01.01.2026 00:30", "02.01.2026"], None),  # midnight without its time
+        (["01/12/2026", "02/12/2026"], None),
+        (["01/12/2026", "02/01/2026"], TimeProblem(row=1, two_ways=True)),
+        (["01.12.2026", "02.01.2026"], TimeProblem(row=1)),
+        (["12.31.2026", "12.31.2027"], TimeProblem(row=0, unreadable=True)),
+        (["01.02.2026", "2026-01-15", "16.01.2026"], TimeProblem(row=1)),
+        (["05.01.2026 00:00", "2026-01-06", "07.01.26"], None),
+        (["26-01-30", "25-01-31"], TimeProblem(row=1, two_ways=True)),
+        (["31-12-24", "01-01-25"], TimeProblem(row=1, two_ways=True)),
+        (["13/01/2026 1:00 PM", "02/01/2026 1:00 PM"], TimeProblem(row=1)),
+        (["2026-01-01", "yesterday"], TimeProblem(row=1, unreadable=True)),
+    ],
+)
+def test_dates_have_to_increase_in_each_way_that_they_can_be_read(cells, problem):
+    assert find_problem(cells) == problem
+
+
+def test_a_missing_row_is_a_long_step_and_a_month_is_none():
+    first = datetime(2026, 1, 1)
+    hours = [first + timedelta(hours=hour) for hour in range(48) if hour not in (7, 20, 21)]
+    (moments,) = read_moments([hour.isoformat() for hour in hours])
+    assert find_gaps(moments).tolist() == [7, 19]
+    (months,) = read_moments([f"2026-{month:02d}-01" for month in range(1, 13)])
+    assert not find_gaps(months).size and not find_gaps(months[:1]).size
+
+
+def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
+    path = tmp_path / "series.csv"
+    path.write_text("day,place,heat,rain\n2026-01-01,x,1,0.5\n2026-01-02,y,2,0.25\n")
+    series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
+    assert (series.schema.input.columns.names, series.schema.input.shape) == (
+        ("heat", "rain"),
+        (2,),
+    )
+    assert series.values.dtype == np.float32
+    assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
+
+
+def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
+    path = tmp_path / "series.csv"
+    days = [f"2026-01-{day:02d}" for day in range(1, 32) if day not in (9, 20, 21)]
+    settings = DataSettings(source="time_series", path=str(path), time_column="day")
+    for times in (days, [day[-2:].lstrip("0") for day in days]):
+        rows = [f"{day},{number / 8}" for number, day in enumerate(times)]
+        path.write_text("\n".join(["day,heat", *rows]))
+        (warning,) = time_series.scan(settings).warnings
+        assert warning.startswith("day grows 2 times more than 1.5 times as much as it does from")
+        assert f"first before row 9 ({times[7]}, {times[8]})" in warning
+    path.write_text("\n".join(["day,heat", *rows[:8]]))
+    assert time_series.scan(settings).warnings == []
+
+
+def test_nanoseconds_are_in_the_order_of_time(tmp_path):
+    path = tmp_path / "series.csv"
+    path.write_text("at,heat\n1700000000000000000,1.5\n1700000000000000001,2.5\n")
+    series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="at"))
+    assert series.values.tolist() == [[1.5], [2.5]]
+
+
+def test_one_array_is_a_series_of_one_column(tmp_path):
+    np.save(tmp_path / "series.npy", np.arange(4))
+    series = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+    assert series.schema.input.columns.names == ("column_0",)
+    assert series.values.tolist() == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([1.0, 1e300], "row 2, column column_0 is 1e\\+300"),
+        ([1.0, np.nan], "row 2, column column_0 is nan"),
+        ([0, 1_700_000_001], "float32 keeps the first seven digits"),
+        ([98765432.1, 98765432.4], "column_0 holds numbers such as .*, or save float32 if"),
+    ],
+)
+def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason):
+    np.save(tmp_path / "series.npy", values)
+    with pytest.raises(UnreadableSource, match=reason):
+        time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+
+
+REFUSED = {
+    "gap": ("1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),
+    "infinite": ("1,1\n2,inf\n3,1\n", "row 2, column heat is 'inf', no number"),
+    "too large": ("1,1\n2,1e300\n3,1\n", "row 2, column heat exceeds the range of float32"),
+    "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3"),
+    "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
+    "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
+    "two ways": ("01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
+    "nanoseconds": ("1700000000000000001,1\n1700000000000000000,2\n", "not increase in row 2"),
+}
+
+
+@pytest.mark.parametrize(("rows", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, rows, reason):
+    path = tmp_path / "series.csv"
+    path.write_text(f"day,heat\n{rows}")
+    with pytest.raises(UnreadableSource, match=reason):
+        time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
+
+
+def test_a_series_says_which_columns_it_leaves_out(tmp_path):
+    rows = [[row, row / 8, "sunny"] for row in range(20)]
+    path = write(tmp_path, "hour,load,note", rows)
+    settings = DataSettings(source="time_series", path=str(path), time_column="hour")
+    found = time_series.scan(settings)
+    assert found.schema.input.columns.names == ("load",)
+    assert found.warnings == ["not numeric and left out: note (data.ignore says that it is meant)"]
+    meant = settings.model_copy(update={"ignore": ["note"]})
+    assert time_series.scan(meant).warnings == []
+
+
+def test_a_series_learns_from_no_index_unless_told(tmp_path):
+    rows = [[1_700_000_000 + 3600 * row, row, row / 8] for row in range(40)]
+    path = write(tmp_path, "time,nr,load", rows)
+    settings = DataSettings(source="time_series", path=str(path))
+    with pytest.raises(UnreadableSource, match=r"column time .*float32 keeps") as refused:
+        time_series.scan(settings)
+    assert "column nr (0, …) numbers the rows" in str(refused.value)
+    assert "data.time_column names the column of times" in str(refused.value)
+    said = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
+    assert time_series.scan(said).schema.input.columns.names == ("load",)
+    said = settings.model_copy(update={"numeric": ["nr", "load"]})
+    assert time_series.scan(said).schema.input.columns.names == ("nr", "load")
