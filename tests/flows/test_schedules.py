@@ -75,6 +75,7 @@ def with_schedules(*schedules: CronSchedule | IntervalSchedule) -> DeploymentRes
     return DeploymentResponse(id=uuid4(), flow_id=uuid4(), name="training", schedules=made)
 
 
+@pytest.mark.integration
 def test_schedules_are_known_until_they_are_restored_whatever_cuts_that(tmp_path):
     hourly = IntervalSchedule(interval=timedelta(hours=1))
     first = with_schedules(CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"), hourly)

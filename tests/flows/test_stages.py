@@ -63,6 +63,14 @@ def test_an_overdue_process_is_ended_with_its_children(tmp_path, monkeypatch):
 
 
 @pytest.mark.integration
+def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_path):
+    variables = dvc_environment({})
+    with supervised(["sleep", "100"], folder=tmp_path, environment=variables) as process:
+        pass
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.integration
 def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(TIMEOUT_S, "600")
     with (

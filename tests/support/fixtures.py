@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -69,10 +70,10 @@ def arrays(array_settings, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory, worker_id) -> Path:
+def shared(tmp_path_factory) -> Path:
     """A folder of this run of the tests, the same for each of its processes."""
     own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "shared"
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
 

@@ -39,18 +39,20 @@ def slow_but_first(cases: Sequence[Any]) -> list:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the mark of its group, and put the groups that take longest first."""
+    """Put the groups that take longest first."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        uses_stack = STACK in getattr(item, "fixturenames", ())
-        group = STACK if uses_stack else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-        groups.setdefault(group, []).append(item)
+        groups.setdefault(_group_of(item), []).append(item)
     items[:] = [
         item
         for group in sorted(groups.values(), key=lambda group: min(map(_rank, group)))
         for item in group
     ]
+
+
+def _group_of(item: pytest.Item) -> str:
+    uses_stack = STACK in getattr(item, "fixturenames", ())
+    return STACK if uses_stack else item.nodeid.partition("::")[0]
 
 
 def _rank(item: pytest.Item) -> int:
@@ -60,14 +62,14 @@ def _rank(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
-    """Put the group at the end of each test's id while pytest-xdist reads them: version 3.8 writes
-    it where pytest 9.2 does not look for it.
+    """Put the group at the end of each test's id, where `--dist loadgroup` looks for it, while
+    pytest-xdist reads the ids. Its mark `xdist_group` does not: version 3.8 writes the group where
+    pytest 9.2 keeps no id.
     """
     ids = [item._id for item in session.items]
     if session.config.getoption("loadgroup", False):
         for item in session.items:
-            group = item.get_closest_marker("xdist_group").args[0]
-            item._id = NodeId.parse(f"{item.nodeid}@{group}")
+            item._id = NodeId.parse(f"{item.nodeid}@{_group_of(item)}")
     yield
     for item, own in zip(session.items, ids, strict=True):
         item._id = own
