@@ -1,0 +1,76 @@
+"""Processes that are stopped or killed at a chosen operation, however busy the machine is: Python
+announces each of them to audit hooks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from signal import Signals
+
+KILLED = 9
+
+SIGNALED = """
+import os, runpy, sys
+
+number, left, name, *command = sys.argv[1:]
+left = int(left)
+
+
+def count(event, arguments):
+    global left
+    if event == "os.rename" and name in os.fsdecode(arguments[1]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), int(number))
+
+
+sys.addaudithook(count)
+sys.argv = command
+runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def signaled_at(write: int, name: str, number: Signals, *module: str) -> list[str]:
+    """A command that runs a module, with arguments, and sends itself a signal where it has written
+    a file or folder with `name` in its path so many times, before the last of them is renamed to
+    its place.
+    """
+    return [sys.executable, "-c", SIGNALED, str(int(number)), str(write), name, *module]
+
+
+def killed_at(operation: int, work: Callable[[], object]) -> bool:
+    """Do `work` in a forked child that is killed before its file operation of this number; returns
+    whether it got there.
+    """
+    process = os.fork()
+    if process == 0:
+        left = operation
+
+        def hook(event: str, arguments: tuple) -> None:
+            nonlocal left
+            # Opening for reading changes nothing.
+            changes = event.startswith(("os.", "shutil.")) or (
+                event == "open" and arguments[1] != "r"
+            )
+            if changes:
+                left -= 1
+                if left < 0:
+                    os._exit(KILLED)  # at once, as a kill
+
+        sys.addaudithook(hook)
+        work()
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, KILLED)
+    return code == KILLED
+
+
+def kills_at_each_operation(work: Callable[[], object]) -> Iterator[int]:
+    """Kill `work` before its first file operation, then before its second, and so on until it comes
+    to its end; yields the number of the operation after each kill.
+    """
+    return itertools.takewhile(lambda operation: killed_at(operation, work), itertools.count())
