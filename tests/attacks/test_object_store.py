@@ -15,9 +15,7 @@ import grpc
 import psutil
 import pytest
 import requests
-import urllib3
 
-from flows.servers.services import find_free_port
 from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
 from tests.support.skips import need
@@ -28,53 +26,36 @@ pytestmark = [
 ]
 
 MODEL = b"the model that was trained"
+# Of S3, the filer, the master, a volume, and IAM.
 REQUESTS = [
-    ("GET", "/"),
     ("GET", "/?list-type=2"),
     ("GET", "/mlflow/model.keras"),
     ("PUT", "/mlflow/model.keras"),
     ("DELETE", "/mlflow/model.keras"),
-    ("GET", "/buckets/mlflow/model.keras"),
     ("PUT", "/buckets/mlflow/model.keras"),
-    ("POST", "/buckets/mlflow/"),
     ("DELETE", "/buckets/mlflow?recursive=true"),
     ("GET", "/dir/assign"),
-    ("GET", "/dir/status"),
     ("POST", "/submit"),
-    ("GET", "/vol/grow?count=1"),
-    ("GET", "/vol/vacuum"),
     ("GET", "/col/delete?collection=mlflow"),
-    ("GET", "/cluster/status"),
-    ("GET", "/stats/disk"),
-    ("GET", "/ui/index.html"),
     ("GET", "/debug/pprof/"),
     ("GET", "/metrics"),
-    ("GET", "/1,01637037d6"),
     ("DELETE", "/1,01637037d6"),
     ("POST", "/?Action=CreateAccessKey&UserName=x"),
-    ("POST", "/?Action=AssumeRole"),
 ]
 CALLS = [
-    "/filer_pb.SeaweedFiler/ListEntries",
     "/filer_pb.SeaweedFiler/DeleteEntry",
     "/iam_pb.SeaweedIdentityAccessManagement/GetConfiguration",
-    "/master_pb.Seaweed/VolumeList",
     "/master_pb.Seaweed/CollectionDelete",
     "/volume_server_pb.VolumeServer/VolumeDelete",
-    "/messaging_pb.SeaweedMessaging/ListTopics",
-    "/s3_lifecycle_internal_pb.X/Y",
 ]
+LONGEST_S = 240  # that an answer is waited for; who waits in vain fails
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Iterator[StackConfig]:
-    folder = tmp_path_factory.mktemp("store")
-    opened = load_stack(
-        folder / "stack",
-        postgres_port=find_free_port(),
-        s3_port=s3.find_first_port(),
-    )
+    folder = tmp_path_factory.mktemp("store") / "stack"
     with ExitStack() as running:
+        opened = load_stack(folder, s3_port=running.enter_context(s3.reserved_ports()))
         running.enter_context(s3.object_store(opened))
         client = s3.open_client(opened)
         client.pipe("mlflow/model.keras", MODEL)
@@ -110,10 +91,10 @@ def test_no_port_answers_who_has_no_key(listening, scheme):
         try:
             address = f"{scheme}://127.0.0.1:{port}{path}"
             reply = requests.request(
-                method, address, data=b"the attacker's", verify=False, timeout=10
+                method, address, data=b"the attacker's", verify=False, timeout=LONGEST_S
             )
-        except (requests.RequestException, urllib3.exceptions.HTTPError):
-            continue
+        except requests.ConnectionError:
+            continue  # it does not speak this protocol
         assert reply.status_code in (400, 403, 404, 405), (port, method, path, reply.text[:300])
         assert MODEL not in reply.content, (port, method, path)
 
@@ -124,7 +105,7 @@ def test_no_port_takes_calls_without_a_certificate(listening):
             grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
             pytest.raises(grpc.RpcError) as refused,
         ):
-            channel.unary_unary(method)(b"", timeout=5)
+            channel.unary_unary(method)(b"", timeout=LONGEST_S)
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE, (
             f"{port} {method}: {refused.value.details()}"
         )

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 import requests
 from playwright.sync_api import expect
 
-from flows.servers.services import find_free_port
+from flows.servers.services import reserved_port
 from infra.local import postgres, s3
 from infra.local.__main__ import stores
 from infra.local.stack_config import StackConfig, load_stack
@@ -30,7 +29,7 @@ from tests.support.browser import browsing, picture
 from tests.support.project import environment, make_project, run
 from tests.support.shared_servers import shared_libraries
 from tests.support.skips import need
-from tests.support.stack import Stack, processes_of, started
+from tests.support.stack import Stack, processes_of, started, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -38,13 +37,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 class Local:
     """A stack's project, folder and ports; started and stopped as often as a test likes."""
 
-    def __init__(self, project: Path, folder: Path) -> None:
+    def __init__(self, project: Path, folder: Path, reserved: ExitStack) -> None:
         self.project, self.folder = project, folder
-        self.prefect, self.tracking = find_free_port(), find_free_port()
-        base = s3.find_first_port()
+        self.prefect, self.tracking = (reserved.enter_context(reserved_port()) for _ in range(2))
+        base = reserved.enter_context(s3.reserved_ports())  # of ten, of which a store takes four
         self.home: StackConfig = load_stack(
             folder,
-            postgres_port=find_free_port(),
+            postgres_port=reserved.enter_context(reserved_port()),
             s3_port=base,
             input_port=base + 5,
             dask_port=base + 8,
@@ -87,12 +86,12 @@ class Local:
 def local(tmp_path_factory) -> Iterator[Local]:
     """A stack that is not running; its folder is one that Postgres' own user can enter, too."""
     need("postgres")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as reserved:
         Path(folder).chmod(0o755)
         root = tmp_path_factory.mktemp("local")
         learnable(root / "learnable.npz")
         project = make_project(root / "project", root / "learnable.npz")
-        yield Local(project, Path(folder) / "stack")
+        yield Local(project, Path(folder) / "stack", reserved)
 
 
 def learnable(path: Path) -> None:
@@ -128,9 +127,9 @@ def compared(local, running) -> str:
         "pipelines!": {"naive": {"read": "shards"}, "service": service},
         "measure": {"rounds": 3},
         "train": {"epochs": 10},
+        # Every configuration learns the classes, as a champion must.
+        "model": {"name": "mlp", "options": {"width": 64}},
     }
-    # Every configuration learns the classes, as a champion must.
-    overlay["model"] = {"name": "mlp", "options": {"width": 64}}
     stack = local.stack()
     changes = {"overlay": overlay}
     flow_run = stack.start("comparison", changes=changes, name="compared", promote=True)
@@ -268,19 +267,24 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
 
 
 def test_stores_that_end_are_started_again(local, capsys):
-    ports = {"postgres_port": find_free_port(), "s3_port": s3.find_first_port()}
-    home = load_stack(local.folder.with_name("stores"), **ports)
-    with stores(home) as look_after:
+    with reserved_port() as of_postgres, s3.reserved_ports() as first, ExitStack() as running:
+        folder = local.folder.with_name("stores")
+        home = load_stack(folder, postgres_port=of_postgres, s3_port=first)
+        look_after = running.enter_context(stores(home))
         s3.open_client(home).pipe("dvc/kept", b"kept")
         for word in ("postgres", "weed"):
             for process in processes_of(home.folder, word):
                 with suppress(psutil.Error):  # it has ended with the others
                     process.kill()
-        said = ""
-        while said.count("restarting ") < 2:
+        restarts = 0
+
+        def count_restarts() -> bool:
+            nonlocal restarts
             look_after()
-            said += capsys.readouterr().err
-            time.sleep(0.1)
+            restarts += capsys.readouterr().err.count("restarting ")
+            return restarts == 2
+
+        wait_for(count_restarts)
         assert s3.open_client(home).cat("dvc/kept") == b"kept"
         asked = ("psql", "-d", "prefect", "-Atc", "SELECT 1")
         assert postgres._run_checked(home, *asked) == "1\n"
