@@ -68,21 +68,6 @@ def test_order_within_a_document_matters(network):
     assert not np.allclose(one, other, atol=1e-3)
 
 
-def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
-    target = Target(kind="class", shape=(4,))
-    packed, labels = make_packed_model(network, segments=5), np.array([1, 3, 0])
-    compile_model(packed, TrainSettings(), target=target, steps=1)
-    label, weight = np.zeros((1, 5), np.int64), np.zeros((1, 5), np.float32)
-    label[0, :3], weight[0, :3] = labels, 1
-    measured = packed.evaluate(
-        packed_row(16), label, sample_weight=weight, return_dict=True, verbose=0
-    )
-    logits = alone(network)
-    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
-    assert measured["loss"] == pytest.approx(float(expected), rel=1e-4)
-    assert measured["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
-
-
 def packed_batches():
     """Two batches of one row of five slots, with three documents and with one; labels and weights
     (1, 5).

@@ -99,29 +99,23 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
     (folder / "sub").mkdir(parents=True)
     picture(1).save(folder / "a.jpg")
     picture(2).save(folder / "sub" / "b.webp")
-    (folder / "c.png").write_bytes(b"no image")
+    damaged, table = folder / "c.png", tmp_path / "list.csv"
+    damaged.write_bytes(b"no image")
     (folder / "notes.txt").write_text("not an image")
-    (tmp_path / "list.csv").write_text("file\na.jpg\n")
-    rows, counts = predict_rows(model, folder, tmp_path / "list.csv")
-    named = {Path(row["input"]).name: row for row in rows}
-    assert list(named) == ["a.jpg", "c.png", "b.webp", "list.csv"]
-    assert named["a.jpg"]["class"] and named["b.webp"]["class"]
-    assert named["c.png"]["error"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
-    assert named["list.csv"]["error"] == "has no column path, which would name images"
+    table.write_text("file\na.jpg\n")
+    rows, counts = predict_rows(model, folder, table)
+    errors = {Path(row["input"]).name: row["error"] for row in rows}
+    assert [name for name, error in errors.items() if not error] == ["a.jpg", "b.webp"]
+    assert errors["c.png"].startswith("not an image")
+    assert errors["list.csv"].startswith("has no column path")
     assert (counts.predicted, counts.rejected) == (2, 2)
     report_rejected(counts, strict=False)
-    said = capsys.readouterr().err
-    assert "2 of 4 inputs not used. This model takes images (JPEG" in said
+    assert "2 of 4 inputs not used. This model takes images (JPEG" in capsys.readouterr().err
     with pytest.raises(UnusableInputs) as refusal:
         report_rejected(counts, strict=True)
-    assert str(refusal.value).splitlines() == [
-        "2 of 4 inputs cannot be used:",
-        f"  {folder / 'c.png'}: not an image in JPEG, PNG, GIF, BMP or WebP format",
-        f"  {tmp_path / 'list.csv'}: has no column path, which would name images",
-        counts.takes,
-        "Without --strict the others are predicted.",
-    ]
-    nothing, unused = predict_rows(model, folder / "c.png", tmp_path / "list.csv")
+    said = str(refusal.value)
+    assert all(part in said for part in (str(damaged), str(table), counts.takes))
+    nothing, unused = predict_rows(model, damaged, table)
     assert not nothing, "the error says it, once"
     with pytest.raises(UnusableInputs, match=r"c\.png: not an image"):
         report_rejected(unused, strict=False)
@@ -239,25 +233,16 @@ def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_pat
     picture(2, size=(20, 12), mode="L").save(large)
     np.save(array, values)
     rows, _ = predict_rows(model, gray, color, large, array)
-    assert [row["error"].partition(";")[0] for row in rows] == [
-        "",
-        "in color, and the model was trained on gray images",
-        "20×12 pixels, and the model takes 10×12",
-        "",
-        "",
-    ]
+    said = [row["error"].partition(",")[0] for row in rows]
+    assert said == ["", "in color", "20×12 pixels", "", ""]
     assert rows[0]["probability"] == rows[3]["probability"]
-    several, single, broken = (tmp_path / name for name in ("X.NPZ", "single.npz", "broken.npz"))
     np.savez(tmp_path / "x.npz", x=values)
-    (tmp_path / "x.npz").rename(several)
-    shutil.copy(array, single)
-    broken.write_bytes(b"PK\x03\x04nonsense")
-    files, _ = predict_rows(model, several, single, broken)
+    (tmp_path / "x.npz").rename(tmp_path / "X.NPZ")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
+    *several, broken = predict_rows(model, tmp_path / "X.NPZ", tmp_path / "broken.npz")[0]
     shown = [float(row["probability"]) for row in rows[3:]]
-    *read, refused = files
-    found = [float(row["probability"]) for row in read]
-    assert found == pytest.approx([*shown, *shown], abs=1e-5)
-    assert refused["error"].startswith("x cannot be read (")
+    assert [float(row["probability"]) for row in several] == pytest.approx(shown, abs=1e-5)
+    assert broken["error"].startswith("x cannot be read (")
     assert export_file(model, tmp_path / "served") == "image: string"
     served = tf.saved_model.load(str(tmp_path / "served"))
     answer = served.serve(tf.constant([gray.read_bytes()]))["probabilities"].numpy()

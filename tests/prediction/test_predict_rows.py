@@ -69,8 +69,7 @@ def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_p
     with open_trained_model(model) as trained:
         assert find_changed_data(trained, layout) == ["the classes", "the tokenizer"]
         shown = describe_changed_data(trained, "p", layout)
-    assert shown is not None
-    assert "the classes and the tokenizer. The model is used with those of its training" in shown
+    assert "the classes and the tokenizer" in shown
     assert export_file(model, tmp_path / "served") == "text: string"
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
 
@@ -101,17 +100,14 @@ def test_texts_are_files_lines_or_rows(tmp_path):
         documents = list(texts.read(lines.parent / "texts" / "source", trained, Wanted()).items)
     assert len(documents) == 150  # also those in class folders, whose classes are not looked at
     assert rows[2]["error"] == "text missing"
-    other = tmp_path / "other.csv"
-    other.write_text("words\nthe fox\n")
     check_refusals(
         model,
         {
-            other: "no column text; known: words.",
-            make_misfit(tmp_path / "a.png"): "is a PNG image.",
-            make_misfit(tmp_path / "blank.txt", b"\n\n"): "empty text.",
+            make_misfit(tmp_path / "other.csv", b"words\nthe fox\n"): "no column text",
+            make_misfit(tmp_path / "a.png"): "is a PNG image",
+            make_misfit(tmp_path / "blank.txt", b"\n\n"): "empty text",
         },
-        takes="This model takes texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or"
-        " .parquet files whose column text holds the text.",
+        takes="texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or .parquet files",
     )
 
 
@@ -144,99 +140,27 @@ def make_table(rows: int) -> str:
     return "\n".join(["size,color,price,kind", *lines]) + "\n"
 
 
-def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
-    params, layout, model = save_of_table(tmp_path, make_table(60), label="kind")
-    manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
-    chosen = manifest.for_split("test")["row"].tolist()
-    full = keras.saving.load_model(model, compile=False)
-    expected = tf.nn.softmax(full(values[chosen])).numpy().max(axis=1)
-    rows, _ = predict_rows(model, tmp_path / "table.csv")
-    got = [float(rows[row]["probability"]) for row in chosen]
-    np.testing.assert_allclose(got, expected, atol=2e-6)
-    other = tmp_path / "other.csv"
-    other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\nlow,red,x,2\n")
-    named, _ = predict_rows(model, other)
-    assert [row["error"] for row in named] == [
-        "",
-        "color is 'pink', a category that the training has not seen",
-        "price is missing",
-        "price is 'low', no number",
-    ]
-    check_refusals(
-        model,
-        {
-            tmp_path: "is a folder, not a file.",
-            tmp_path / "gone.csv": "does not exist.",
-            make_misfit(tmp_path / "a.png"): "is a PNG image.",
-            make_misfit(tmp_path / "sheet.xlsx", b"PK\x03\x04"): (
-                "is a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it."
-            ),
-            make_misfit(tmp_path / "packed.csv", gzip.compress(b"size,price,color\n")): (
-                "is compressed with GZIP; unpack it with gunzip."
-            ),
-            make_misfit(tmp_path / "bytes.csv", b"size\0"): "is binary, not text.",
-            make_misfit(tmp_path / "empty.csv", b""): "is empty.",
-            make_misfit(tmp_path / "names.csv", b"size,price,color\n"): "holds no example.",
-            make_misfit(tmp_path / "latin.csv", b"size,price,color\n1,2,\xfc\n"): (
-                "is not utf-8: 'utf-8' codec can't decode byte 0xfc in position 21: invalid start"
-                " byte."
-            ),
-            make_misfit(tmp_path / "column.csv", b"size;kolor;price\n1;red;2\n"): (
-                "no column color; did you mean kolor?"
-            ),
-            make_misfit(tmp_path / "columns.csv", b"size;width\n1;2\n"): (
-                "no column price; known: size, width; no column color; known: size, width."
-            ),
-            make_misfit(tmp_path / "quote.csv", b'size,price,color\n1,2,"red\n3,4,red\n'): (
-                "line 2: a quoted cell that goes on for 1 more lines does not end as one; a stray"
-                " quote?"
-            ),
-            make_misfit(tmp_path / "fields.csv", b"size,price,color\n1,2,red,4\n"): (
-                "1 of 1 rows have other fields than the header's 3: line 2 has 4. Quote cells that"
-                " hold the delimiter."
-            ),
-        },
-        takes="This model takes tables (CSV, TSV (utf-8) or Parquet) with the columns size, price,"
-        " color.",
-    )
-    worst = write_evaluation_of(params, layout, model, tmp_path / "evaluation").worst[0]
-    row = manifest.examples.set_index("id").loc[worst.id]["row"]
-    color = ("blue", "green", "red")[int(values[row][2])]
-    size, price = values[row][:2]
-    assert worst.value == f"size: {size:.4g}, price: {price:.4g}, color: {color}"
-    assert (
-        export_file(model, tmp_path / "served")
-        == "features: size float32, price float32, color string"
-    )
-    served = tf.saved_model.load(str(tmp_path / "served"))
-    answer = served.serve(
-        {"size": tf.constant([2.0]), "price": tf.constant([1.0]), "color": tf.constant(["blue"])}
-    )
-    likeliest = float(answer["probabilities"].numpy().max())
-    assert abs(likeliest - float(named[0]["probability"])) < 2e-6
-    gap = {"size": [2.0], "price": [np.nan], "color": ["blue"]}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
-        served.serve({name: tf.constant(cells) for name, cells in gap.items()})
-    pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
-    (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")
-    assert row["probability"] == named[0]["probability"]
-
-
-def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):
+def test_rows_of_a_table_are_predicted_and_served_as_they_were_trained(tmp_path):
     lines = make_table(60).splitlines()
     for row in (3, 20, 40):
         lines[row] = "," + lines[row].partition(",")[2]
         lines[row + 1] = lines[row + 1].replace("red", "").replace("green", "").replace("blue", "")
     # A name that TensorFlow does not take.
     lines[0] = lines[0].replace("size", "Größe (m²)")
-    _, layout, model = save_of_table(tmp_path, "\n".join(lines), label="kind", missing="median")
-    values = np.load(layout.manifest / "values.npy")
+    params, layout, model = save_of_table(
+        tmp_path, "\n".join(lines), label="kind", missing="median"
+    )
+    manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
     assert len(values) == 60 and np.isfinite(values).all()
     full = keras.saving.load_model(model, compile=False)
     expected = tf.nn.softmax(full(values)).numpy().max(axis=1)
     rows, _ = predict_rows(model, tmp_path / "table.csv")
     got = [float(row["probability"]) for row in rows]
     np.testing.assert_allclose(got, expected, atol=2e-6)
+    worst = write_evaluation_of(params, layout, model, tmp_path / "evaluation").worst[0]
+    row = values[manifest.examples.set_index("id").loc[worst.id]["row"]]
+    color = manifest.schema.input.columns.categories[0][int(row[2])]
+    assert worst.value == f"Größe (m²): {row[0]:.4g}, price: {row[1]:.4g}, color: {color}"
     export_file(model, tmp_path / "served")
     cells = [line.split(",") for line in lines[1:]]
     served = tf.saved_model.load(str(tmp_path / "served"))
@@ -248,6 +172,40 @@ def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):
         }
     )
     np.testing.assert_allclose(answer["probabilities"].numpy().max(axis=1), expected, atol=2e-6)
+
+
+def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
+    *_, model = save_of_table(tmp_path, make_table(60), label="kind")
+    other = tmp_path / "other.csv"
+    other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n")
+    named, _ = predict_rows(model, other)
+    assert [row["error"].partition(",")[0] for row in named] == [
+        "",
+        "color is 'pink'",
+        "price is missing",
+    ]
+    gap = {"size": [2.0], "price": [np.nan], "color": ["blue"]}
+    pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
+    (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")
+    assert row["probability"] == named[0]["probability"]
+    assert export_file(model, tmp_path / "served") == (
+        "features: size float32, price float32, color string"
+    )
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
+        served.serve({name: tf.constant(cells) for name, cells in gap.items()})
+    check_refusals(
+        model,
+        {
+            tmp_path: "is a folder",
+            tmp_path / "gone.csv": "does not exist",
+            make_misfit(tmp_path / "a.png"): "is a PNG image",
+            make_misfit(tmp_path / "packed.csv", gzip.compress(b"size,price,color\n")): "GZIP",
+            make_misfit(tmp_path / "names.csv", b"size,price,color\n"): "holds no example",
+            make_misfit(tmp_path / "columns.csv", b"size;width\n1;2\n"): "no column price",
+        },
+        takes="tables (CSV, TSV (utf-8) or Parquet) with the columns size, price, color.",
+    )
 
 
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
@@ -311,16 +269,10 @@ def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
     check_refusals(
         model,
         {
-            make_misfit(tmp_path / "wind.csv", b"load,wind\n1,2\n"): (
-                "no column time; known: load, wind."
-            ),
-            make_misfit(tmp_path / "short.csv", b"time,load,wind\n1,2,3\n"): (
-                "has 1 time steps, and the model needs 6."
-            ),
-            tmp_path: "is a folder, not a file.",
+            make_misfit(tmp_path / "wind.csv", b"load,wind\n1,2\n"): "no column time",
+            make_misfit(tmp_path / "short.csv", b"time,load,wind\n1,2,3\n"): "has 1 time steps",
         },
-        takes="This model takes series of at least 6 time steps: tables (CSV, TSV (utf-8) or"
-        " Parquet) with the columns time, load, wind, or .npy arrays of load, wind.",
+        takes="series of at least 6 time steps",
     )
     np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
     np.save(tmp_path / "s.npy", steps.round(4))

@@ -103,7 +103,13 @@ class EmulatedTraining(keras.Model):
         shape: Any = ops.shape(keras.tree.flatten(inputs)[0])
         return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
 
-    def pace(self, step: Callable[[Any], Any]) -> Callable[[Iterator, Any], Any]:
+    def pace(
+        self,
+        step: Callable[[Any], Any],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Callable[[Iterator, Any], Any]:
         """The function that runs N steps on an iterator's next batches, each from the moment its
         batch is there until the accelerator would be done, and returns the logs of the last.
         """
@@ -112,9 +118,9 @@ class EmulatedTraining(keras.Model):
             logs = None
             for _ in range(int(steps)):
                 batch = next(iterator)
-                done_s = time.perf_counter() + next(self._durations_s)
+                done_s = clock() + next(self._durations_s)
                 logs = step(batch)
-                time.sleep(max(0.0, done_s - time.perf_counter()))
+                sleep(max(0.0, done_s - clock()))
             return logs
 
         return run
