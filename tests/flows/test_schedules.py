@@ -101,6 +101,7 @@ def test_schedules_are_known_until_they_are_restored_whatever_cuts_that(tmp_path
     assert not file.exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("content", ["", "[{}]", "\udcff"])
 def test_schedules_that_cannot_be_read_are_those_of_the_server(tmp_path, content):
     file = tmp_path / ".throughline" / "ui" / KEPT

@@ -216,7 +216,7 @@ def started(project: Path, *command: str) -> Iterator[str]:
         raise AssertionError("".join(said))
     yield "".join(said)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), (
         "Ctrl-C leaves no process"
     )

@@ -248,6 +248,7 @@ def test_a_run_is_gone_where_a_store_that_answers_does_not_have_it(away):
     assert not is_gone(KEY, sent.run_id, None)
 
 
+@pytest.mark.integration
 def test_one_process_sends_at_a_time(away, capsys):
     away.setattr(sys, "argv", ["sync"])
     away.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
