@@ -39,7 +39,7 @@ def test_only_the_new_lines_are_added(tmp_path, text):
     assert parse_yaml(after.decode(), "params.yaml") == document
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o444, 0o666])
+@pytest.mark.parametrize("mode", [0o600, 0o444])
 def test_who_may_read_and_write_the_file_stays(tmp_path, mode):
     path = tmp_path / "params.yaml"
     path.write_text(TEXTS["a comment after it"])

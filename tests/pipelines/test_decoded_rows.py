@@ -5,7 +5,6 @@ batch is that of a whole one.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,114 +13,84 @@ import tensorflow as tf
 from tests.support.lanes import slow_but_first
 from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import GLOBAL, batches, pipeline, prepare_snapshot, same
-from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import column_path, count_stored, read_index, verify
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.decoded_rows import join_rows
-from throughline.pipelines.write import snapshot_writer
 from throughline.plan.augmentations import Brightness, Flip, RandomCrop, RandomResizedCrop
 from throughline.plan.ops import CenterCrop
 from throughline.plan.training_workers import TrainingWorker
-from throughline.shared.errors import CorruptColumn, CorruptShard, StaleSnapshot
+from throughline.shared.errors import CorruptColumn, StaleSnapshot
 
 pytestmark = pytest.mark.integration
-
 FRACTIONS = (0.0, 0.3, 1.0)
-KINDS = ("arrays", "photos", "unlike")
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
 
 
-@pytest.fixture(scope="module")
-def parts(arrays, photos, tmp_path_factory):
-    """Snapshots of every kind and fraction, in chunks of a few rows."""
-    root = tmp_path_factory.mktemp("parts")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(snapshot_writer, "ROWS_BYTES", 5000)
-        return {
-            (kind, fraction): prepare_snapshot(
-                arrays if kind == "arrays" else photos,
-                root / f"{kind}-{fraction}",
-                kind,
-                fraction=fraction,
-            )
-            for kind in KINDS
-            for fraction in FRACTIONS
-        }
-
-
-def reading(parts, kind, fraction, *, stored=None, **more):
+def reading(snapshot_of, kind, fraction, *, stored=None, **more):
     """What reads this fraction of a snapshot, which stores that or more."""
-    data = parts[kind, fraction if stored is None else stored]
+    data = snapshot_of(kind, fraction if stored is None else stored)
     config = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, **more}
     return pipeline({kind: data}, kind, read="snapshot", snapshot={"fraction": fraction}, **config)
 
 
 @pytest.mark.parametrize(("kind", "fraction"), slow_but_first([("photos", 0.3), ("arrays", 0.0)]))
-def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(parts, kind, fraction):
-    expected = batches(reading(parts, kind, 1.0), epochs=2)
-    assert same(batches(reading(parts, kind, fraction), epochs=2), expected)
-    parallel = reading(parts, kind, fraction, map={"parallel": 2}, prefetch=2)
+def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, kind, fraction):
+    expected = batches(reading(snapshot_of, kind, 1.0), epochs=2)
+    parallel = reading(snapshot_of, kind, fraction, map={"parallel": 2}, prefetch=2)
     for step in (0, 1, parallel.steps_per_epoch):
         assert same(batches(parallel, first_step=step, epochs=2), expected[step:]), step
 
 
-def test_a_part_may_be_read_of_what_is_stored(parts):
-    part = reading(parts, "photos", 0.3, stored=1.0)
+def test_a_part_may_be_read_of_what_is_stored(snapshot_of):
+    part = reading(snapshot_of, "photos", 0.3, stored=1.0)
     assert part.reader.stored == count_stored(part.examples, 0.3)
     value = part.data.input_column.name
     assert part.reader.variables[value].shape[0] == part.reader.stored
-    assert same(batches(part), batches(reading(parts, "photos", 1.0)))
+    assert same(batches(part), batches(reading(snapshot_of, "photos", 1.0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
-    [{"sampling": "balanced"}, {"graph_rewrites": True, "map": {"parallel": "auto"}}],
-    ids=str,
+    [
+        {"sampling": "balanced"},
+        {"graph_rewrites": True, "map": {"parallel": "auto"}},
+        {"worker": TrainingWorker(index=1, count=2)},
+    ],
+    ids=["by class", "rewritten", "half of each batch"],
 )
-def test_draws_by_class_and_rewritten_graphs_are_those_of_a_whole_snapshot(parts, config):
-    expected = batches(reading(parts, "photos", 1.0, **config))
-    assert same(batches(reading(parts, "photos", 0.3, **config)), expected)
+def test_draws_rewritten_graphs_and_slices_are_those_of_a_whole_snapshot(snapshot_of, config):
+    expected = batches(reading(snapshot_of, "photos", 1.0, **config))
+    assert same(batches(reading(snapshot_of, "photos", 0.3, **config)), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fraction", "augment"),
     [
-        (0.3, (RandomResizedCrop(height=20, width=24), Flip(), Brightness())),
         (0.3, (Brightness(), RandomCrop(height=20, width=24))),  # which a fetch cannot do
         (0.0, (CenterCrop(height=27, width=34),)),
     ],
     ids=str,
 )
-def test_images_of_unlike_sizes_are_cut_as_those_of_a_whole_snapshot(parts, fraction, augment):
-    expected = batches(reading(parts, "unlike", 1.0, augment=augment), epochs=2)
-    for stored in (fraction, 1.0):
-        part = reading(parts, "unlike", fraction, stored=stored, augment=augment)
-        assert same(batches(part, epochs=2), expected), stored
+def test_images_of_unlike_sizes_are_cut_as_those_of_a_whole_snapshot(
+    snapshot_of, fraction, augment
+):
+    expected = batches(reading(snapshot_of, "unlike", 1.0, augment=augment), epochs=2)
+    part = reading(snapshot_of, "unlike", fraction, augment=augment)
+    assert same(batches(part, epochs=2), expected)
 
 
-def test_every_split_has_the_same_examples_whatever_is_stored(parts):
+def test_every_split_has_the_same_examples_whatever_is_stored(snapshot_of):
     crop = RandomResizedCrop(height=20, width=24).in_evaluation()
     for split in ("train", "validation", "test"):
         digests = {
             digest_examples(
-                reading(parts, "unlike", fraction, augment=(crop,), split=split, **IN_ORDER)
+                reading(snapshot_of, "unlike", fraction, augment=(crop,), split=split, **IN_ORDER)
             ).digest
             for fraction in FRACTIONS
         }
         assert len(digests) == 1, split
-
-
-@pytest.mark.slow
-def test_workers_get_the_slices_that_they_get_of_a_whole_snapshot(parts):
-    for index in (0, 1):
-        worker = TrainingWorker(index=index, count=2)
-        part, whole = (
-            batches(reading(parts, "arrays", fraction, worker=worker, batch_size=10), epochs=2)
-            for fraction in (0.3, 1.0)
-        )
-        assert same(part, whole)
 
 
 def test_rows_keep_their_places_in_a_batch():
@@ -141,9 +110,9 @@ def test_rows_keep_their_places_in_a_batch():
     assert seen == [[1, 4, 0], [5, 9, 5]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_of_the_first_rows_are_stored_and_all_labels_keys_and_statistics(parts, kind):
-    whole, part, none = (parts[kind, fraction] for fraction in (1.0, 0.3, 0.0))
+@pytest.mark.parametrize("kind", slow_but_first(["unlike", "photos"]))
+def test_values_of_the_first_rows_are_stored_and_all_labels_keys_and_statistics(snapshot_of, kind):
+    whole, part, none = (snapshot_of(kind, fraction) for fraction in (1.0, 0.3, 0.0))
     for split, rows in part.snapshot.splits.items():
         stored = count_stored(rows.count, 0.3)
         assert rows.rows(part.input_column) == stored == part.find_rows(split, 0.3)
@@ -161,9 +130,8 @@ def test_values_of_the_first_rows_are_stored_and_all_labels_keys_and_statistics(
         verify(data.snapshot_folder, read_index(data.snapshot_folder))
 
 
-@pytest.mark.parametrize("kind", ["photos", "unlike"])
-def test_damage_of_a_part_is_found(parts, tmp_path, kind):
-    data = parts[kind, 0.3]
+def test_damage_of_a_part_is_found(snapshot_of, tmp_path):
+    data = snapshot_of("unlike", 0.3)
     shutil.copytree(data.snapshot_folder, tmp_path / "snapshot")
     path = column_path(tmp_path / "snapshot", "train", "image")
     flip_bit(path, -100)
@@ -175,11 +143,11 @@ def test_damage_of_a_part_is_found(parts, tmp_path, kind):
         read_index(tmp_path / "snapshot")
 
 
-def test_what_is_read_has_to_be_stored(parts):
+def test_what_is_read_has_to_be_stored(snapshot_of):
     with pytest.raises(
         StaleSnapshot, match=r"stores \d+ of the \d+ rows.*run `dvc repro snapshot`"
     ):
-        batches(reading(parts, "arrays", 0.5, stored=0.3))
+        batches(reading(snapshot_of, "photos", 0.5, stored=0.3))
 
 
 def test_rows_of_repaired_shards_are_decoded_from_what_could_be_read(arrays, tmp_path):
@@ -197,12 +165,3 @@ def test_rows_of_repaired_shards_are_decoded_from_what_could_be_read(arrays, tmp
         )
     )
     assert part == streamed
-
-
-def test_damage_of_a_record_that_is_decoded_is_named(parts, arrays, tmp_path):
-    shutil.copytree(arrays / "shards", tmp_path / "shards")
-    data = replace(parts["arrays", 0.0], shards_folder=tmp_path / "shards")
-    shard = data.shards.for_split("train")[0]
-    flip_bit(tmp_path / "shards" / shard.name, 60)
-    with pytest.raises(CorruptShard, match=shard.name), explain_read_errors(data):
-        batches(reading({("arrays", 0.0): data}, "arrays", 0.0))

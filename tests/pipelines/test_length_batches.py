@@ -1,10 +1,8 @@
-"""Batches by length are pure functions of (seed, epoch, step): every example once, on any number of
-workers, from any step on, and no example is padded further than it must be.
+"""Batches by length, or packed, are pure functions of (seed, epoch, step): every example once, on
+any number of workers, from any step on, and no more padding than there must be.
 """
 
 from __future__ import annotations
-
-import doctest
 
 import numpy as np
 import pytest
@@ -12,51 +10,86 @@ import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from throughline.pipelines.order import length_batches
+from throughline.pipelines.order.best_fit import plan_packs
 from throughline.pipelines.order.length_batches import LengthBatches, make_buckets, sizes_for_tokens
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import ImpossiblePlan
 
-pytestmark = pytest.mark.integration
+LENGTHS = {
+    "bucket": np.array([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8]),
+    "pack": np.array([3, 9, 4, 1, 8, 2, 2, 7, 10, 5, 4, 3]),
+}
+PINNED = {
+    "bucket": (
+        [[3, 2], [1], [11, 7], [9], [8, 4], [10, 0], [5, 6]],
+        [[0, 10], [2, 5], [9, 7], [6, 3], [1], [8, 4], [11]],
+    ),
+    "pack": (
+        [[[1, 3], [9, 10]], [[4, 5], [8]], [[7, 11], [2, 0, 6]]],
+        [[[7, 11], [10, 0, 5]], [[9, 2], [4, 6]], [[1, 3], [8]]],
+    ),
+}
+PINNED_BOUNDARIES = [4, 16, 8, 8, 16, 4, 4]
 
-PINNED = (
-    [[3, 2], [1], [11, 7], [9], [8, 4], [10, 0], [5, 6]],
-    [[0, 10], [2, 5], [9, 7], [6, 3], [1], [8, 4], [11]],
-)
-PINNED_LENGTHS = [4, 16, 8, 8, 16, 4, 4]
-LENGTHS = np.array([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8])
 
-
-def batches_of(lengths, boundaries, sizes, *, worker=TrainingWorker(), shuffled=True):  # noqa: B008
+def in_buckets(lengths, boundaries, sizes, *, worker=TrainingWorker(), shuffled=True):  # noqa: B008
     buckets = make_buckets(np.asarray(lengths), boundaries, sizes, workers=worker.count)
     return LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=shuffled)
 
 
-def steps_of(batches, epoch):
-    return tf.range(
-        epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch, dtype=tf.int64
+def packed(lengths, room, *, size=2, worker=TrainingWorker(), shuffled=True):  # noqa: B008
+    plan = plan_packs(np.asarray(lengths), room)
+    return PackedBatches(
+        plan=plan,
+        batch_size=size,
+        segments=plan.most_segments,
+        seed=5,
+        worker=worker,
+        shuffled=shuffled,
     )
 
 
+def steps_of(batches, *epochs):
+    steps = batches.steps_per_epoch
+    return tf.range(epochs[0] * steps, (epochs[-1] + 1) * steps, dtype=tf.int64)
+
+
 def rows_of(batches, epoch):
-    """The rows of each step of an epoch, without what only fills up."""
+    """The rows of each step of an epoch, without what only fills up; of packed rows, the documents
+    of each.
+    """
     steps = steps_of(batches, epoch)
-    return [
+    found = [
         rows[:size].tolist()
         for rows, size in zip(batches.rows(steps).numpy(), batches.size(steps).numpy(), strict=True)
     ]
+    if isinstance(batches, LengthBatches):
+        return found
+    return [[[one for one in row if one != NO_DOCUMENT] for row in rows] for rows in found]
 
 
-def test_the_worked_examples_are_true():
-    done = doctest.testmod(length_batches)
-    assert done.failed == 0 and done.attempted >= 2
+MAKERS = {
+    "bucket": lambda lengths: in_buckets(lengths, [4, 8, 16], [2, 2, 2]),
+    "pack": lambda lengths: packed(lengths, 10),
+}
 
 
-def test_the_batches_of_two_epochs_are_pinned():
-    batches = batches_of(LENGTHS, [4, 8, 16], [2, 2, 2])
-    assert rows_of(batches, 0) == PINNED[0]
-    assert rows_of(batches, 1) == PINNED[1]
-    assert batches.length(steps_of(batches, 0)).numpy().tolist() == PINNED_LENGTHS
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_batches_of_two_epochs_are_pinned(kind):
+    batches = MAKERS[kind](LENGTHS[kind])
+    assert (rows_of(batches, 0), rows_of(batches, 1)) == PINNED[kind]
+    if kind == "bucket":
+        assert batches.length(steps_of(batches, 0)).numpy().tolist() == PINNED_BOUNDARIES
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_step_is_the_same_wherever_the_epoch_is_entered(kind):
+    batches = MAKERS[kind](LENGTHS[kind])
+    together = batches.rows(steps_of(batches, 0, 2)).numpy()
+    for step in range(3 * batches.steps_per_epoch):
+        assert np.array_equal(batches.rows(tf.constant([step], tf.int64))[0], together[step])
 
 
 @pytest.mark.slow
@@ -74,7 +107,7 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
     boundaries = [*sorted(boundaries), 40]
     shares = []
     for index in range(workers):
-        batches = batches_of(
+        batches = in_buckets(
             lengths,
             boundaries,
             [size * workers] * len(boundaries),
@@ -84,7 +117,8 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
         shares.append(rows_of(batches, epoch))
         longest = batches.length(steps_of(batches, epoch)).numpy()
         for rows, length in zip(shares[-1], longest, strict=True):
-            assert rows and max(lengths[row] for row in rows) <= length
+            longest_row = max(lengths[row] for row in rows)
+            assert length == min(bound for bound in boundaries if bound >= longest_row)
     for parts in zip(*shares, strict=True):
         assert len({len(rows) for rows in parts}) == 1, "equal slices"
     drawn = [row for share in shares for rows in share for row in rows]
@@ -94,41 +128,25 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120), size=st.integers(1, 7))
-def test_no_example_is_padded_further_than_to_its_boundary(lengths, size):
-    boundaries = [5, 13, 40]
-    batches = batches_of(lengths, boundaries, [size] * 3)
-    padded = batches.length(steps_of(batches, 0)).numpy()
-    for rows, length in zip(rows_of(batches, 0), padded, strict=True):
-        for row in rows:
-            assert length == min(bound for bound in boundaries if bound >= lengths[row])
-
-
-def test_a_step_is_the_same_wherever_the_epoch_is_entered():
-    batches = batches_of(LENGTHS, [4, 8, 16], [2, 3, 2])
-    together = batches.rows(tf.range(3 * batches.steps_per_epoch, dtype=tf.int64)).numpy()
-    for step in range(3 * batches.steps_per_epoch):
-        assert np.array_equal(batches.rows(tf.constant([step], tf.int64))[0], together[step])
-
-
-def test_epochs_differ_in_partners_and_order_and_have_the_same_shapes():
-    lengths = np.random.default_rng(1).integers(1, 60, 500)
-    batches = batches_of(lengths, [16, 32, 60], [32, 16, 8])
-    epochs = [rows_of(batches, epoch) for epoch in range(2)]
-    assert {frozenset(rows) for rows in epochs[0]}.isdisjoint(map(frozenset, epochs[1]))
-    shapes = [
-        sorted(
-            (len(rows), int(length))
-            for rows, length in zip(
-                rows_of(batches, epoch), batches.length(steps_of(batches, epoch)), strict=True
-            )
-        )
-        for epoch in range(2)
-    ]
-    assert shapes[0] == shapes[1]
-    lengths_in_order = batches.length(steps_of(batches, 0)).numpy()
-    assert len(set(lengths_in_order[:10])) > 1, "the batches of all buckets are mixed"
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),
+    each=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    shuffled=st.booleans(),
+)
+def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, shuffled):
+    shares = []
+    for index in range(workers):
+        worker = TrainingWorker(index=index, count=workers)
+        batches = packed(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
+        shares.append(rows_of(batches, epoch))
+    for parts in zip(*shares, strict=True):
+        assert len({len(rows) for rows in parts}) == 1 and parts[0], "equal slices"
+    rows = [row for share in shares for step in share for row in step]
+    assert all(sum(lengths[one] for one in row) <= 30 for row in rows)
+    assert sorted(one for row in rows for one in row) == list(range(len(lengths)))
 
 
 @pytest.mark.slow
@@ -138,7 +156,7 @@ def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
     for epoch in range(6):
         drawn = set()
         for index in range(4):
-            batches = batches_of(
+            batches = in_buckets(
                 lengths, [1, 10], [4, 4], worker=TrainingWorker(index=index, count=4), shuffled=True
             )
             drawn |= {row for rows in rows_of(batches, epoch) for row in rows}
@@ -154,19 +172,7 @@ def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
         sizes_for_tokens(1000, [64, 512], workers=2)
 
 
-def test_every_example_is_in_a_bucket_that_is_drawn_from():
-    draw = np.random.default_rng(0)
-    for examples in [*range(8, 60), *range(8, 60)]:
-        lengths = draw.choice([3, 6, 12], examples, p=draw.dirichlet([1, 1, 1]))
-        buckets = make_buckets(lengths, [4, 8, 16], [8, 8, 8], workers=8)
-        assert buckets.counts.sum() == examples and (buckets.used > 0).all()
-        assert buckets.used.sum() == examples // 8 * 8 and (buckets.used % 8 == 0).all()
-        for start, count, boundary in zip(
-            buckets.starts, buckets.counts, buckets.boundaries, strict=True
-        ):
-            assert (lengths[buckets.rows[start : start + count]] <= boundary).all()
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize("tokens", [None, 400], ids=["batch_size", "tokens"])
 def test_joined_slices_are_one_process_batches_whatever_their_number(tokens):
     lengths = np.random.default_rng(0).integers(1, 40, 203)
@@ -184,3 +190,38 @@ def test_joined_slices_are_one_process_batches_whatever_their_number(tokens):
     for count in (2, 4):
         slices = zip(*[of(index, count) for index in range(count)], strict=True)
         assert [[row for part in step for row in part] for step in slices] == alone
+
+
+def packs_of(plan):
+    """The documents' lengths of each row."""
+    return [part.tolist() for part in np.split(plan.lengths, plan.starts[1:-1])]
+
+
+def one_by_one(lengths, room):
+    """What is left of each row by best-fit decreasing as it is defined, a document at a time."""
+    free = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [row for row, left in enumerate(free) if left >= length]
+        if fitting:
+            free[min(fitting, key=lambda row: free[row])] -= length
+        else:
+            free.append(room - length)
+    return free
+
+
+@settings(max_examples=200, deadline=None)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80), room=st.integers(30, 50))
+def test_lengths_dealt_at_once_fill_rows_as_documents_dealt_one_by_one(lengths, room):
+    plan = plan_packs(np.array(lengths), room)
+    assert sorted(room - sum(row) for row in packs_of(plan)) == sorted(one_by_one(lengths, room))
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=60))
+def test_every_document_has_one_slot_of_its_length(lengths):
+    plan = plan_packs(np.array(lengths), 20)
+    slots = plan.documents[plan.firsts[plan.lengths] + plan.ranks]
+    assert sorted(slots.tolist()) == list(range(len(lengths)))
+    assert [max(1, lengths[document]) for document in slots] == plan.lengths.tolist()
+    assert all(sum(row) <= 20 for row in packs_of(plan))
+    assert plan.most_segments == max(map(len, packs_of(plan)))

@@ -4,25 +4,18 @@ how much of it is padding.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.support.lanes import slow_but_first
-from tests.support.small_pipelines import batches, same
+from tests.support.small_pipelines import batches, digest_of_all, same
 from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
-from throughline.measurement.draws import check_epoch, collect_rows
-from throughline.measurement.equality import digest_examples
+from throughline.measurement.draws import check_epoch
 from throughline.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
 from throughline.pipelines.read.sequence_batches import sequence_lengths
-from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
-
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUCKETS = [10, 20, 30, 60]
 CONFIGS = {
@@ -48,21 +41,23 @@ def open_pipeline(layout, config, purpose="train", split="train"):
     return open_input_pipeline(params, "p", data, split=split, purpose=purpose)
 
 
-@pytest.fixture(scope="module")
-def naive(layout):
-    """The digest of the texts one by one."""
-    return digest_examples(open_pipeline(layout, CONFIGS["naive"], "compare"))
-
-
-@pytest.mark.parametrize("name", slow_but_first(list(CONFIGS)))
-def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, naive, name):
-    found = digest_examples(open_pipeline(layout, CONFIGS[name], "compare"))
-    assert (found.digest, found.examples) == (naive.digest, naive.examples)
-    pipeline = open_pipeline(layout, CONFIGS[name])
-    draws, _ = check_epoch(pipeline)
-    assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
-    assert pipeline.examples == naive.examples > 100
-    assert len(batches(pipeline)) == pipeline.steps_per_epoch
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("naive", "pad_to", "pack", "snapshot"),
+        pytest.param(tuple(CONFIGS), marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, names):
+    opened = {name: open_pipeline(layout, CONFIGS[name], "compare") for name in names}
+    examples = digest_of_all(opened).examples
+    assert examples > 100
+    for name in names:
+        pipeline = open_pipeline(layout, CONFIGS[name])
+        draws, _ = check_epoch(pipeline)
+        assert (draws.distinct, draws.most_often) == (pipeline.examples, 1), name
+        assert pipeline.examples == examples
+        assert len(batches(pipeline)) == pipeline.steps_per_epoch
 
 
 @pytest.mark.slow
@@ -89,6 +84,7 @@ def test_buckets_of_a_stream_and_of_the_snapshot_have_the_same_shapes(layout):
 
 def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(layout):
     pipeline = open_pipeline(layout, CONFIGS["pack"])
+    assert pipeline.batch_bytes == 3 * 8 * 64 * 4, "of tokens, segments, and positions"
     tokens = 0
     for inputs, label, weight in pipeline.dataset().as_numpy_iterator():
         assert label.shape == weight.shape == (len(inputs["text"]), pipeline.segments)
@@ -120,10 +116,6 @@ def test_padding_shapes_and_tokens_are_measured(layout):
     assert padding_in_buckets(pipeline) == pytest.approx(auto.padding_pct)
 
 
-def test_a_packed_batch_takes_the_memory_of_tokens_segments_and_positions(layout):
-    assert open_pipeline(layout, CONFIGS["pack"]).batch_bytes == 3 * 8 * 64 * 4
-
-
 def test_lengths_of_rows_end_with_the_last_token():
     rows = np.array([[3, 0, 2, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     assert lengths_in_batch(rows).tolist() == [3, 0, 4]
@@ -140,18 +132,3 @@ def test_lengths_of_rows_end_with_the_last_token():
 def test_texts_that_are_too_long_are_refused_with_what_to_do(layout, batch, reason):
     with pytest.raises(ImpossiblePlan, match=reason):
         open_pipeline(layout, {**SNAPSHOT, "batch": batch})
-
-
-def test_hosts_get_equal_slices_and_together_every_text(layout):
-    for name in ("pad_to", "pack"):
-        pipeline = open_pipeline(layout, CONFIGS[name])
-        readers = [
-            replace(pipeline.reader, worker=TrainingWorker(index=index, count=2))
-            for index in range(2)
-        ]
-        assert readers[0].steps_per_epoch == readers[1].steps_per_epoch
-        drawn = [
-            collect_rows(one.order, tf.range(one.steps_per_epoch, dtype=tf.int64)).tolist()
-            for one in readers
-        ]
-        assert sorted(drawn[0] + drawn[1]) == list(range(pipeline.examples))

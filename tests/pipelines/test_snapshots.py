@@ -1,22 +1,85 @@
-"""A snapshot is of its shards and ops, survives interruptions, and is on disk when it says so."""
+"""A snapshot is of its shards and ops, survives interruptions, is on disk when it says so, and
+holds images in one size or each in its own.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support.small_data import read_files
-from tests.support.small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
+from tests.support.small_pipelines import (
+    PREPROCESS,
+    PRESETS,
+    open_snapshot,
+    pipeline,
+    prepare_snapshot,
+)
+from throughline.data.columns.index import map_column, read_index, verify
 from throughline.data.columns.stored import Destination
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.files import ShardFiles
-from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.index import Shard, ShardIndex, read_shard_index
+from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write import snapshot_writer
+from throughline.pipelines.write.rows import ShardRows, join_shapes
 from throughline.pipelines.write.snapshot import snapshot, write_snapshot
-from throughline.plan.ops import Decode, Op, Resize
+from throughline.plan.augmentations import Flip, Mixup, RandomCrop
+from throughline.plan.ops import Decode, Op, Pad, Resize
+from throughline.results.base import read_value
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
+from throughline.shared.files import write_json
+
+INDEX = ShardIndex(
+    schema=labeled(pixels_feature((8, 8, 1))),
+    classes=("a", "b"),
+    data_digest="d",
+    shards=(
+        Shard(
+            name="train-00000-of-00001.tfrecord",
+            split="train",
+            records=1,
+            examples=1,
+            bytes=1,
+            digest="one",
+            compression="none",
+        ),
+    ),
+)
+OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
+
+
+@pytest.mark.parametrize(
+    ("shards", "ops"),
+    [
+        (replace(INDEX, shards=(replace(INDEX.shards[0], digest="other"),)), OPS),
+        (replace(INDEX, schema=labeled(pixels_feature((8, 4, 2)))), OPS),
+        (INDEX, OPS[:2]),
+        (INDEX, (OPS[0], OPS[2], OPS[1])),
+        (INDEX, (*OPS[:2], Pad(pixels=2))),
+    ],
+    ids=["shards", "shape", "ops", "order of ops", "arguments"],
+)
+def test_other_shards_or_ops_have_another_key(shards, ops):
+    assert compute_snapshot_key(shards, ops) != compute_snapshot_key(INDEX, OPS)
+
+
+def test_another_version_of_an_op_or_of_tensorflow_has_another_key(monkeypatch):
+    before = compute_snapshot_key(INDEX, OPS)
+    monkeypatch.setattr(Resize, "version", 2)
+    changed = compute_snapshot_key(INDEX, OPS)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "throughline.pipelines.read.prepared_data.installed_versions",
+        lambda names: dict.fromkeys(names, "0"),
+    )
+    assert len({before, changed, compute_snapshot_key(INDEX, OPS)}) == 3
 
 
 def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos, monkeypatch):
@@ -34,15 +97,6 @@ class Halve(Op):
         return {**element, "image": tf.cast(element["image"], tf.float32) / 512}
 
 
-@pytest.mark.parametrize("kind", ["arrays", "photos"])
-def test_what_an_op_returns_is_not_cut_to_whole_numbers(stored, request, tmp_path, kind):
-    shards = request.getfixturevalue(kind) / "shards"
-    with pytest.raises(ImpossiblePlan, match="its result is float32, and a snapshot stores uint8"):
-        snapshot(
-            read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=(Decode(), Halve())
-        )
-
-
 class Gray(Op):
     """An op of one's own that forgets to say that it leaves one channel of three."""
 
@@ -52,12 +106,26 @@ class Gray(Op):
         return {**element, "image": element["image"][..., :1]}
 
 
-@pytest.mark.parametrize("kind", ["photos", "unlike"])
-def test_images_of_other_channels_than_are_stored_are_refused(stored, request, tmp_path, kind):
-    shards = request.getfixturevalue("photos") / "shards"
-    ops = (Decode(), *([Resize(height=8, width=8)] * (kind == "photos")), Gray())
-    with pytest.raises(ImpossiblePlan, match=r"shape \(.*1\).*, and a snapshot stores .*3"):
-        snapshot(read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=ops)
+@pytest.mark.parametrize(
+    ("kind", "ops", "said"),
+    [
+        ("arrays", (Halve(),), "its result is float32, and a snapshot stores uint8"),
+        ("photos", (Halve(),), "its result is float32, and a snapshot stores uint8"),
+        (
+            "photos",
+            (Resize(height=8, width=8), Gray()),
+            r"shape \(.*1\).*, and a snapshot stores .*3",
+        ),
+        ("photos", (Gray(),), r"shape \(.*1\).*, and a snapshot stores .*3"),
+    ],
+    ids=["numbers", "numbers of unlike sizes", "channels", "channels of unlike sizes"],
+)
+def test_what_an_op_returns_is_not_cut_to_whole_numbers(request, tmp_path, kind, ops, said):
+    shards = request.getfixturevalue(kind) / "shards"
+    with pytest.raises(ImpossiblePlan, match=said):
+        snapshot(
+            read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=(Decode(), *ops)
+        )
 
 
 def interrupt_at_the_third(monkeypatch):
@@ -77,8 +145,8 @@ def interrupt_at_the_third(monkeypatch):
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
-    [("photos", 1.0, 1.0), ("unlike", 1.0, 1.0), ("photos", 0.3, 0.5)],
-    ids=["one size", "unlike sizes", "another fraction"],
+    [("unlike", 1.0, 1.0), ("photos", 0.3, 0.5)],
+    ids=["unlike sizes", "another fraction"],
 )
 def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     photos, tmp_path, monkeypatch, kind, before, after
@@ -147,3 +215,50 @@ def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
     monkeypatch.setattr(snapshot_writer, "write_json", write_json)
     shards = prepare_snapshot(arrays, tmp_path / "snapshot", "arrays").shards
     assert len(notes) == sum(len(shards.for_split(split)) for split in shards.splits) and not late
+
+
+CROP = (RandomCrop(height=20, width=24), Flip())
+
+
+def unlike(data, name, *, augment=CROP):
+    """A pipeline of photos in their own sizes."""
+    usual = {"postprocess": (), "with_keys": True, "augment": augment}
+    return pipeline({"unlike": data}, "unlike", **usual, **PRESETS[name])
+
+
+def test_the_snapshot_holds_every_image_in_its_own_size(snapshot_of):
+    data = snapshot_of("unlike")
+    index, folder = data.snapshot, data.snapshot_folder
+    image, extent = index.columns[:2]
+    assert (image.shape, extent.name) == ((None, None, 3), "image.extent")
+    count = index.splits["train"].count
+    starts_and_shapes = map_column(folder, "train", extent, count)
+    assert len({tuple(shape) for shape in starts_and_shapes[:, 1:].tolist()}) > 10
+    assert map_column(folder, "train", image, count).size == index.splits["train"].bytes(image)
+    verify(folder, read_index(folder))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_shapes_take_a_few_bytes_a_row_and_are_read_from_a_note_as_they_were(tmp_path, rank):
+    parts = [np.arange(rank * rows, dtype=np.int64).reshape(rows, rank) for rows in (400, 600)]
+    rows = ShardRows(chunks=(), moments=(), shapes=join_shapes(parts, rank))
+    assert rows.shapes.nbytes == 1000 * rank * 8
+    write_json(tmp_path / "note.json", rows)
+    again = read_value(ShardRows, tmp_path / "note.json", "snapshot").shapes
+    assert again.dtype == np.int64 and np.array_equal(again, rows.shapes)
+    write_json(tmp_path / "none.json", ShardRows(chunks=(), moments=()))
+    none = read_value(ShardRows, tmp_path / "none.json", "snapshot").shapes
+    assert join_shapes([none.reshape(-1, rank)], rank).shape == (0, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "augment", "said"),
+    [
+        ("optimized", (Flip(),), r"images differ in size.*random_crop"),
+        ("naive", (Mixup(classes=3), *CROP), r"mixup needs batches"),
+        ("device_resident", CROP, "snapshot_on: variable-size images"),
+    ],
+)
+def test_what_cannot_be_done_with_unlike_sizes_is_refused(snapshot_of, name, augment, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        unlike(snapshot_of("unlike"), name, augment=augment)

@@ -4,11 +4,8 @@ of the way there and back.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 
 from tests.support.small_data import read_files
 from tests.support.small_pipelines import PREPROCESS, batches, pipeline, same
+from tests.support.stored_snapshots import kill_at
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
 from throughline.data.shards import files as shard_files
@@ -29,10 +27,10 @@ from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import ShardSettings
-from throughline.shared.errors import CorruptShard, DiskRefused, ObjectStoreFailed
+from throughline.shared.errors import CorruptShard, ObjectStoreFailed
 from throughline.shared.object_store import RETRIES, open_store
 
-OTHER = multiprocessing.get_context("spawn")
+pytestmark = pytest.mark.integration
 SETTINGS = ShardSettings(min_shards=3, writers=2)
 RANGE_BYTES = 5_000  # so that a shard is fetched in several ranges
 
@@ -97,9 +95,8 @@ def open_both(arrays: Path, put, tmp_path: Path) -> PreparedData:
     [
         {"shuffle": {"kind": "none"}},
         {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
-        {"read": "arrays"},
     ],
-    ids=["stream", "indexed", "arrays"],
+    ids=["stream", "indexed"],
 )
 def test_each_way_of_reading_shards_gives_the_batches_of_files(
     arrays, stored, put, tmp_path, config
@@ -133,19 +130,15 @@ def test_damage_that_stays_is_named_with_object_and_shard(put, proxy, storage):
     index, files = put
     first = index.shards[0]
     proxy.fault = lambda method, path: "corrupt"
-    with pytest.raises(
-        ObjectStoreFailed,
-        match=rf"{first.digest} does not match its digest, .* 3 times more \(shard {first.name}\)",
-    ):
+    named = rf"{first.digest} does not match its digest, .* \(shard {first.name}\)"
+    with pytest.raises(ObjectStoreFailed, match=named):
         files.path(first)
     ranges = -(-first.bytes // RANGE_BYTES)
     assert proxy.count("GET") == (1 + RETRIES) * ranges
     assert not [path for path in storage.cache.rglob("*") if path.is_file()]
     proxy.fault = lambda method, path: None
     open_store(storage.url).delete([object_name(first.digest)])
-    with pytest.raises(
-        ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}; where it"
-    ):
+    with pytest.raises(ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}; "):
         files.path(first)
 
 
@@ -163,13 +156,6 @@ def test_what_was_fetched_and_is_damaged_is_found_and_can_be_fetched_again(put):
     assert files.path(shard).read_bytes() == data, "what has been cut off is seen"
 
 
-def test_a_shard_larger_than_the_disk_is_refused_with_both_sizes(put):
-    index, files = put
-    vast = replace(index.shards[0], bytes=1 << 60)
-    with pytest.raises(DiskRefused, match=r"needs [\d,.]+ MiB more for train-.*, and [\d,.]+ MiB"):
-        files.path(vast)
-
-
 def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     index, files = put
     proxy.fault = lambda method, path: "late"
@@ -177,14 +163,6 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
         paths = list(threads.map(files.paths, [index.shards, index.shards]))
     assert paths[0] == paths[1]
     assert proxy.bytes_of("GET") == sum(shard.bytes for shard in index.shards)
-
-
-def test_shards_in_files_are_read_there_whatever_the_url(arrays, tmp_path):
-    index = read_shard_index(arrays / "shards")
-    nowhere = Storage(url="s3://nowhere", cache=tmp_path / "cache")
-    files = ShardFiles(folder=arrays / "shards", storage=nowhere)
-    files.check(index)
-    assert {path.parent for path in files.paths(index.shards)} == {arrays / "shards"}
 
 
 def test_without_the_url_the_index_alone_is_refused(put):
@@ -204,29 +182,6 @@ def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(
     assert read_files(tmp_path / "shards") == read_files(written)
 
 
-def test_what_is_put_is_not_fetched_where_the_cache_is_on_another_disk(
-    arrays, tmp_path, bucket_url, small_disk, proxy
-):
-    storage = Storage(url=bucket_url, cache=small_disk / "cache")
-    index = put_shards(arrays, tmp_path / "shards", storage)
-    proxy.requests.clear()
-    found = read_all(index, ShardFiles(folder=tmp_path / "shards", storage=storage))
-    assert found == {name: read_files(arrays / "shards")[name] for name in found}
-    assert not proxy.requests
-
-
-@pytest.mark.parametrize("method", ["PUT", "HEAD"])
-def test_a_store_that_refuses_leaves_the_last_shards(arrays, tmp_path, storage, proxy, method):
-    put_shards(arrays, tmp_path / "shards", storage)
-    before = read_files(tmp_path / "shards")
-    store = open_store(storage.url)
-    store.delete([one.name for one in store.list()])
-    proxy.fault = lambda used, path: "403" if used == method else None
-    with pytest.raises(ObjectStoreFailed, match=r"shards/[0-9a-f]{32}: no permission \(HTTP 403\)"):
-        put_shards(arrays, tmp_path / "shards", storage)
-    assert read_files(tmp_path / "shards") == before
-
-
 def put_slowly(arrays: Path, out: Path, storage: Storage, endpoint: str) -> None:
     """Put shards, in a process that may be killed."""
     os.environ["AWS_ENDPOINT_URL"] = endpoint
@@ -235,19 +190,9 @@ def put_slowly(arrays: Path, out: Path, storage: Storage, endpoint: str) -> None
 
 @pytest.mark.slow
 def test_a_kill_while_putting_is_gone_on_from(arrays, tmp_path, storage, proxy):
-    proxy.fault = lambda method, path: "late" if method == "PUT" else None
-    process = OTHER.Process(
-        target=put_slowly, args=(arrays, tmp_path / "shards", storage, proxy.endpoint)
-    )
-    process.start()
-    while not list(tmp_path.glob("shards.*.partial/.done-*")):
-        assert process.is_alive()
-        time.sleep(0.002)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    third = "PUT", "", 3  # when one of two writers has noted its first shard
+    kill_at(proxy, third, put_slowly, (arrays, tmp_path / "shards", storage, proxy.endpoint))
     assert not (tmp_path / "shards").exists()
-    proxy.fault = lambda method, path: None
     there = {one.name for one in open_store(storage.url).list()}
     done = len(list(tmp_path.glob("shards.*.partial/.done-*")))
     proxy.requests.clear()
@@ -257,6 +202,5 @@ def test_a_kill_while_putting_is_gone_on_from(arrays, tmp_path, storage, proxy):
     assert index == read_shard_index(arrays / "shards")
     assert not list((tmp_path / "shards").glob(".done-*"))
     shutil.rmtree(storage.cache)
-    files = ShardFiles(folder=tmp_path / "shards", storage=storage)
-    found = read_all(index, files)
+    found = read_all(index, ShardFiles(folder=tmp_path / "shards", storage=storage))
     assert found == {name: read_files(arrays / "shards")[name] for name in found}

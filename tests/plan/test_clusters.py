@@ -31,11 +31,7 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     "SLURMD_NODENAME": "gpu10",
 }
-
-
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
-
-
 WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 
 
@@ -94,12 +90,9 @@ def test_a_task_that_cannot_find_itself_is_refused(environment, hosts, said):
 
 def test_a_task_of_an_indexed_job_is_on_one_of_the_hosts():
     config = {"TF_CONFIG": find_tf_config({"JOB_COMPLETION_INDEX": "1"}, ["a", "b:7"])}
+    assert find_tf_config({**SLURM, **config}, []) == config["TF_CONFIG"], "a given one stays"
     assert list_addresses(config) == ["a:20000", "b:7"]
     assert training_worker_from_tf_config(config) == TrainingWorker(index=1, count=2)
-
-
-def test_a_given_tf_config_stays():
-    assert find_tf_config({**SLURM, "TF_CONFIG": "{}"}, []) == "{}"
 
 
 @pytest.mark.integration
@@ -175,31 +168,21 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
 
 
 @pytest.mark.parametrize(
-    ("examples", "batch", "worker", "said"),
+    ("examples", "batch", "worker", "lanes", "said"),
     [
-        (120, 7, TrainingWorker(count=2), "use 6 or 8"),
-        (120, 2, TrainingWorker(count=3), "use 3"),
-        (0, 4, TrainingWorker(count=4), "fewer examples"),
-        (120, 24, TrainingWorker(count=3, batch_multiple=4), "multiple of 3"),
-        (120, 6, TrainingWorker(count=2, batch_multiple=4), "use 4 or 8"),
-        (3, 8, TrainingWorker(count=2, batch_multiple=4), "fewer examples than 4"),
+        (120, 7, TrainingWorker(count=2), {}, "use 6 or 8"),
+        (120, 2, TrainingWorker(count=3), {}, "use 3"),
+        (0, 4, TrainingWorker(count=4), {}, "fewer examples"),
+        (120, 24, TrainingWorker(count=3, batch_multiple=4), {}, "multiple of 3"),
+        (120, 6, TrainingWorker(count=2, batch_multiple=4), {}, "use 4 or 8"),
+        (3, 8, TrainingWorker(count=2, batch_multiple=4), {}, "fewer examples than 4"),
+        (100, 12, TrainingWorker(count=3), {"lanes": 4}, "4 are no multiple of 3, .* use 6"),
+        (0, 16, TrainingWorker(), {"lanes": 4}, "fewer examples than 4"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(examples, batch, worker, said):
+def test_what_cannot_be_shared_is_refused(examples, batch, worker, lanes, said):
     with pytest.raises(ImpossiblePlan, match=said):
-        worker.check(examples, batch)
-
-
-@pytest.mark.parametrize(
-    ("examples", "batch", "worker", "said"),
-    [
-        (100, 12, TrainingWorker(count=3), r"4 are no multiple of 3, .* use 6"),
-        (0, 16, TrainingWorker(), "fewer examples than 4"),
-    ],
-)
-def test_lanes_that_processes_cannot_share_are_refused(examples, batch, worker, said):
-    with pytest.raises(ImpossiblePlan, match=said):
-        worker.check(examples, batch, lanes=4)
+        worker.check(examples, batch, **lanes)
 
 
 def test_one_multiple_leaves_out_the_same_examples_whatever_the_count():

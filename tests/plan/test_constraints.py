@@ -43,8 +43,6 @@ from throughline.settings import PipelineConfig, WindowSettings
 from throughline.shared.errors import InvalidParams
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
-
-
 IMAGES = image_feature().encoding
 TEXT = text_feature().encoding
 ROWS = array_feature("numbers", (3,), "float32").encoding
@@ -100,9 +98,7 @@ def test_nothing_is_said_against_what_can_work(config):
         ({"cache": {"after": "flip"}, "service": {}}, ["cache.after", "cache"]),
         ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
         ({**MAPPED, "deterministic": False}, ["deterministic"]),
-        ({**MAPPED, "read": "indexed_shards", "deterministic": False}, ["deterministic"]),
         ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
-        ({"snapshot_on": "device", "prefetch": 2}, ["snapshot_on", "prefetch"]),
         (
             {"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
             ["snapshot.fraction", "snapshot_on", "snapshot.fraction"],

@@ -145,6 +145,14 @@ def trained(trained_at_once) -> str:
     return trained_at_once[0][0]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_power_cut() -> Iterator[None]:
+    """Files need not reach the disk: no test cuts the power, and every flush takes milliseconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of one megabyte."""

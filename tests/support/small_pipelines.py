@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 
 from tests.support.project import ROOT
 from throughline.data.shards.index import read_shard_index
+from throughline.measurement.equality import ExamplesDigest, digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot
@@ -132,6 +133,14 @@ def same(one, two):
         for pair in zip(one, two, strict=True)
         for part, other in zip(*map(tf.nest.flatten, pair), strict=True)
     )
+
+
+def digest_of_all(pipelines: dict[str, InputPipeline]) -> ExamplesDigest:
+    """The digest of the examples of all these pipelines; fails where one delivers others."""
+    digests = {name: digest_examples(pipe) for name, pipe in pipelines.items()}
+    first = next(iter(digests.values()))
+    assert {one.digest for one in digests.values()} == {first.digest}, digests
+    return first
 
 
 def are_permutations(pipe, whole):

@@ -1,15 +1,24 @@
-"""Snapshots whose columns are in an object store, in many small objects, for tests."""
+"""Snapshots that tests share: in small chunks, whole or in part, and with columns in an object
+store, in many small objects.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import multiprocessing
+import os
 import secrets
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.object_stores import BUCKET, RANGE_BYTES
-from tests.support.small_pipelines import PREPROCESS, open_snapshot
+from tests.support.object_stores import BUCKET, RANGE_BYTES, Proxy
+from tests.support.small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
+from tests.support.stack import wait_for
 from throughline.data.columns import fetching, stored
 from throughline.data.columns.stored import Destination
 from throughline.data.shards.files import ShardFiles
@@ -28,6 +37,24 @@ def use_small_pieces(patched):
     patched.setattr(snapshot_writer, "ROWS_BYTES", CHUNK_BYTES)
     patched.setattr(stored, "OBJECT_BYTES", RANGE_BYTES)
     patched.setattr(fetching, "RANGE_BYTES", RANGE_BYTES)
+
+
+@pytest.fixture(scope="session")
+def snapshot_of(arrays, photos, tmp_path_factory) -> Callable[..., PreparedData]:
+    """A function that opens the snapshot of a kind that stores a fraction of the rows, in chunks of
+    a few; each is written once.
+    """
+
+    @functools.cache
+    def make(kind: str, fraction: float = 1.0) -> PreparedData:
+        folder = tmp_path_factory.mktemp(f"{kind}-{fraction}") / "snapshot"
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(snapshot_writer, "ROWS_BYTES", 5000)
+            return prepare_snapshot(
+                arrays if kind == "arrays" else photos, folder, kind, fraction=fraction
+            )
+
+    return make
 
 
 @pytest.fixture
@@ -61,7 +88,7 @@ def fetch_all(data: PreparedData) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def arrays_in_store(arrays, tmp_path_factory, store_variables):
     """Folder and URL of the arrays' snapshot in a store; to read, not to change."""
     folder = tmp_path_factory.mktemp("put") / "snapshot"
@@ -78,3 +105,34 @@ def arrays_in_store(arrays, tmp_path_factory, store_variables):
 def put(arrays, arrays_in_store, tmp_path, object_store, small_pieces):
     """A function that opens this snapshot with a cache folder."""
     return lambda cache="cache": open_stored(arrays, *arrays_in_store, tmp_path / cache)
+
+
+def write_slowly(folder: Path, out: Path, url: str, endpoint: str) -> None:
+    """Write a snapshot into a store in small pieces, in a process that may be killed."""
+    snapshot_writer.ROWS_BYTES, stored.OBJECT_BYTES = CHUNK_BYTES, RANGE_BYTES
+    os.environ["AWS_ENDPOINT_URL"] = endpoint
+    write(folder, out, url)
+
+
+def kill_at(
+    proxy: Proxy, request: tuple[str, str, int], work: Callable, arguments: tuple[object, ...]
+) -> None:
+    """Do some work in a process that is killed at its n-th request of a method for a path with some
+    part, before it has the answer.
+    """
+    wanted, part, number = request
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    begun, counted = [], itertools.count(1)
+
+    def kill(method: str, path: str) -> None:
+        begun.append(path)
+        if method == wanted and part in path and next(counted) == number:
+            process.kill()
+
+    proxy.requests.clear()
+    proxy.fault = kill
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    wait_for(lambda: len(proxy.requests) == len(begun))  # what was under way arrives
+    proxy.fault = lambda method, path: None

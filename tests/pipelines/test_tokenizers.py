@@ -17,10 +17,12 @@ import tensorflow as tf
 from tests.support.project import ROOT
 from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame
+from throughline.kernels import text_kernels
+from throughline.kernels.randomness import RandomStream
 from throughline.kernels.tokenizers import open_tokenizer, tokenize
 from throughline.pipelines.write import tokenizer_fitting
 from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer, fit
-from throughline.plan.text_ops import Tokenize
+from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.errors import InvalidParams
 
 WORDS = (
@@ -113,6 +115,20 @@ def test_the_type_of_stored_tokens_holds_all_their_numbers():
         assert prepared.dtype == dtype
 
 
+def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
+    """Setting one clears the kernels that TensorFlow keeps, and what belongs to them alone."""
+    shards = write_shard(tmp_path / "shard", stories())
+    for op in (*OPS.values(), Tokenize(kind="bytes")):
+        if op.file:
+            (tmp_path / op.file).write_bytes(fit(op, shards))
+            op = op.model_copy(update={"model": str(tmp_path / op.file)})
+        before = tokenize(op, tf.constant(stories(9))).to_list()
+        texts = tf.data.Dataset.from_tensors(stories(9)).map(lambda text, op=op: tokenize(op, text))
+        tf.random.set_seed(1)
+        assert tokenize(op, tf.constant(stories(9))).to_list() == before
+        assert next(iter(texts)).to_list() == before
+
+
 def test_a_sentencepiece_model_without_padding_is_counted_from_one(tmp_path):
     """As its trainer makes them where nothing else is said: number 0 is what is unknown."""
     model = io.BytesIO()
@@ -134,22 +150,81 @@ def test_a_sentencepiece_model_without_padding_is_counted_from_one(tmp_path):
     assert open_tokenizer(op).vocabulary == processor.vocab_size() + 1
 
 
-@pytest.mark.parametrize("words", [["[PAD]", "[UNK]", "lamb", "lamb"], ["[PAD]", "lamb"]])
-def test_a_vocabulary_that_cannot_be_numbered_is_refused(tmp_path, words):
-    (tmp_path / "given").write_text("\n".join(words))
-    with pytest.raises(InvalidParams, match=r"no WordPiece vocabulary.*each once, \[UNK\]"):
-        open_tokenizer(Tokenize(kind="wordpiece", model=str(tmp_path / "given")))
+def tokens_of(text, vocabulary, path, **options):
+    """The tokens of a text by a WordPiece vocabulary, which is written to a file."""
+    path.write_bytes("".join(f"{word}\n" for word in vocabulary).encode())
+    op = Tokenize(kind="wordpiece", model=str(path), **options)
+    assert open_tokenizer(op).vocabulary == len({*vocabulary} | {"[PAD]"})
+    return tokenize(op, tf.constant(text)).numpy().tolist()
 
 
-def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
-    """Setting one clears the kernels that TensorFlow keeps, and what belongs to them alone."""
-    shards = write_shard(tmp_path / "shard", stories())
-    for op in (*OPS.values(), Tokenize(kind="bytes")):
-        if op.file:
-            (tmp_path / op.file).write_bytes(fit(op, shards))
-            op = op.model_copy(update={"model": str(tmp_path / op.file)})
-        before = tokenize(op, tf.constant(stories(9))).to_list()
-        texts = tf.data.Dataset.from_tensors(stories(9)).map(lambda text, op=op: tokenize(op, text))
-        tf.random.set_seed(1)
-        assert tokenize(op, tf.constant(stories(9))).to_list() == before
-        assert next(iter(texts)).to_list() == before
+@pytest.mark.parametrize(
+    "words", [["[PAD]", "[UNK]", "wolf", "lamb"], ["[UNK]\r", "wolf\r", "lamb\r"]]
+)
+def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path, words):
+    assert tokens_of("lamb eats wolf", words, tmp_path / "given") == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "lower", "tokens"),
+    [
+        (["wolf", "cafe"], "auto", [2, 2, 3]),
+        (["wolf", "café"], "auto", [2, 2, 3]),
+        (["wolf", "cafe"], "never", [1, 2, 1]),
+        (["wolf", "Wolf"], "auto", [3, 2, 1]),
+        (["wolf", "Wolf"], "always", [2, 2, 1]),
+    ],
+)
+def test_an_uncased_vocabulary_gets_texts_in_lower_case(tmp_path, words, lower, tokens):
+    """As its tokens show, or as `lower` says; without accents if no token has one."""
+    known = ["[PAD]", "[UNK]", *words]
+    assert tokens_of("Wolf wolf Café", known, tmp_path / "given", lower=lower) == tokens
+
+
+def test_syllables_of_an_uncased_vocabulary_stay_whole(tmp_path):
+    known = ["[PAD]", "[UNK]", "wolf", "늑대"]
+    assert tokens_of("Wólf 늑대", known, tmp_path / "given") == [2, 3]
+
+
+def test_bytes_are_tokens_from_one_on():
+    op = Tokenize(kind="bytes")
+    assert tokenize(op, tf.constant("aß")).numpy().tolist() == [98, 196, 160]
+    assert tokenize(op, tf.constant(["", "b"])).to_list() == [[], [99]]
+    assert open_tokenizer(op).vocabulary == 257
+    lower = Tokenize(kind="bytes", lower="always")
+    assert tokenize(lower, tf.constant("Ää")).numpy().tolist() == [196, 165, 196, 165]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        ("sentencepiece", b"\xff\x00 no tokenizer", "no Sent"),
+        ("wordpiece", b"\xff\x00 no tokenizer", "no WordPiece vocabulary"),
+        ("wordpiece", b"[PAD]\n[UNK]\nlamb\nlamb", r"no WordPiece vocabulary.*each once"),
+        ("wordpiece", b"[PAD]\nlamb", r"no WordPiece vocabulary.*\[UNK\]"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, content, said):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InvalidParams, match=said):
+        open_tokenizer(Tokenize(kind=kind, model=str(tmp_path / "file")))
+
+
+def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():
+    op, draw = Truncate(tokens=2), RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
+    one = text_kernels.compute(op, {"text": tf.constant([3, 4, 5])}, draw)["text"]
+    batch = tf.ragged.constant([[3, 4, 5], [6], []], dtype=tf.int32)
+    assert one.numpy().tolist() == [3, 4]
+    assert text_kernels.compute(op, {"text": batch}, draw)["text"].to_list() == [[3, 4], [6], []]
+
+
+def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():
+    op, epoch = EndDocument(), tf.constant(0, tf.int64)
+    draw = RandomStream(seed=0, epoch=epoch, salts=("end_document", 0))
+    tokens = tf.ragged.constant([[4, 5], [], [6]], dtype=tf.int32)
+    batch = text_kernels.compute(op, {"text": tokens}, draw)["text"]
+    assert batch.to_list() == [[4, 5, 0], [0], [6, 0]]
+    alone = text_kernels.compute(op, {"text": tokens[0]}, draw)["text"]
+    assert alone.numpy().tolist() == [4, 5, 0]
+    padded = text_kernels.compute(op, {"text": tokens.to_tensor()}, draw)["text"]
+    assert padded.numpy().tolist() == batch.to_tensor().numpy().tolist(), "of one that is padded"
