@@ -7,6 +7,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = (
     "tests.support.lanes",
+    "tests.support.failures",
     "tests.support.quick",
     "tests.support.skips",
     "tests.support.object_stores",

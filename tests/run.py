@@ -7,18 +7,17 @@ depends on what runs next to it, and is listed as flaky.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.failures import DIED, read_failures
 from throughline.shared.progress import echo
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / ".throughline" / "tests"  # durations of each lane, and the flaky tests
-LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 MOST_AGAIN = 20  # failures; more are a fault, and not run again
 RAN, FAILED = 0, 1  # pytest's exit codes where all tests of a lane have run
 
@@ -41,27 +40,25 @@ LANES = {
 }
 
 
-def run_lane(name: str, options: Sequence[str]) -> int:
-    """Run the tests of a lane and keep their durations; returns pytest's exit code."""
+def run_lane(name: str, options: Sequence[str]) -> tuple[int, list[str]]:
+    """Run the tests of a lane and keep their durations; returns pytest's exit code, and the ids of
+    the tests that failed.
+    """
     lane = LANES[name]
-    command = [
-        *(sys.executable, "-m", "pytest", "-m", lane.marks, "--durations=10"),
+    return _run_pytest(
+        *("-m", lane.marks, "--durations=10", f"--junitxml={RESULTS / name}.xml"),
         *("--numprocesses", str(lane.processes), "--dist", "loadgroup", "--no-loadscope-reorder"),
-        f"--junitxml={RESULTS / name}.xml",
+        *("--max-worker-restart", "0"),
         *options,
-    ]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    )
 
 
-def run_alone(tests: Sequence[str]) -> int:
-    """Run these tests in one process; returns pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *tests]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-def read_failed() -> list[str]:
-    """Ids of the tests that failed when they last ran."""
-    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+def _run_pytest(*options: str) -> tuple[int, list[str]]:
+    failures = RESULTS / "failed.txt"
+    failures.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", f"--failed-to={failures}", *options]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return code, read_failures(failures) if failures.exists() else []
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,19 +69,20 @@ def main(arguments: Sequence[str]) -> int:
         echo(f"there is no lane {', '.join(sorted(unknown))}: there are {', '.join(LANES)}")
         return 2
     RESULTS.mkdir(parents=True, exist_ok=True)
-    LAST_FAILED.unlink(missing_ok=True)
-    codes = {name: run_lane(name, options) for name in names}
-    if incomplete := [name for name, code in codes.items() if code not in (RAN, FAILED)]:
-        echo(f"failed: pytest has not run all tests of {', '.join(incomplete)}")
+    outcomes = {name: run_lane(name, options) for name in names}
+    failed = [test for _, tests in outcomes.values() for test in tests]
+    for name, (code, tests) in outcomes.items():
+        if code not in (RAN, FAILED) or (code == FAILED and not tests):
+            failed.append(f"{DIED}{name}: pytest ended with {code}")
+    if len(failed) > MOST_AGAIN or any(test.startswith(DIED) for test in failed):
+        for test in failed:
+            echo(f"failed: {test}")
         return 1
-    failed = read_failed()
-    if FAILED in codes.values() and not 0 < len(failed) <= MOST_AGAIN:
-        echo(f"failed: {len(failed)} tests, too many to run them again alone")
-        return 1
+    again: list[str] = []
     if failed:
         echo(f"\nonce more, alone: {len(failed)} tests")
-        run_alone(failed)
-    again = read_failed()
+        code, again = _run_pytest("-p", "no:xdist", *failed)
+        again = again if code in (RAN, FAILED) else failed
     flaky = [f"flaky: {test}" for test in failed if test not in again]
     (RESULTS / "flaky.txt").write_text("".join(f"{line}\n" for line in flaky))
     for line in [*flaky, *(f"failed: {test}" for test in again)]:

@@ -29,6 +29,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations.faults import FAULTS, Fault
+from tests.support.failures import read_failures
 from throughline.shared.progress import echo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,27 +97,6 @@ def write_source(path: Path, text: str) -> None:
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-class FailureFile:
-    """A pytest plugin that writes the ids of failed tests to a file, one per line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has failed, or its set-up has."""
-        if report.failed:
-            self._add(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file of tests cannot be collected."""
-        if report.failed:
-            self._add(report.nodeid)
-
-    def _add(self, nodeid: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{nodeid}\n")
-
-
 class Run:
     """One run of tests in a copy of the checkout, in a forked process and its process group."""
 
@@ -127,7 +107,7 @@ class Run:
         self.log = root / "output.txt"
         self._pid = os.fork()
         if self._pid == 0:
-            _run_tests(root, tests, FailureFile(self._failures), self.log)
+            _run_tests(root, tests, self._failures, self.log)
 
     @property
     def seconds(self) -> float:
@@ -148,10 +128,10 @@ class Run:
 
     def failures(self) -> list[str]:
         """Ids of the tests that have failed so far."""
-        return list(dict.fromkeys(self._failures.read_text().split("\n")[:-1]))
+        return read_failures(self._failures)
 
 
-def _run_tests(root: Path, tests: Sequence[str], plugin: FailureFile, log: Path) -> None:
+def _run_tests(root: Path, tests: Sequence[str], failures: Path, log: Path) -> None:
     """Be pytest in a copy of the checkout; never returns."""
     code = 3
     try:
@@ -169,10 +149,10 @@ def _run_tests(root: Path, tests: Sequence[str], plugin: FailureFile, log: Path)
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         single = all("::" in test for test in tests)
         marks = [] if single else ["-m", "not slow and not core"]
-        options = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--failed-to", str(failures)]
         # The libraries have imported some of pytest's plugins.
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        code = pytest.main([*options, *marks, *tests], plugins=[plugin])
+        code = pytest.main([*options, *marks, *tests])
     except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
         traceback.print_exc()
     finally:

@@ -1,0 +1,49 @@
+"""`--failed-to FILE` writes the ids of the tests that fail, one per line, as they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DIED = "died in "  # before the id of a test whose process was gone; later ones have not run
+
+
+class FailureFile:
+    """Writes the ids of failed tests to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.write_text("")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has failed, or its set-up has, or the process that ran it has died."""
+        if report.failed:
+            # pytest-xdist names a test whose process has died with its group behind an @.
+            self._add(DIED + report.nodeid if report.when == "???" else report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file of tests cannot be collected."""
+        if report.failed:
+            self._add(report.nodeid)
+
+    def _add(self, nodeid: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{nodeid}\n")
+
+
+def read_failures(path: Path) -> list[str]:
+    """Ids of the tests that have failed so far, each once."""
+    return list(dict.fromkeys(path.read_text().split("\n")[:-1]))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option."""
+    parser.addoption("--failed-to", type=Path, metavar="FILE", help="write ids of failed tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write the file, unless this is one of several processes; the first one hears of all."""
+    path = config.getoption("failed_to")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureFile(path))
