@@ -7,7 +7,8 @@
 #   make demo STORE=s3              Fashion-MNIST from a bucket, prepared into it, in an S3 store of this machine
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
-#   make quick | test | test-all    unit tests · with trainings · with the DAG, servers, browsers, kills
+#   make quick | test               unit tests · with pipelines and trainings
+#   make test-core | nightly        whole programs, as in CI · browsers, kills, planted faults, fuzz
 #   make check | bench              formatting, lint and types · benchmarks
 #   make mutations [MUTATIONS=--help]   plant faults in a copy and see that the tests catch them
 #   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser
@@ -22,7 +23,7 @@ SECONDS ?= 60
 BUDGET ?= full
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo ui stack quick test test-all check bench mutations fuzz audit
+.PHONY: setup demo ui stack quick test test-core test-all nightly check bench mutations fuzz audit
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml whowaits/pyproject.toml uv.lock
@@ -69,19 +70,13 @@ ui: setup
 stack: setup
 	@python -m infra.local up $(STACK)
 
-# Three lanes by marks (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
-PROCESSES ?= 3
-IN_PARALLEL = --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
-# A third process would cost `quick` more in imports than it saves.
-quick: PROCESSES = 2
-quick: setup
-	python -m pytest $(IN_PARALLEL) -m "not integration and not slow" $(PYTEST)
+# Lanes of tests (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
+quick test test-core test-all: setup
+	python -m tests.run $@ $(if $(PYTEST),-- $(PYTEST))
 
-test: setup
-	python -m pytest $(IN_PARALLEL) -m "not slow" $(PYTEST)
-
-test-all: setup
-	python -m pytest $(IN_PARALLEL) $(PYTEST)
+nightly: setup # all that no lane of continuous integration runs
+	@code=0; python -m tests.run nightly $(if $(PYTEST),-- $(PYTEST)) || code=1; \
+	$(MAKE) --keep-going mutations fuzz SECONDS=600 || code=1; exit $$code
 
 # What the manifests render to is held against Kubernetes' schemas; the tests know those of JobSet and Kueue.
 MANIFESTS = $(wildcard infra/kubernetes/base infra/kubernetes/overlays/*)
