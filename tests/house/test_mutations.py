@@ -7,8 +7,10 @@ from collections import Counter
 
 import pytest
 
-from tests.mutations.faults import FAULTS
+from tests.mutations.faults import read_faults
 from tests.mutations.matrix import ROOT, find_file, plant, read_sources
+
+FAULTS = read_faults()
 
 
 def is_test(path, name):

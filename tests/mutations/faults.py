@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-FILES = sorted(Path(__file__).parent.glob("*.yaml"))
+FOLDER = Path(__file__).parent
 
 
 class Fault(BaseModel):
@@ -21,11 +21,11 @@ class Fault(BaseModel):
     tests: tuple[str, ...] = Field(default=())
 
 
-def read_faults() -> tuple[Fault, ...]:
-    """All faults of all files."""
+def read_faults(listed: str = "") -> tuple[Fault, ...]:
+    """The faults of the list of this file name, or of all."""
     return tuple(
         Fault(name=name, **{**fault, "tests": _as_list(fault.get("tests", []))})
-        for file in FILES
+        for file in sorted(FOLDER.glob(listed or "*.yaml"))
         for group in YAML(typ="safe").load(file.read_text()).values()
         for name, fault in group.items()
     )
@@ -33,6 +33,3 @@ def read_faults() -> tuple[Fault, ...]:
 
 def _as_list(tests: str | list[str]) -> list[str]:
     return [tests] if isinstance(tests, str) else tests
-
-
-FAULTS = read_faults()

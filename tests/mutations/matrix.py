@@ -1,6 +1,6 @@
 """Plant the faults of tests/mutations/faults.yaml and record which test catches which fault.
 
-`python -m tests.mutations.matrix` copies the tracked files to a temporary folder, plants one fault
+`python -m tests.mutations.matrix` copies the checkout to a temporary folder, plants one fault
 after another there, and runs all tests that are expected to catch it, in a fork of a process that
 has already imported the libraries.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.faults import FAULTS, Fault
+from tests.mutations.faults import Fault, read_faults
 from tests.support.failures import read_failures
 from throughline.shared.progress import echo
 
@@ -78,9 +78,13 @@ class Outcome:
 
 
 def copy_tree(to: Path) -> Path:
-    """Copy the tracked files of this checkout, as they are now."""
+    """Copy the files of this checkout that git does not ignore, as they are now."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():
@@ -240,7 +244,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     faults = [
-        fault for fault in FAULTS if options.only in f"{fault.name} {fault.before} {fault.tests}"
+        fault
+        for fault in read_faults(options.faults)
+        if options.only in f"{fault.name} {fault.before} {fault.tests}"
     ]
     before = json.loads(options.against.read_text()) if options.against else []
     outcomes = []
