@@ -3,7 +3,7 @@
 A block of commands is taken apart into its simple commands, and each is tried by the rule for its
 program: ours and DVC's own parsers read it; of a flow, the parameters that it would have are
 resolved; `make` says what it would do, bash whether it can be read. A command, a block or a
-language that no rule covers fails. What the commands do is tested where they are: here none runs.
+language that no rule covers fails. None runs here.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ from throughline.tuning.budgets import Budgets, read_budgets
 
 # MLflow warns about itself when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-# Pages whose blocks of a language are run one after another by a test of their own.
-OWN_TESTS = {
-    ("docs/daily.md", "sh"): "tests/docs/test_docs_daily.py",
-    ("docs/data.md", "yaml"): "tests/docs/test_docs_data.py",
-    ("docs/extending.md", "diff"): "tests/docs/test_docs_extending.py",
-    ("docs/extending.md", "python"): "tests/docs/test_docs_extending.py",
-    ("docs/models.md", "python"): "tests/docs/test_docs_models.py",
-    ("docs/models.md", "yaml"): "tests/docs/test_docs_models.py",
-    ("docs/prediction.md", "sh"): "tests/docs/test_docs_prediction.py",
-    ("docs/training.md", "python"): "tests/docs/test_docs_training.py",
+# Blocks that run as they stand, in test_docs_runs.py and test_docs_extending.py.
+RUN = {
+    ("docs/daily.md", "sh"),
+    ("docs/prediction.md", "sh"),
+    ("docs/extending.md", "diff"),
 }
 # Commands that are not tried, by how they begin, and why.
 NOT_TRIED = {
@@ -75,10 +70,7 @@ def commands_of(text: str) -> list[str]:
     return commands
 
 
-BLOCKS = read_blocks()
-SCRIPTS = [
-    block for block in BLOCKS if block.language == "sh" and (block.page, "sh") not in OWN_TESTS
-]
+BLOCKS = [block for block in read_blocks() if (block.page, block.language) not in RUN]
 INLINE = sorted(
     {
         " ".join(found[1].split())
@@ -92,20 +84,21 @@ def of(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
 
 
-def test_every_block_is_of_a_language_that_a_test_runs():
-    for block in BLOCKS:
-        own = OWN_TESTS.get((block.page, block.language))
-        assert block.language in ("", "sh", "yaml", "python") or own, f"{block} {block.language}"
-        assert own is None or (ROOT / own).is_file()
+def test_every_block_is_of_a_language_that_a_test_reads():
+    assert {block.language for block in BLOCKS} == {"", "sh", "yaml", "python"}
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in of("yaml") if (block.page, "yaml") not in OWN_TESTS], ids=str
-)
-def test_every_piece_of_params_yaml_is_accepted(block):
-    overlay = parse_yaml(block.text, str(block))
-    assert isinstance(overlay, dict)
-    resolve(ROOT, Changes(overlay=overlay))
+@pytest.mark.integration
+def test_every_piece_of_params_yaml_is_accepted(tmp_path, monkeypatch):
+    """Next to the modules of one's own that pages show."""
+    for block in of("python"):
+        if name := re.match(r"# (my_\w+\.py)$", block.text, re.MULTILINE):
+            (tmp_path / name[1]).write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in of("yaml"):
+        overlay = parse_yaml(block.text, str(block))
+        assert isinstance(overlay, dict), block
+        resolve(ROOT, Changes(overlay=overlay))
 
 
 @pytest.fixture
@@ -120,7 +113,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("block", SCRIPTS, ids=str)
+@pytest.mark.parametrize("block", of("sh"), ids=str)
 def test_every_command_of_a_block_is_accepted(block, folder):
     write_overlays(folder, ROOT / block.page)
     for command in commands_of(block.text):
@@ -139,19 +132,17 @@ def test_every_command_in_a_sentence_is_accepted(folder):
     assert INLINE and not refused
 
 
+def test_every_example_in_python_is_python():
+    for block in of("python"):
+        compile(block.text, str(block), "exec")
+
+
 @pytest.mark.integration
 def test_the_model_of_the_readme_gives_a_logit_per_class():
     (block,) = [block for block in of("python") if block.page == "README.md"]
     names: dict = {}
     exec(compile(block.text, str(block), "exec"), names)
     assert names["build"]((12, 10, 1), 4, width=8).output_shape == (None, 4)
-
-
-def test_the_other_examples_in_python_are_python():
-    pages = {block.page for block in of("python")}
-    for block in of("python"):
-        compile(block.text, str(block), "exec")
-    assert pages <= {"README.md", "docs/text.md"} | {page for page, _ in OWN_TESTS}
 
 
 def write_overlays(folder: Path, *pages: Path) -> None:

@@ -13,8 +13,6 @@ import pytest
 from tests.support.project import ROOT
 
 PAGE = ROOT / "docs" / "extending.md"
-MOST_LINES = 15  # of code per example; imports, docstrings and tests apart
-MOST_OF_ENCODING = 40
 FILES = (
     "tests/house/test_extension_points.py",
     "tests/diagnosis/test_diagnose.py",
@@ -162,10 +160,8 @@ def apply(root: Path, language: str, block: str) -> None:
         (root / name).write_text(text)
 
 
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory) -> Path:
-    """A copy of the project with all examples in it."""
-    root = tmp_path_factory.mktemp("extended")
+def extend(root: Path) -> Path:
+    """Make a copy of the project with all examples in it."""
     for name in ("throughline", "tasks", "flows", "benchmarks", "tests", "infra", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "params.yaml"):
@@ -184,32 +180,13 @@ def python(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_every_example_is_short():
-    counted = re.compile(r"(?!from |import |\s*\"\"\"|\s+\w+,$)\s*\S")
-    for section in PAGE.read_text().split("\n## ")[1:]:
-        lines = []
-        for language, block in blocks(section):
-            if language == "python":
-                lines += block.splitlines()[1:]
-                continue
-            for change in re.split(r"^--- ", block, flags=re.MULTILINE)[1:]:
-                added = [line[1:] for line in change.splitlines() if line.startswith("+")]
-                lines += [] if change.startswith("tests/") else added
-        code = [line for line in lines if counted.match(line)]
-        most = MOST_OF_ENCODING if section.startswith("An encoding") else MOST_LINES
-        assert 0 < len(code) <= most, "\n".join(code)
-
-
-def test_the_examples_keep_the_style(extended):
-    python(extended, "-m", "ruff", "check", "throughline", "tests")
-    python(extended, "-m", "ruff", "format", "--check", "throughline", "tests")
-
-
 @pytest.mark.slow
-def test_every_example_is_used_by_a_test_of_the_copy(extended):
-    (extended / "tests" / "plan" / "test_examples.py").write_text(MORE)
-    python(extended, "infra/reference.py")
-    passed = python(extended, "-m", "pytest", "-rp", *FILES, "-k", " or ".join(WORDS))
+def test_every_example_is_used_by_a_test_of_the_copy(tmp_path):
+    root = extend(tmp_path / "extended")
+    (root / "tests" / "plan" / "test_examples.py").write_text(MORE)
+    python(root, "-m", "ruff", "check", "throughline", "tests")
+    python(root, "infra/reference.py")
+    passed = python(root, "-m", "pytest", "-rp", *FILES, "-k", " or ".join(WORDS))
     assert not [use for use in USES if use not in passed], passed
-    assert "| `posterize` |" in (extended / "docs" / "configurations.md").read_text()
-    assert "| `deep_prefetch` |" in (extended / "docs" / "diagnosis.md").read_text()
+    assert "| `posterize` |" in (root / "docs" / "configurations.md").read_text()
+    assert "| `deep_prefetch` |" in (root / "docs" / "diagnosis.md").read_text()

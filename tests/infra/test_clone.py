@@ -9,15 +9,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.support.project import ROOT
+from tests.support.worktrees import git
 
+pytestmark = pytest.mark.integration  # runs git
 CLONE = YAML(typ="safe").load((ROOT / "infra" / "kubernetes" / "clone.yaml").read_text())
-AUTHOR = ("-c", "user.name=me", "-c", "user.email=me@example")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout
 
 
 def make_repository(folder: Path, content: str) -> None:
@@ -25,7 +20,7 @@ def make_repository(folder: Path, content: str) -> None:
     git(folder, "init", "--quiet", "--initial-branch=trunk")
     (folder / "params.yaml").write_text(content)
     git(folder, "add", ".")
-    git(folder, *AUTHOR, "commit", "--quiet", "--message=first")
+    git(folder, "commit", "--quiet", "--message=first")
 
 
 def clone(origin: Path, volume: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What `make` does before anything is installed."""
+"""What `make` does before anything is installed, and which demos it refuses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.project import ROOT
 
+pytestmark = pytest.mark.integration
 MAKE = str(shutil.which("make"))
 # Notes what it is asked, makes environments with a Python, and installs uv.
 PYTHON = """#!/bin/sh
@@ -21,9 +22,11 @@ test "$2" != pip || cp "$0" .venv/bin/uv
 """
 
 
-def make(folder: Path, *arguments: str, path: str) -> str:
-    """What `make` says in a folder, without what a make around the tests hands to this one."""
-    done = subprocess.run(
+def make(
+    folder: Path, *arguments: str, path: str = os.environ["PATH"]
+) -> subprocess.CompletedProcess[str]:
+    """Runs `make` in a folder, without what a make around the tests hands to this one."""
+    return subprocess.run(
         [MAKE, *arguments],
         cwd=folder,
         env={"PATH": path},
@@ -31,31 +34,20 @@ def make(folder: Path, *arguments: str, path: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("installed", "taken"),
-    [
-        (["python3.11", "python3.12", "python3"], "python3.11"),
-        (["python3.12", "python3"], "python3.12"),
-        (["python3"], "python3"),
-    ],
-)
-def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, installed, taken):
+@pytest.mark.parametrize("installed", [["python3.11", "python3.12", "python3"], ["python3"]])
+def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, installed):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in installed:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    said = make(tmp_path, "--eval", "show: ; @/bin/echo $(PYTHON)", "show", path=str(tmp_path))
-    assert said.split() == [str(tmp_path / taken)]
+    show = "show: ; @/bin/echo $(PYTHON)"
+    said = make(tmp_path, "--eval", show, "show", path=str(tmp_path)).stdout
+    assert said.split() == [str(tmp_path / installed[0])]
 
 
-@pytest.mark.parametrize(
-    ("options", "extra"),
-    [([], ""), (["GPU=1"], "--extra gpu"), (["GPU=yes"], "--extra gpu"), (["GPU=0"], "")],
-)
+@pytest.mark.parametrize(("options", "extra"), [(["GPU=yes"], "--extra gpu"), (["GPU=0"], "")])
 def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path, options, extra):
     folder, python = tmp_path / "a folder", tmp_path / "python"
     (folder / ".venv" / "bin").mkdir(parents=True)
@@ -68,7 +60,8 @@ def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path
     shutil.copy(ROOT / "Makefile", folder)
     for program in (python, without_pip):
         program.chmod(0o755)
-    make(folder, "setup", f"PYTHON={python}", *options, path=os.environ["PATH"])
+    done = make(folder, "setup", f"PYTHON={python}", *options)
+    assert done.returncode == 0, done.stderr
     version, environment, uv, sync = (folder / "asked").read_text().splitlines()
     assert version == "--version" and environment == "-m venv --clear .venv"
     assert uv.startswith("-m pip install ")
@@ -76,10 +69,27 @@ def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path
     assert (folder / ".venv" / f".ready{'1' if extra else ''}").exists()
 
 
-def test_benchmarks_are_listed_that_are_commands():
-    listed = make(ROOT, "--old-file=setup", "bench", path=os.environ["PATH"])
-    named = set(re.findall(r"^python -m benchmarks\.(\w+) --help$", listed, re.MULTILINE))
-    assert named == {
-        path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
-    }
-    assert len(named) > 10 and "command_line" not in named
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["STORE=s3", "DATA=photos"], "STORE=s3 is all that there is"),
+        (["DATA=photos", "BUDGET=small"], "there is no demo of DATA=photos BUDGET=small"),
+        (["PHOTOS=mine"], "PHOTOS=DIR goes with DATA=photos"),
+    ],
+)
+def test_a_demo_of_what_there_is_not_is_refused(options, said):
+    done = make(ROOT, "--dry-run", "demo", *options)
+    assert done.returncode and said in done.stderr
+    assert make(ROOT, "--dry-run", "ui", *options).returncode == 0, "it takes no notice of them"
+
+
+@pytest.mark.parametrize("options", [["STORE=s3"], ["DATA=photos", "PHOTOS=."]])
+def test_a_demo_that_there_is_is_accepted(options):
+    assert make(ROOT, "--dry-run", "demo", *options).returncode == 0
+
+
+def test_the_demo_with_a_store_reads_what_it_has_put_there():
+    makefile = (ROOT / "Makefile").read_text()
+    (put,) = re.findall(r"tasks\.upload (\S+) (s3://\S+);", makefile)
+    (path,) = re.findall(r"--set data\.path=(s3://\S+)", makefile)
+    assert put == ("data/raw/fashion_mnist", path)

@@ -15,7 +15,7 @@ from throughline.shared.errors import ServiceFailed
 
 
 @pytest.mark.parametrize(
-    ("option", "above"), [("postgres-port", 0), ("s3-port", 0), ("s3-port", 3), ("s3-port", 10_003)]
+    ("option", "above"), [("postgres-port", 0), ("s3-port", 0), ("s3-port", 10_003)]
 )
 def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option, above):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -39,7 +39,7 @@ def test_without_workers_nothing_is_started(tmp_path, start):
 def test_where_dask_is_not_installed_no_cluster_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "find_spec", lambda name: None)
     with (
-        pytest.raises(ServiceFailed, match="--dask-workers: Dask is not installed; `pip install"),
+        pytest.raises(ServiceFailed, match="--dask-workers: Dask is not installed"),
         dask_cluster(load_stack(tmp_path / "stack"), 1),
     ):
         pytest.fail("a cluster was started")
