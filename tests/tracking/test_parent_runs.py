@@ -122,8 +122,10 @@ def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(
 ):
     with open_comparison(KEY, "comparison") as parent:
         waiting = replace(row("fast"), mlflow_run_id=None, unsent="ab" * 16)
+        comparison(waiting).write(report)
         assert not close(parent, report, waiting), "a run of a configuration is still to be sent"
         assert not has_comparison(report)
+        comparison(row("fast")).write(report)
         monkeypatch.setenv(ADDRESS, absent_server)
         assert not close(parent, report)
     assert has_comparison(report), "a store that does not answer is not asked to conclude"
