@@ -1,11 +1,10 @@
-"""Tables and time series travel the same way as images: from the file to equal batches in every
-configuration, and to a trained model.
+"""Time series from the file to windows: which steps they hold, in which order, and with which
+statistics. What a label of a table is.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import pytest
 from benchmarks.data import presets
 from tasks.ingest import count_splits
 from tests.support.prepared import prepare
-from tests.support.project import SMALL, run_stages, write_params
+from tests.support.project import SMALL
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import (
     infer_input_shape,
@@ -25,13 +24,11 @@ from throughline.assembly.inputs import (
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
 from throughline.data import examination
-from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources.table import scan as scan_table
-from throughline.measurement.equality import digest_examples
 from throughline.results.evaluation import Evaluation
 from throughline.settings import DataSettings
-from throughline.shared.errors import InvalidParams, UnreadableSource
+from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
 
 STEPS, COLUMNS = 5000, 3
@@ -41,17 +38,6 @@ def opened(folder, params):
     """Run the data stages in `folder` and open what they wrote."""
     layout = prepare(params, Layout(folder), min_shards=3)
     return layout, open_inputs(params, layout)
-
-
-def digest_each(params, stored):
-    """Digests of the training examples by configuration, of those without a service."""
-    return {
-        name: digest_examples(
-            open_input_pipeline(params, name, stored, split="train", purpose="compare")
-        ).digest
-        for name, config in params.pipelines.items()
-        if config.service is None
-    }
 
 
 def series_document(path, **window):
@@ -74,13 +60,6 @@ def series(tmp_path_factory):
     np.save(folder / "series.npy", values)
     params = check(series_document(folder / "series.npy"))
     return params, *opened(folder, params)
-
-
-@pytest.mark.integration
-def test_windows_are_the_same_in_every_configuration(series):
-    params, _, stored = series
-    digests = digest_each(params, stored)
-    assert len(set(digests.values())) == 1, digests
 
 
 @pytest.mark.parametrize("name", ["naive", "windowed"])
@@ -152,81 +131,11 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
     _, layout, stored = series
     too_long = check(series_document(layout.root / "series.npy", length=1000))
-    with pytest.raises(
-        InvalidParams,
-        match=(
-            r"the validation split has 1000 time steps, fewer than window.length \+ window.horizon"
-            r" = 1002"
-        ),
-    ):
+    with pytest.raises(InvalidParams, match="the validation split has 1000 time steps, fewer"):
         open_input_pipeline(too_long, "naive", stored, split="train", purpose="train")
     unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
     with pytest.raises(InvalidParams, match="load is not a column"):
         open_input_pipeline(unknown, "naive", stored, split="train", purpose="train")
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("table")
-    draw = np.random.default_rng(5)
-    count = 600
-    frame = pd.DataFrame(
-        {
-            "size": draw.normal(5, 2, count),
-            "color": draw.choice(["red", "green", "blue"], count),
-            "age": draw.integers(1, 90, count),
-        }
-    )
-    frame["label"] = np.where(frame["size"] + (frame["color"] == "red") * 2 > 5.5, "big", "small")
-    frame.loc[7, "size"] = np.nan
-    frame.loc[8, "color"] = None
-    frame["age"] = frame["age"].astype(object)
-    frame.loc[9, "age"] = "old"
-    frame.loc[10, "label"] = None
-    frame.to_csv(folder / "table.csv", index=False)
-    return folder
-
-
-def table_document(folder, **data):
-    document = copy.deepcopy(SMALL)
-    document |= {
-        "augment": [],
-        "postprocess": ["standardize", "categories"],
-        "pipelines": presets("images"),
-    }
-    document["data"] |= {
-        "source": "table",
-        "path": str(folder / "table.csv"),
-        "numeric": ["size", "age"],
-        "max_reject_fraction": 0.1,
-        **data,
-    }
-    return document
-
-
-@pytest.mark.slow
-def test_rows_of_a_table_are_the_same_in_every_configuration(table):
-    params = check(table_document(table))
-    _, stored = opened(table, params)
-    digests = digest_each(params, stored)
-    assert len(set(digests.values())) == 1, digests
-    assert stored.shards.schema.input.columns.names == ("size", "age", "color")
-    assert stored.shards.schema.input.columns.categories == (("blue", "green", "red"),)
-    pipe = open_input_pipeline(params, "optimized", stored, split="train", purpose="train")
-    features, label = next(iter(pipe.dataset()))
-    assert features.shape == (32, 3) and label.dtype == "int64"
-    full_model = build_models_for(params, stored).full_model
-    assert full_model.input_shape == (None, 3) and full_model.output_shape == (None, 2)
-
-
-def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(table, tmp_path):
-    manifest = ingest(check(table_document(table)).data, tmp_path / "manifest")
-    assert dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True)) == {
-        "row 8": "size is missing (data.missing can be median to keep the row)",
-        "row 9": "color is missing (data.missing can be category to keep the row)",
-        "row 10": "age is 'old', no number (data.missing_values can say that it is missing)",
-        "row 11": "label missing",
-    }
 
 
 @pytest.mark.parametrize(
@@ -248,47 +157,3 @@ def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
     settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
     scanned = scan_table(settings)
     assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)
-
-
-def test_words_are_no_numbers_to_predict(table):
-    settings = DataSettings(source="table", path=str(table / "table.csv"), label_kind="number")
-    with pytest.raises(UnreadableSource, match=r"label holds text.*data\.label_kind: class"):
-        scan_table(settings)
-
-
-def test_a_number_to_predict_is_a_regression(table, tmp_path):
-    document = table_document(table, label_column="size", numeric=["age"], categorical=["color"])
-    params = check(document)
-    _, stored = opened(tmp_path, params)
-    assert stored.shards.schema.target.encoding.name == "number"
-    assert infer_target(params, stored).metric == "mae"
-    pipe = open_input_pipeline(params, "naive", stored, split="train", purpose="train")
-    _, label = next(iter(pipe.dataset()))
-    assert label.dtype == "float32"
-
-
-@pytest.mark.slow
-def test_a_series_goes_through_every_stage(tmp_path):
-    """From the file to the report, by a model that predicts the next step of a sine from the last
-    sixteen.
-    """
-    document = series_document(
-        "source/series.csv", length=16, horizon=1, stride=1, targets=["load"]
-    )
-    document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "optimized")}
-    document["data"]["time_column"] = "hour"
-    document["model"] = {"name": "mlp", "options": {"width": 16}}
-    document["train"] |= {"epochs": 6}
-    folder = tmp_path / "project"
-    (folder / "source").mkdir(parents=True)
-    write_params(folder, document)
-    moments = np.arange(3000)
-    pd.DataFrame(
-        {"hour": moments, "load": np.sin(moments / 20), "wind": np.cos(moments / 7)}
-    ).to_csv(folder / "source" / "series.csv", index=False)
-    run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@naive", "build@optimized")
-    run_stages(folder, "train@optimized", "profiling@optimized", "report")
-    trained = json.loads((folder / "runs" / "optimized" / "train.json").read_text())
-    assert trained["metric"] == "mae"
-    assert trained["test"]["mae"] < 0.25
-    assert "mae" in (folder / "report" / "index.html").read_text()
