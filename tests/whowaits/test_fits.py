@@ -1,12 +1,17 @@
-"""What a `fit` of Keras is given, and when it ends: `whowaits.hooks.fits`."""
+"""What a `fit` of Keras is given, when it ends, and what times it within a program:
+`whowaits.hooks.fits`, `whowaits.hooks.sources`, `whowaits.timing.feeds`, `whowaits.within`.
+"""
 
 from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import math
+import sys
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,16 +20,27 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers import epoch_iterator
 
+import whowaits
 from whowaits.hooks.fits import FitWatch, make_reporting_callback
-from whowaits.hooks.sources import count_steps
+from whowaits.hooks.sources import (
+    count_steps,
+    explain_loader,
+    explain_untried,
+    has_cache,
+    tried_dataset,
+)
 from whowaits.hooks.timed_function import TimedFunction
+from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
+from whowaits.timing.batches import BatchesTaken
 from whowaits.timing.blocks import Step
+from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
 from whowaits.timing.waits import Waits
+from whowaits.within import register_magic
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches of its own."""
+    """Batches that are made by workers."""
 
     shape = (4, 2)
 
@@ -35,7 +51,6 @@ class Batches(keras.utils.PyDataset):
         ({"x": np.zeros((65, 2))}, 3),
         ({"x": [np.zeros((65, 2))], "batch_size": 5, "epochs": 4}, 52),
         ({"x": {"a": np.zeros(65)}, "steps_per_epoch": 2, "epochs": 9, "initial_epoch": 8}, 2),
-        ({"x": [1.0, 2.0]}, math.inf),
         ({"x": tf.data.Dataset.range(2)}, math.inf),
         ({"x": Batches()}, math.inf),
     ],
@@ -44,23 +59,107 @@ def test_the_steps_of_a_fit_on_arrays_are_known(given, steps):
     assert count_steps(given) == steps
 
 
-class Short(keras.Sequential):
+def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
+    numbers = tf.data.Dataset.range(9)
+    assert has_cache(numbers.cache().batch(3))
+    assert not has_cache(numbers.batch(3)) and not has_cache([1, 2])
+
+
+def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
+    model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
+    assert tried_dataset(model, {"x": numbers}) is numbers
+    for given, said in [
+        ({"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
+        ({"x": np.zeros((4, 2))}, "`fit` was given arrays"),
+        ({"x": (n for n in [1])}, "`fit` was given a generator"),
+        ({"x": Batches(workers=3)}, "a Batches with workers=3"),
+        ({"x": Batches(), "workers": 8}, "a Batches with workers=8"),
+    ]:
+        assert tried_dataset(model, given) is None
+        assert said in explain_untried(model, given)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        distributed = keras.Sequential()
+    assert tried_dataset(distributed, {"x": numbers}) is None
+    assert "under MirroredStrategy" in explain_untried(distributed, {"x": numbers})
+    assert "num_workers=2 or more" in explain_loader(0) and "persistent" in explain_loader(2)
+
+
+class Small(keras.Sequential):
     """A model whose `fit` alone is watched."""
+
+    def __init__(self):
+        super().__init__([keras.Input((2,)), keras.layers.Dense(1)])
+        self.compile("sgd", "mse")
 
     def fit(self, x=None, y=None, epochs=1, callbacks=None):
         return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
 
 
-def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said():
+@pytest.fixture
+def watched(monkeypatch):
+    """Watches every `fit` of `Small` for a session."""
+    monkeypatch.setattr(Small, "fit", Small.fit)
+
+    def start(**options):
+        session = Session(Options(**options), print)
+        watch = FitWatch(session, Waits())
+        watch.patch(SimpleNamespace(**{**vars(keras), "Model": Small}))
+        return session, watch
+
+    return start
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Ctrl-C in a notebook."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.integration
+def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said(watched):
     """As of an agent that learns from what it has just seen."""
-    session = Session(Options(seconds=0.5), print)
-    FitWatch(session, Waits()).patch(SimpleNamespace(**{**vars(keras), "Model": Short}))
-    model = Short([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    session, _ = watched()
+    model = Small()
     for _ in range(3):
         assert model.fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
     assert not session.trainings and session.marks == 3, "steps of a loop, if there is one"
     assert "fewer than 8 steps in all" in session.make_report().reason
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(watched, interrupted):
+    session, _ = watched(keep=True)
+    model = Small()
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((40, 2)), np.zeros((40, 1)))).batch(2)
+    try:
+        model.fit(data, epochs=2, callbacks=[Interrupts()] if interrupted else None)
+    except KeyboardInterrupt:
+        assert interrupted
+    (training,) = session.trainings
+    assert training.timing.seen
+    assert training.conditions is training.freeze_conditions(), "those of its end"
+    gone = weakref.ref(model), weakref.ref(data)
+    del model, data
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+@pytest.mark.integration
+def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(watched, capsys):
+    session, watch = watched(keep=True)
+    model = Small()
+    session.close()  # as `whowaits.Callback` has it
+    reports = make_reporting_callback(keras, session, watch)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports, Interrupts()])
+    assert session.trainings[0].timing.seen
+    assert not watch.active and not isinstance(model.train_function, TimedFunction)
+    model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports])
+    assert "a step takes" in capsys.readouterr().out
+    assert not watch.active and not isinstance(model.train_function, TimedFunction)
 
 
 def begin(session, model, **given):
@@ -82,35 +181,31 @@ def test_what_stops_within_an_epoch_ends_the_measurement():
     assert session.trainings[0].notes == ["a callback stopped the training within an epoch"]
 
 
-def test_the_clock_in_a_list_of_callbacks_knows_what_is_trained():
-    model, own = keras.Sequential(), keras.callbacks.Callback()
-    given = keras.callbacks.CallbackList([own], model=model, steps=7)
-    first, second, clock = begin(Session(Options(), print), model, callbacks=given).callbacks
-    assert given.callbacks == [own], "it may be given to another fit"
-    assert second is own and first.model is clock.model is model
-    assert first.params == clock.params == {"steps": 7}
+def test_what_a_later_training_would_go_on_from_is_not_written():
+    kinds = ("OrbaxCheckpoint", "ModelCheckpoint", "BackupAndRestore", "Own")
+    *writing, own = given = [type(name, (keras.callbacks.Callback,), {})() for name in kinds]
+    session = Session(Options(), print)
+    left = begin(session, keras.Sequential(), callbacks=given)
+    assert own in left and not set(writing) & set(left)
+    assert "left out" in session.trainings[0].notes[0]
 
 
-class Untimed(keras.Sequential):
-    """A model that has no train function to time."""
-
-    def make_train_function(self):
-        raise RuntimeError("none of that kind")
-
-
-def test_a_training_that_cannot_be_timed_ends_with_its_own_epochs(capsys):
-    session, model = Session(Options(), print), Untimed()
-    *_, clock = begin(session, model, epochs=2)
-    clock.set_model(model)
-    model.stop_training = False
-    clock.on_train_begin()
-    assert "none of that kind" in capsys.readouterr().err
-    assert not session.trainings[0].timing.active
-    stops = []
-    for epoch in range(2):
-        clock.on_epoch_end(epoch)
-        stops.append(model.stop_training)
-    assert stops == [False, True]
+@pytest.mark.parametrize(
+    ("kind", "replicas", "because"),
+    [
+        ("OneDeviceStrategy", 1, ""),
+        ("MirroredStrategy", 2, "the model alone is not timed on 2 replicas"),
+        ("MultiWorkerMirroredStrategy", 1, "the model alone is not timed on several hosts"),
+    ],
+)
+def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is(kind, replicas, because):
+    strategy = type(kind, (), {"num_replicas_in_sync": replicas})()
+    model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
+    session = Session(Options(), print)
+    begin(session, model)
+    (training,) = session.trainings
+    assert training.passive_because.startswith(because)
+    assert training.timing.active == (not because)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -133,60 +228,6 @@ def test_an_epoch_from_which_batches_were_taken_makes_no_later_one_shorter(monke
     assert steps == [3, 9]
 
 
-def watch_fit(session):
-    """A watch, and a model whose `fit` alone it times."""
-
-    class Watched(keras.Sequential):
-        def fit(self, x=None, y=None, epochs=1, callbacks=None):
-            return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
-
-    watch = FitWatch(session, Waits())
-    watch.patch(SimpleNamespace(**{**vars(keras), "Model": Watched}))
-    model = Watched([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return watch, model
-
-
-class Interrupts(keras.callbacks.Callback):
-    """Ctrl-C in a notebook."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 5:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(interrupted):
-    session = Session(Options(keep=True), print)
-    _, model = watch_fit(session)
-    data = tf.data.Dataset.from_tensor_slices((np.zeros((40, 2)), np.zeros((40, 1)))).batch(2)
-    try:
-        model.fit(data, epochs=2, callbacks=[Interrupts()] if interrupted else None)
-    except KeyboardInterrupt:
-        assert interrupted
-    (training,) = session.trainings
-    assert training.timing.seen
-    assert training.conditions is training.freeze_conditions(), "those of its end"
-    gone = weakref.ref(model), weakref.ref(data)
-    del model, data
-    gc.collect()
-    assert [each() for each in gone] == [None, None]
-
-
-def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(capsys):
-    session = Session(Options(keep=True), print)
-    watch, model = watch_fit(session)
-    session.close()  # as `whowaits.Callback` has it
-    reports = make_reporting_callback(keras, session, watch)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports, Interrupts()])
-    assert session.trainings[0].timing.seen
-    assert not watch.active and not isinstance(model.train_function, TimedFunction)
-    model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports])
-    assert "a step takes" in capsys.readouterr().out
-    assert not watch.active and not isinstance(model.train_function, TimedFunction)
-
-
 def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     session = Session(Options(), print)
     training = session.open("fit", epochs=1)
@@ -194,3 +235,71 @@ def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     assert not session.repeats
     training.finished += 1  # what the script does about another one is not its own failure
     assert session.repeats
+
+
+class Later:
+    """A value that a device has not computed yet; notes when it is waited for."""
+
+    def __init__(self, number, waited_for):
+        self.number, self.waited_for = number, waited_for
+
+    def block_until_ready(self):
+        self.waited_for.append(self.number)
+
+
+def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
+    waited_for, steps = [], itertools.count()
+    feed = JaxFeed(lambda state, _: ({"loss": Later(next(steps), waited_for)}, state), Waits())
+    for _ in range(6):
+        feed.train(((), iter(())))
+    assert waited_for == list(range(6 - MAX_AHEAD))
+    feed.settle()
+    assert waited_for[-1] == 5
+
+
+@pytest.mark.parametrize(
+    ("counts", "ended", "kept"),
+    [([8, 8, 3], True, 2), ([3], True, 0), ([8, 8], True, 2), ([8, 3], False, 2)],
+)
+def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
+    batches = [SimpleNamespace(shape=(count, 2)) for count in counts]
+    taken = BatchesTaken(batches, ended=ended)
+    taken.drop_remainder(8)
+    assert len(taken.batches) == kept
+
+
+@pytest.fixture
+def _observed_until_the_end(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+
+
+@pytest.mark.usefixtures("_observed_until_the_end")
+def test_a_cell_is_run_and_said_what_it_lacks(capsys):
+    magics, done = {}, []
+
+    def run_cell(cell):
+        done.append(cell)
+        return SimpleNamespace(raise_error=lambda: done.append("raised"))
+
+    def register(function, magic_kind):
+        magics[magic_kind, function.__name__] = function
+
+    register_magic(SimpleNamespace(register_magic_function=register, run_cell=run_cell))
+    magics["cell", "whowaits"]("", "1 + 1")
+    assert done == ["1 + 1", "raised"]
+    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
+
+
+@pytest.mark.usefixtures("_observed_until_the_end")
+def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys):
+    command = Session(Options(keep=True), print)
+    observer = observe(command)
+    whowaits.Callback(keras)
+    assert observer.session is command and command.here
+    with pytest.raises(ValueError, match="its own"), whowaits.watch("my block") as seen:
+        assert observer.session is not command
+        raise ValueError("its own")
+    assert observer.session is command and command.here
+    command.close()
+    assert seen.report.verdict == "undecided"
+    assert capsys.readouterr().out.startswith("my block: undecided\n")

@@ -1,172 +1,228 @@
-"""A changed copy next to the script, both run: `whowaits.changes.proof`, `whowaits.changes.serve`,
-`whowaits.changes.patch`.
+"""A changed copy next to the script, and the patch that it proves: `whowaits.changes.proof`,
+`whowaits.changes.serve`, `whowaits.changes.patch`.
+
+The two mostly train in this process, at rates that are given. What a patch gains on real scripts
+is measured in benchmarks/whowaits.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import whowaits
-from whowaits.changes.advice import ORDER, SAME, Edit, Tried
+from whowaits.changes import patch, proof, serve
+from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Edit, Tried
 from whowaits.changes.edits import edit_source
-from whowaits.changes.proof import NoPatch, _Copy, _refuse, prove
-from whowaits.cli import main
+from whowaits.changes.proof import NoPatch, Proof, prove, prove_side_by_side
+from whowaits.report import Report
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
-SCRIPT = """
-import gc, time; gc.disable()
-import keras, numpy as np, tensorflow as tf; gc.enable(); gc.freeze()
-
-def wait(number):
-    time.sleep(0.01)
-    return np.full(64, number, "float32")
-
-def load(number):
-    x = tf.numpy_function(wait, [number], tf.float32)
-    return tf.ensure_shape(x, (64,)), tf.constant(0)
-
-def jitter(x, y):
-    return x + tf.random.uniform((64,)), y
-
-data = tf.data.Dataset.range(80).shuffle(80)
-data = data.map(load)
-data = data.map(jitter)
-data = data.batch(8)
-model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2)])
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(data, epochs=3, verbose=0)
-"""
-START = Path(whowaits.__file__).with_name("start.py")
-PARALLEL = "num_parallel_calls=8"  # of sleeps: faster on any machine
+PARALLEL = "num_parallel_calls=8"
 
 
-@pytest.fixture(autouse=True)
-def _few_pairs(monkeypatch) -> None:
-    for name in ("PAIRS", "LEAST_PAIRS"):
-        monkeypatch.setattr(f"whowaits.changes.proof.{name}", 3)
+class Answers:
+    """A training in this process that does what it is asked for, at the rates that are given."""
+
+    def __init__(self, dataset, *rates):
+        training = SimpleNamespace(dataset=dataset, steps=None)
+        self._served = serve.Served(next, training, SimpleNamespace())
+        self._rates = itertools.cycle(rates or [1.0])
+
+    def ask(self, name, *arguments):
+        if name == "rate":
+            return next(self._rates)
+        return getattr(self._served, f"ask_{name}")(*arguments)
 
 
-def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER, kind="map"):
-    """What comes out for a change of a line of the script."""
-    line = 1 + code[: code.index(f"data.{to}")].count("\n")
-    edit = Edit(f"train.py:{line}", to.partition("(")[0], added)
-    change = Tried(
-        text=f"{to}: {added}", meaning=meaning, says="", keeps=keeps, where=edit.where, gain=2,
-        low=2, high=2, edits=(edit,), kind=kind, number=int("jitter" in code and kind == "map"),
+def change_of(adds=PARALLEL, meaning=SAME, number=0, **given):
+    """A change of a map."""
+    edit = Edit("train.py:3", "map", adds)
+    return Tried(
+        text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train.py:3",
+        **{"gain": 2, "low": 2, "high": 2, **given}, edits=(edit,), kind="map", number=number,
     )  # fmt: skip
-    script = folder / "train.py"
-    script.write_text(code)
-    asked = {
-        "script": str(script), "seconds": 9, "training": 1, "keep": False, "tries": True,
-        "as_json": True, "fail_if": [],
-    }  # fmt: skip
-    copy = edit_source(code.encode(), "train.py", [edit])
-    return prove([sys.executable, str(START)], asked, copy=copy, change=change, step_s=0.04)
 
 
-def test_a_faster_copy_with_equal_batches_is_proven(tmp_path):
-    proof = prove_edit(tmp_path, PARALLEL)
-    assert proof.low >= 1.1 and proof.pairs == 3, proof
-    assert proof.data == "the batches of two epochs are equal (10 each)"
+def prove_changed(before, after, *rates, change=None):
+    other = Answers(after, *(rates or [2.0]))
+    return prove_side_by_side(Answers(before), other, change=change or change_of(), step_s=0.01)
 
 
-def test_another_order_is_said_and_so_is_what_is_drawn_after_it(tmp_path):
-    proof = prove_edit(tmp_path, ".cache().shuffle(80)", keeps="1 MiB")
-    assert proof.data == (
-        "the elements after map(load) of two epochs hold the same, in another order; what is drawn"
-        " after that falls on other examples"
+def numbers(seed=7):
+    return tf.data.Dataset.range(80).shuffle(80, seed=seed)
+
+
+def double(number):
+    return number * 2
+
+
+def jitter(number):
+    return number + tf.random.uniform((), 0, 99, tf.int64, seed=3)
+
+
+def draw(number):
+    made = tf.numpy_function(
+        lambda n: n + np.random.default_rng().integers(1000), [number], "int64"
+    )
+    return tf.ensure_shape(made, ())
+
+
+def test_a_faster_copy_with_equal_batches_is_proven():
+    found = prove_changed(numbers().map(double).batch(8), numbers().map(double, 2).batch(8))
+    assert found == Proof(2.0, 2.0, 2.0, 9, "the batches of two epochs are equal (10 each)")
+
+
+def test_another_order_is_said():
+    found = prove_changed(numbers().map(double).batch(8), numbers(seed=8).map(double, 2).batch(8))
+    assert found.data == "the batches of two epochs hold the same, in another order"
+
+
+def test_what_is_drawn_after_another_order_is_said():
+    before = numbers().map(double).map(jitter).batch(8)
+    after = numbers().map(double).cache().shuffle(80, seed=5).map(jitter).batch(8)
+    change = change_of(".cache().shuffle(80)", ORDER, number=1)
+    assert prove_changed(before, after, change=change).data == (
+        "the elements after map(double) of two epochs hold the same, in another order; what is"
+        " drawn after that falls on other examples"
     )
 
 
-def test_a_copy_that_is_ended_leaves_no_part_of_a_cache(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        SCRIPT.replace("map(load)", f"map(load).repeat(99).cache({str(tmp_path / 'kept')!r})")
-    )
-    asked = {
-        "script": str(script), "seconds": 9, "training": 1, "tries": True, "as_json": True,
-        "fail_if": [],
-    }  # fmt: skip
-    with _Copy([sys.executable, str(START)], asked) as copy:
-        assert not copy.ask("changed", "batch", 0, "num_parallel_calls=2"), "it trains"
-        assert list(tmp_path.glob("kept*.lockfile"))
-    assert list(tmp_path.iterdir()) == [script]
-
-
-READING = """
-import tempfile
-from pathlib import Path
-
-def read(file):
-    return tf.data.TextLineDataset(file).map(lambda line: load(tf.strings.to_number(line)))
-
-files = [f"{tempfile.gettempdir()}/whowaits-{number}.txt" for number in range(4)]
-for number, file in enumerate(files):
-    Path(file).write_text("\\n".join(map(str, range(number, 80, 4))))
-data = tf.data.Dataset.from_tensor_slices(files)
-data = data.flat_map(read)
-"""
-
-
-def test_files_that_are_read_at_once_are_proven_up_to_order(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    begin, end = SCRIPT.index("data = tf.data"), SCRIPT.index("data = data.batch")
-    code = SCRIPT[:begin] + READING + SCRIPT[end:]
-    added = "interleave(cycle_length=4, num_parallel_calls=4, deterministic=True)"
-    proof = prove_edit(tmp_path, added, to="flat_map(read)", code=code, kind="interleave")
-    assert proof.low >= 1.1
-    assert proof.data == "the batches of two epochs hold the same, in another order"
+def test_the_first_batches_of_a_long_epoch_prove_that_all_are_equal(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(serve, "perf_counter", lambda: float(next(ticks)))
+    found = prove_changed(numbers().map(double).batch(1), numbers().map(double, 2).batch(1))
+    assert found.data == ("the first 41 batches are equal; an epoch was too long for all of them")
 
 
 @pytest.mark.parametrize(
-    ("added", "code", "reason"),
+    ("after", "rates", "change", "reason"),
     [
+        (lambda: numbers().map(draw, 2), [2.0], change_of(), "its batches are others"),
         (
-            ".cache()",
-            SCRIPT.replace("np.full(64, number", "np.full(64, time.time() % 1"),
-            "are others",
+            lambda: numbers().map(double, 2),
+            [1.2, 1.0],
+            change_of(),
+            "the lower end must be 1.1 at least",
         ),
-        (".prefetch(1)", SCRIPT.replace("0.01", "0.0"), "the lower end must be 1.1 at least"),
-        (".no_such()", SCRIPT, "the patched copy ended: AttributeError: .*no_such"),
+        (
+            lambda: numbers(seed=8).map(double).map(jitter),
+            [2.0],
+            change_of(".cache()", DRAWN_ONCE),
+            "the edited call makes another transformation",
+        ),
     ],
-    ids=["drawn", "no faster", "fails"],
+    ids=["drawn", "no faster", "another call"],
 )
-def test_no_patch_without_proof(tmp_path, added, code, reason):
+def test_no_patch_without_proof(after, rates, change, reason):
     with pytest.raises(NoPatch, match=reason):
-        prove_edit(tmp_path, added, code=code, meaning=SAME)
+        prove_changed(numbers().map(double).batch(8), after().batch(8), *rates, change=change)
 
 
-@pytest.mark.parametrize(("whole", "reason"), [(True, "are others"), (False, "is too long")])
-def test_batches_that_were_not_all_compared_are_not_called_others(whole, reason):
-    assert reason in str(_refuse({"whole": True}, {"whole": whole}))
+SCRIPT = """import tensorflow as tf
+
+data = tf.data.Dataset.range(80).map(double)
+"""
 
 
-def test_the_command_prints_a_patch_that_applies_also_of_a_module(tmp_path, monkeypatch, capfd):
-    # Few changes are open, so that few are tried.
-    code = SCRIPT.replace("map(jitter)", "batch(8, num_parallel_calls=2)")
-    code = code.replace("data.batch(8)\n", "data.prefetch(2)\n")
-    wait = code[code.index("def wait") : code.index("def load")]
-    package, command = tmp_path / "pkg", ["--python", sys.executable, "--patch", "-m", "pkg.train"]
-    package.mkdir()
-    (package / "steps.py").write_text(f"import time\nimport numpy as np\n{wait}")
-    script = package / "train.py"
-    script.write_text(code.replace(wait, "from .steps import wait\n\n"))
+@pytest.fixture
+def print_patch(tmp_path, monkeypatch):
+    """Runs `--patch` on a script of which the report is known, and what the proof comes to."""
+
+    def run(report, outcome=None):
+        def prove(*_, **__):
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(patch, "prove", prove)
+        (tmp_path / "start.py").write_text(f"print({report!r})")
+        return patch.print_patch([sys.executable, str(tmp_path / "start.py")], {})
+
+    (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whowaits.callers.HERE", str(tmp_path))  # a command starts there
-    assert main(["--seconds", "3", *command]) == 0
+    return run
+
+
+def report_with(*changes):
+    return Report("train.py", "model.fit at train.py:9", "input-bound", changes=changes).json
+
+
+@pytest.mark.integration
+def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbinary):
+    proven = Proof(2.0, 1.5, 2.5, 9, "the batches are equal")
+    unwritable = change_of(gain=9, low=9, inside="")
+    unwritable = Tried(**{**vars(unwritable), "edits": (Edit("lib.py:3", "map", PARALLEL),)})
+    threads = change_of(meaning=THREADS)
+    assert print_patch(report_with(unwritable, threads), proven) == 0
+    printed = capfdbinary.readouterr()
+    subprocess.run(["git", "apply", "-"], input=printed.out, check=True)
+    assert Path("train.py").read_text() == SCRIPT.replace("(double)", f"(double, {PARALLEL})")
+    assert b"2.00 \xc3\x97 as fast (1.50 to 2.50, 9 pairs); the batches are equal" in printed.err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("report", "outcome", "said"),
+    [
+        (report_with(change_of()), NoPatch("not faster"), "no patch: not faster"),
+        (report_with(), None, "no change of a dataset was tried"),
+        (report_with(change_of(meaning=DRAWN_ONCE)), None, "nothing can be advised blindly"),
+        ("no report", None, ""),
+    ],
+    ids=["unproven", "untried", "unsafe", "no report"],
+)
+def test_no_patch_is_printed_else(print_patch, capfd, report, outcome, said):
+    assert print_patch(report, outcome) == 5
     printed = capfd.readouterr()
-    subprocess.run(["git", "apply", "-"], input=printed.out, text=True, check=True)
-    assert "model.fit at pkg/train.py:" in printed.err
-    assert (
-        "data.map(load, num_parallel_calls=tf.data.AUTOTUNE)" in script.read_text()
-        or "map(load).cache().shuffle(80)" in script.read_text()
+    assert not printed.out and said in printed.err
+
+
+TRAINS = """
+import keras, numpy as np, tensorflow as tf
+
+def load(number):
+    x = tf.numpy_function(lambda n: np.full(8, n, "float32"), [number], tf.float32)
+    return tf.ensure_shape(x, (8,)), tf.constant(0)
+
+data = tf.data.Dataset.range(80).shuffle(80)
+data = data.map(load)
+data = data.batch(8)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(data, epochs=3, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_and_its_copy_train_in_processes_that_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof, "WORTH", 0.0)  # however fast they are on this machine
+    monkeypatch.setattr(proof, "LEAST_PAIRS", 1)
+    monkeypatch.setattr(proof, "PAIRS_S", 0.0)
+    edit = Edit(
+        f"train.py:{TRAINS[: TRAINS.index('data.map')].count(chr(10)) + 1}", "map", PARALLEL
     )
-    assert "called from several threads at once; --patch proves" in printed.err
-    assert "× as fast" in printed.err
-    script.write_text("print('nothing')")
-    assert main(command) == 2 and not capfd.readouterr().out
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    copies, start = [], proof._Copy.__init__
+    monkeypatch.setattr(
+        proof._Copy, "__init__", lambda copy, *given: (copies.append(copy), start(copy, *given))[0]
+    )
+    asked = {"script": str(script), "fail_if": []}
+    command = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]
+    copy = edit_source(TRAINS.encode(), "train.py", [edit])
+    found = prove(command, asked, copy=copy, change=change_of(), step_s=0.01)
+    assert found.data == "the batches of two epochs are equal (10 each)" and found.pairs == 1
+    assert [each._process.returncode is not None for each in copies] == [True, True]
+    assert list(tmp_path.iterdir()) == [script]
+    with pytest.raises(NoPatch, match=r"the patched copy ended: AttributeError: .*no_such"):
+        prove(
+            command, asked, copy=copy.replace(b".batch(8)", b".no_such()"),
+            change=change_of(), step_s=0.01,
+        )  # fmt: skip

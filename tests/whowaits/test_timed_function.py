@@ -1,4 +1,6 @@
-"""What a training that is only watched is said to do, with short steps recorded together."""
+"""What is recorded of a `fit`, by a clock of the test's own, and what its trials are given:
+`whowaits.hooks.timed_function`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pytest
 from whowaits.changes import trials
 from whowaits.hooks import timed_function
 from whowaits.hooks.timed_function import TimedFunction
-from whowaits.session import Options, Session, Training
+from whowaits.session import Options, Session
 from whowaits.timing.blocks import Block, Round
 from whowaits.timing.waits import Waits
 
@@ -24,16 +26,13 @@ class Counted(Waits):
         return super().take()
 
 
-def watch(step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Training, Counted]:
-    """A training by a clock of its own, of whose steps a quarter is waiting, and as much between
-    two of them.
-    """
-    waits, session, now = Counted(), Session(Options(keep=True), print), [100.0]
-    monkeypatch.setattr(timed_function, "perf_counter", lambda: now[0])
+def watch(step_s, steps):
+    """A training of whose steps a quarter is waiting, and as much between two of them."""
+    waits, now = Counted(), [100.0]
+    session = Session(Options(keep=True), print, clock=lambda: now[0])
     training = session.open("fit", backend="tensorflow")
-    training.timing.now = lambda: now[0]
 
-    def train(iterator: object) -> None:
+    def train(iterator):
         waits.add(step_s / 4)
         now[0] += 3 * step_s / 4
 
@@ -47,15 +46,15 @@ def watch(step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[T
         timed.close_epoch()
         waits.add(5.0)  # of a validation, which is none of the training's
         now[0] += 9.0
-    return training, waits
+    return training.timing, waits
 
 
 @pytest.mark.parametrize("steps", [20, 90])
-@pytest.mark.parametrize("step_s", [0.0001, 0.0005, 0.003, 0.012])
-def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, steps, monkeypatch):
-    training, waits = watch(step_s, steps, monkeypatch)
-    passive, epochs = training.timing.passive, EPOCHS - 1
-    assert training.timing.steps_per_epoch == steps and training.timing.seen == EPOCHS * steps
+@pytest.mark.parametrize("step_s", [0.0001, 0.003, 0.012])
+def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, steps):
+    timing, waits = watch(step_s, steps)
+    passive, epochs = timing.passive, EPOCHS - 1
+    assert timing.steps_per_epoch == steps and timing.seen == EPOCHS * steps
     assert passive.steps == epochs * steps and not passive.first_epoch
     assert passive.wait_s == pytest.approx(epochs * (GAP_S + steps * step_s / 4))
     # Before an epoch's first step, and after its last, nothing lies between.
@@ -95,8 +94,8 @@ def test_the_batches_of_an_input_are_known_where_its_end_was_seen(facts, batches
     assert pace.batches == batches
 
 
-def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch):
-    for first_epoch, tried in ((True, 0), (False, 1)):
-        paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
-        assert len(paces) == tried
-        assert any("the epoch that fills the cache" in note for note in notes) == first_epoch
+@pytest.mark.parametrize(("first_epoch", "tried"), [(True, 0), (False, 1)])
+def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch, first_epoch, tried):
+    paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
+    assert len(paces) == tried
+    assert any("the epoch that fills the cache" in note for note in notes) == first_epoch

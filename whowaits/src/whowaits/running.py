@@ -43,7 +43,7 @@ def run(given: dict[str, Any], arguments: list[str]) -> None:
     if options.channel is not None:  # the other end has no more to ask for
         signal.signal(signal.SIGTERM, lambda *_: session.leave(TERMINATED))
     session.watch()
-    code = _run_script(session, arguments)
+    code = run_script(session, arguments)
     if session.in_child:
         sys.exit(code)
     if session.ended is not None or session.options.channel is not None:
@@ -98,8 +98,8 @@ def _make_writer(*, as_json: bool) -> Callable[[str], object]:
     return lambda text: os.write(output, text.encode())
 
 
-def _run_script(session: Session, arguments: list[str]) -> int:
-    """Run it as `__main__`; returns the exit code."""
+def run_script(session: Session, arguments: list[str]) -> int:
+    """Run the script as `__main__` and print what was found; returns the exit code."""
     code = 0
     try:
         _execute(session, arguments)

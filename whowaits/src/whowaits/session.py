@@ -151,8 +151,14 @@ class Training:
 class Session:
     """The trainings of a run, and its end."""
 
-    def __init__(self, options: Options, write: Callable[[str], object]) -> None:
-        self.options, self._write = options, write
+    def __init__(
+        self,
+        options: Options,
+        write: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.options, self._write, self.clock = options, write, clock
         self.trainings: list[Training] = []
         self.ended: float | None = None
         self.trying = False  #: whether changes are tried, after the verdict
@@ -160,7 +166,7 @@ class Session:
         self.short_fits = 0  #: on arrays, of too few steps to be a training
         self.loops: dict[Hashable, Any] = {}  #: of the script's own making, as `loops.py` has them
         self.pid = os.getpid()
-        self._beat = self._started = time.perf_counter()
+        self._beat = self._started = clock()
         self._expects: float | None = None  # the seconds in which the next step must end
         self._started_at = time.time()
         self._reporting = threading.Lock()  # by one thread, for which another one waits
@@ -191,7 +197,8 @@ class Session:
     def open(self, name: str, **facts: Any) -> Training:
         """A training begins. It is measured actively where it is the one asked for."""
         chosen = len(self.trainings) + 1 == self.options.training
-        timing = Timing(self.options.seconds, active=chosen and not self.options.keep)
+        active = chosen and not self.options.keep
+        timing = Timing(self.options.seconds, active=active, now=self.clock)
         timing.rest, timing.cores_s = machine.wait_until_idle, machine.own_cpu_s
         training = Training(name, timing, **facts)
         timing.synchronous = training.synchronous
@@ -207,13 +214,13 @@ class Session:
 
     def beat(self, *, expects: float | None = STEP_S) -> None:
         """Something happened; the next thing must within `expects` seconds, None: whenever."""
-        self._beat, self._expects = time.perf_counter(), expects
+        self._beat, self._expects = self.clock(), expects
         if self.ended is not None:
             raise Ended
 
     def end(self) -> None:
         """End the script: it has been measured."""
-        self.ended = time.perf_counter()
+        self.ended = self.clock()
         raise Ended
 
     def refuse(self, reason: str) -> None:
@@ -312,7 +319,7 @@ class Session:
             time.sleep(0.25)
             if self.pid < 0:  # closed
                 return
-            now = time.perf_counter()
+            now = self.clock()
             if self.ended is not None:
                 if now - self.ended > AFTER_END_S:
                     self.leave(self.print_report())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -33,13 +34,15 @@ class Sample:
         return self.size / max(1, self.count)
 
 
-def digest_some(elements: Any, *, most_s: float) -> Sample:
+def digest_some(
+    elements: Any, *, most_s: float, clock: Callable[[], float] = perf_counter
+) -> Sample:
     """Read elements until the time is up."""
-    sample, began = Sample(), perf_counter()
+    sample, began = Sample(), clock()
     for number, element in enumerate(elements, start=1):
         sample.digests[digest(element)] += 1
         sample.size += sum(map(count_bytes, tf.nest.flatten(element)))
-        if number >= FEWEST_PROVEN and perf_counter() - began > most_s:
+        if number >= FEWEST_PROVEN and clock() - began > most_s:
             break
     return sample
 

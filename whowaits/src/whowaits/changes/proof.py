@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from whowaits.timing.blocks import median_interval
 
@@ -30,6 +30,13 @@ SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
 class NoPatch(Exception):
     """Why there is none."""
+
+
+class Asked(Protocol):
+    """A training that does what it is asked for; `serve.Served` has what that may be."""
+
+    def ask(self, *what: Any) -> Any:
+        """Have it do something; returns the answer."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,14 @@ def prove(
         changed = Path(folder) / "changed.py"
         changed.write_bytes(copy)
         with _Copy(command, asked) as script, _Copy(command, asked, str(changed)) as other:
-            data = _compare(script, other, change)
-            _fill(script, other, change)
-            ratios = _time(script, other, step_s)
+            return prove_side_by_side(script, other, change=change, step_s=step_s)
+
+
+def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: float) -> Proof:
+    """The same of a script and its changed copy that are running."""
+    data = _compare(script, other, change)
+    _fill(script, other, change)
+    ratios = _time(script, other, step_s)
     low, high = median_interval(ratios)
     gain = statistics.median(ratios)
     if low < WORTH:
@@ -69,7 +81,7 @@ def prove(
     return Proof(gain, low, high, len(ratios), data)
 
 
-def _time(script: _Copy, other: _Copy, step_s: float) -> list[float]:
+def _time(script: Asked, other: Asked, step_s: float) -> list[float]:
     """Rates of the copy by those of the script, one pair after the other."""
     ratios: list[float] = []
     began = time.perf_counter()
@@ -82,13 +94,13 @@ def _time(script: _Copy, other: _Copy, step_s: float) -> list[float]:
     return ratios
 
 
-def _fill(script: _Copy, other: _Copy, change: Tried) -> None:
+def _fill(script: Asked, other: Asked, change: Tried) -> None:
     for each in (script, other):
         if not each.ask("fill") and change.keeps:
             raise NoPatch("a first epoch, which fills the cache, takes too long to wait for")
 
 
-def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
+def _compare(script: Asked, other: Asked, change: Tried) -> str:
     """In which words the data of two epochs are the same."""
     batches = script.ask("batches"), other.ask("batches")
     same = _say_same(*batches, "batches")

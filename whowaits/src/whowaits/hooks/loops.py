@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
@@ -148,7 +147,7 @@ class LoopWatch:
     def _pull(
         self, source: Source, iterator: Any, take: Callable[[], Any], opening_s: float
     ) -> Any:
-        entered = perf_counter()
+        entered = self.session.clock()
         loop = self._find(source, iterator)
         begins = loop.current is not iterator
         if begins and loop.batches > 1:
@@ -178,13 +177,13 @@ class LoopWatch:
         if self._taking:
             return take()
         self.session.beat(expects=None)  # a validation takes as long as it takes
-        began, self._taking = perf_counter(), True
+        began, self._taking = self.session.clock(), True
         try:
             return take()
         finally:
             self._taking = False
             if validates:
-                self._count_for_others(None, perf_counter() - began, validates=True)
+                self._count_for_others(None, self.session.clock() - began, validates=True)
 
     def _find(self, source: Source, iterator: Any) -> _Loop:
         """The loop of this line; another one for each iterator that is open besides its own, as of
@@ -223,7 +222,7 @@ class LoopWatch:
             loop.training.only_watch("timing the model alone failed")
 
     def _hand_out(self, loop: _Loop, take: Callable[[], Any], opening_s: float) -> Any:
-        began = perf_counter() - opening_s
+        began = self.session.clock() - opening_s
         try:
             batch = take()
         except StopIteration:
@@ -232,7 +231,7 @@ class LoopWatch:
                 self.session.beat(expects=None)
             raise
         finally:
-            now = perf_counter()
+            now = self.session.clock()
             self._count_for_others(loop, now - began)
         if loop.training is not None and not loop.training.timing.warm:
             loop.training.count_examples([batch])
@@ -244,7 +243,7 @@ class LoopWatch:
     def _hand_over(self, loop: _Loop, *, from_memory: bool) -> None:
         loop.marks, loop.from_memory = self.marks, from_memory
         loop.others, loop.others_wait_s, loop.validates = 0, 0.0, False
-        loop.handed = perf_counter()
+        loop.handed = self.session.clock()
 
     def _count_for_others(
         self, loop: _Loop | None, seconds: float, *, validates: bool = False
@@ -320,7 +319,9 @@ class LoopWatch:
         if timing.task == "collect":
             if loop.exhausted:
                 return None
-            taken = keep_batches(lambda: self._take(loop, take), loop.source.copy)
+            taken = keep_batches(
+                lambda: self._take(loop, take), loop.source.copy, self.session.clock
+            )
             training.count_examples(taken.batches)
             taken.drop_remainder(training.examples)
             if not taken.batches:
@@ -339,12 +340,12 @@ class LoopWatch:
 
     def _drain(self, loop: _Loop, take: Callable[[], Any], step_ms: float) -> None:
         """Take batches until one has to be waited for."""
-        most, began = drained_s(step_ms), perf_counter()
+        most, began = drained_s(step_ms), self.session.clock()
         for _ in range(MAX_DRAIN):
-            asked = perf_counter()
-            if self._take(loop, take) is None or perf_counter() - asked > most:
+            asked = self.session.clock()
+            if self._take(loop, take) is None or self.session.clock() - asked > most:
                 return
-            if perf_counter() - began > MAX_DRAIN_S:
+            if self.session.clock() - began > MAX_DRAIN_S:
                 return
 
     def _take(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:

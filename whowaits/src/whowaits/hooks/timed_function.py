@@ -30,13 +30,13 @@ class TimedFunction:
         self, function: Callable[..., Any], session: Session, training: Training, waits: Waits
     ) -> None:
         self._function, self._session, self._waits = function, session, waits
-        self._training, self._timing = training, training.timing
+        self._training, self._timing, self._clock = training, training.timing, session.clock
         self._feed = FEEDS[training.backend](function, waits)
         self._timing.settle = self._feed.settle
         self._epoch, self._opens, self.steps_in_epoch = -1, False, 0
         self._took = False  # batches for another purpose in this epoch
         self._returned: float | None = None
-        self._opened = perf_counter()  # when this epoch began
+        self._opened = self._clock()  # when this epoch began
         # Steps since the last record, when the last of them ended, and how many the next is of.
         self._unrecorded, self._skipped_until, self._together = 0, 0.0, 1
 
@@ -58,7 +58,7 @@ class TimedFunction:
         self._together = 1
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
-        self._returned, self._opened = None, perf_counter()
+        self._returned, self._opened = None, self._clock()
 
     def close_epoch(self) -> None:
         """The training stops for a while: record the steps that wait for others, or what came since
@@ -67,7 +67,7 @@ class TimedFunction:
         if self._unrecorded and self._returned is not None:
             self._record(self._skipped_until - self._returned, steps=self._unrecorded)
         elif self._returned is not None and self._epoch > 0 and not self._took:
-            self._timing.closings_s.append(perf_counter() - self._returned)
+            self._timing.closings_s.append(self._clock() - self._returned)
         self._returned = None
 
     def _skip(self, arguments: tuple[Any, ...]) -> Any:
@@ -75,7 +75,7 @@ class TimedFunction:
         result = self._function(*arguments)
         self._unrecorded += 1
         self.steps_in_epoch += 1
-        self._skipped_until = perf_counter()
+        self._skipped_until = self._clock()
         if self._skipped_until - (self._returned or 0.0) > LONGEST_TOGETHER_S:
             self._together = 1
         return result
@@ -87,13 +87,13 @@ class TimedFunction:
         step = Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps)
         self._timing.trained(step)
         self._together, self._unrecorded = self._count_together(step), 0
-        self._returned = perf_counter()
+        self._returned = self._clock()
 
     def __call__(self, *arguments: Any) -> Any:
         """Train on a batch."""
         if self._unrecorded + 1 < self._together:
             return self._skip(arguments)
-        entered = perf_counter()
+        entered = self._clock()
         if self._timing.seen and self._session.serves(self._training):
             self._serve()
         arguments = self._feed.prepare(arguments)
@@ -114,12 +114,12 @@ class TimedFunction:
         opens = self._opens and self._timing.warm  # a buffer is filled, however long that takes
         expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
         self._session.beat(expects=expects)
-        began = perf_counter()
+        began = self._clock()
         result = self._feed.train(arguments)
-        took = perf_counter() - began
+        took = self._clock() - began
         if self._unrecorded and self._returned is not None:
             self.steps_in_epoch += 1
-            self._record(perf_counter() - self._returned, steps=self._unrecorded + 1)
+            self._record(self._clock() - self._returned, steps=self._unrecorded + 1)
             return result
         within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
         # Before an epoch's first step its iterator is made, which is the input's work, too.
@@ -135,7 +135,7 @@ class TimedFunction:
         self.steps_in_epoch += 1
         self._timing.trained(step)
         self._together = self._count_together(step)
-        self._returned = perf_counter()
+        self._returned = self._clock()
         return result
 
     def _count_together(self, step: Step) -> int:
@@ -167,9 +167,9 @@ class TimedFunction:
                 memory, warm_up = self._feed.memory(taken), 2
                 timing.collected(len(taken.batches))
             elif timing.task == "alone":
-                began = perf_counter()
+                began = self._clock()
                 self._feed.train_alone(arguments, memory)
-                timing.ran_alone(perf_counter() - began, warm_up=warm_up > 0)
+                timing.ran_alone(self._clock() - began, warm_up=warm_up > 0)
                 warm_up -= 1
 
     def _serve(self) -> None:

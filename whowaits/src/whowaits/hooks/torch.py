@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from time import perf_counter
 from typing import Any
 
 from whowaits.callers import find_caller, is_of_keras
@@ -79,14 +78,15 @@ class _Hooks:
 
         @functools.wraps(original)
         def make_iterator(loader: Any) -> Any:
-            began = perf_counter()
+            clock = hooks._loops.session.clock
+            began = clock()
             iterator = original(loader)
             try:
                 # A loader is one loop, wherever an epoch of it starts.
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
-                hooks._opening[id(iterator)] = perf_counter() - began
+                hooks._opening[id(iterator)] = clock() - began
             except AttributeError:  # an iterator of another kind: its loop is not timed
                 return iterator
             return iterator

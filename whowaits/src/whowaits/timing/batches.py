@@ -42,13 +42,15 @@ class BatchesTaken:
 
 
 def keep_batches(
-    take: Callable[[], Any], copy: Callable[[Any], Any] = lambda batch: batch
+    take: Callable[[], Any],
+    copy: Callable[[Any], Any] = lambda batch: batch,
+    clock: Callable[[], float] = perf_counter,
 ) -> BatchesTaken:
     """Take batches up to a number, an amount of memory and a time. `take` returns a tuple of the
     next one, or None at the end. A `copy` is kept, so that a batch that lies in memory shared with
     workers gives that back.
     """
-    most, taken, size, began = most_bytes(), BatchesTaken(), 0, perf_counter()
+    most, taken, size, began = most_bytes(), BatchesTaken(), 0, clock()
     while len(taken.batches) < MAX_BATCHES and size < most:
         batch = take()
         if batch is None:
@@ -56,7 +58,7 @@ def keep_batches(
             break
         taken.batches.append(copy(batch[0]))
         size += count_bytes(batch[0])
-        if perf_counter() - began > MAX_SECONDS:
+        if clock() - began > MAX_SECONDS:
             break
     return taken
 

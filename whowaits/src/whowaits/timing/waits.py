@@ -17,7 +17,8 @@ from typing import Any
 class Waits:
     """Seconds in which batches were waited for, within `measuring` and since `take` was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
         self._python_s = 0.0
         self._handle: Any = None
         self._taken = 0.0
@@ -64,11 +65,11 @@ class Waits:
         tf = self._tf
         if tf is not None and not tf.executing_eagerly():
             return self._time_in_graph(tf, take_batch)
-        began = perf_counter()
+        began = self._clock()
         try:
             return take_batch()
         finally:
-            self.add(perf_counter() - began)
+            self.add(self._clock() - began)
 
     def _time_in_graph(self, tf: Any, take_batch: Callable[[], Any]) -> Any:
         with tf.device("/CPU:0"):

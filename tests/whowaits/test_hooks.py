@@ -1,0 +1,256 @@
+"""Where TensorFlow and PyTorch give a batch, and where they train: `whowaits.imports`,
+`whowaits.hooks.tensorflow`, `whowaits.hooks.torch`. This environment lacks PyTorch, for whose
+parts there are stand-ins.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.distribute import input_lib
+
+from whowaits.hooks import tensorflow as tensorflow_hooks
+from whowaits.hooks import torch as torch_hooks
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.loops import LoopWatch
+from whowaits.imports import ImportWatch
+from whowaits.session import Ended, Options, Session
+from whowaits.timing.waits import Waits
+
+
+@pytest.fixture
+def imports(tmp_path, monkeypatch):
+    """An import watch, and the errors that were reported; `watched.py` is on the path."""
+    (tmp_path / "watched.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    monkeypatch.delitem(sys.modules, "watched", raising=False)
+    errors = []
+    made = ImportWatch(errors.append)
+    made.install()
+    yield made, errors
+    sys.modules.pop("watched", None)
+
+
+def test_a_module_is_acted_on_once_it_is_complete_and_not_before(imports):
+    watch, errors = imports
+    seen = []
+    watch.on_import("watched", lambda module: seen.append(module.value))
+    assert not seen and "watched" not in sys.modules
+    import watched  # pyright: ignore[reportMissingImports]
+
+    assert seen == [1] and not errors
+    assert vars(watched)["__loader__"].get_source("watched") == "value = 1\n"
+
+
+def test_an_action_that_fails_does_not_fail_the_import(imports):
+    watch, errors = imports
+    watch.on_import("watched", lambda module: module.nothing)
+    import watched  # pyright: ignore[reportMissingImports]
+
+    assert watched.value == 1
+    assert [type(error) for error in errors] == [AttributeError]
+
+
+def make_hooks(module, *, waits=None, **options):
+    session = Session(Options(**{"keep": True, **options}), print)
+    return module._Hooks(FitWatch(session, waits or Waits()), LoopWatch(session))
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """The loops of this process over datasets of tf.data, watched until the test ends."""
+    for owner in (iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase):
+        for name in ("__next__", "get_next", "get_next_as_optional"):
+            monkeypatch.setattr(owner, name, vars(owner)[name])
+    hooks = make_hooks(tensorflow_hooks)
+    hooks.patch_iterators(iterator_ops)
+    hooks.patch_distributed(input_lib)
+    return hooks._loops
+
+
+def test_epochs_that_are_left_early_are_of_one_training(loops):
+    dataset = tf.data.Dataset.range(40)
+    for _ in range(4):
+        for _ in zip(range(5), dataset, strict=False):
+            loops.mark()
+    (training,) = loops.session.trainings
+    assert len(training.timing.epochs) == 4
+
+
+@pytest.mark.integration
+def test_a_prediction_of_keras_is_a_part_of_the_step(loops):
+    model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    for _ in tf.data.Dataset.range(6):
+        model.predict(np.zeros((3, 1)), batch_size=1, verbose=0)
+        loops.mark()
+    (training,) = loops.session.trainings
+    assert training.timing.seen == 5 and not training.passive_because, "the first may compile"
+
+
+def test_a_distributed_dataset_is_one_loop(loops):
+    data = tf.data.Dataset.range(6).batch(1)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    for _ in strategy.experimental_distribute_dataset(data):
+        loops.mark()
+    (training,) = loops.session.trainings
+    assert training.timing.seen == 5 and "distribution strategy" in training.passive_because
+
+
+def test_a_batch_with_nothing_in_a_place_is_waited_for_within_a_graph():
+    waits = Waits()
+    waits.start(tf)
+    iterator = iter(tf.data.Dataset.range(9).map(lambda n: (n, 2 * n, None)))
+
+    @tf.function
+    def step():
+        return waits.time(lambda: next(iterator))
+
+    assert [None if each is None else int(each) for each in step()] == [0, 0, None]
+    assert waits.take() > 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_parameter_server_is_refused_when_it_is_made(keep):
+    def make_class():  # another one for each case, since it is patched
+        return type("ParameterServerStrategyV2", (), {"__init__": lambda self: None})
+
+    hooks = make_hooks(tensorflow_hooks, keep=keep)
+    module = SimpleNamespace(ParameterServerStrategyV2=make_class(), OneDeviceStrategy=make_class())
+    hooks.patch_refused(module)
+    module.OneDeviceStrategy()
+    assert not hooks._loops.session.refusal
+    try:
+        module.ParameterServerStrategyV2()
+    except Ended:
+        assert not keep
+    else:
+        assert keep, "the script trains on, untimed"
+    report = hooks._loops.session.make_report()
+    assert report.reason.startswith("a ParameterServerStrategyV2 was made")
+
+
+@dataclass(frozen=True)
+class Device:
+    type: str
+    index: int | None = None
+
+
+class Kind:
+    """A module such as `torch.cuda`, which notes what is waited for."""
+
+    def __init__(self, available=True):
+        self.available, self.waited_for = available, []
+
+    def is_available(self):
+        return self.available
+
+    is_initialized = is_available
+
+    def current_device(self):
+        return 0
+
+    def synchronize(self, *device):
+        self.waited_for.append(device)
+
+
+def make_torch(**kinds):
+    return SimpleNamespace(
+        device=Device,
+        is_grad_enabled=lambda: True,
+        distributed=SimpleNamespace(is_available=lambda: False),
+        strided="strided",
+        **{"cuda": Kind(available=False), **kinds},
+    )
+
+
+class Optimizer:
+    def __init__(self, *devices):
+        self.param_groups = [{"params": [SimpleNamespace(device=each)]} for each in devices]
+
+
+def patch_loader(hooks, iterator, loader=None):
+    """Watch the iterators of that kind, and the loader that makes them, if there is one."""
+    loader = loader or type("DataLoader", (), {"__iter__": iter})
+    hooks.patch_loader(SimpleNamespace(DataLoader=loader, _BaseDataLoaderIter=iterator))
+
+
+class Iterator:
+    """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
+
+    _num_workers = 2
+
+    def __next__(self):
+        return [1]
+
+
+@pytest.fixture
+def run_loop(monkeypatch):
+    """Train on the batches of an iterator that no `__iter__` of DataLoader has made."""
+
+    def run(torch, *devices):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+        hooks = make_hooks(torch_hooks)
+        patch_loader(hooks, Iterator)
+        iterator, optimizer = Iterator(), Optimizer(*devices)
+        for _ in range(5):
+            next(iterator)
+            hooks._mark(optimizer, (), {})
+        (training,) = hooks._loops.session.trainings
+        return training
+
+    return run
+
+
+def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
+    training = run_loop(make_torch(), Device("cpu"))
+    assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
+    assert not training.on_accelerator and training.synchronous
+
+
+def test_the_devices_of_the_parameters_are_waited_for(run_loop):
+    torch: Any = make_torch(xpu=Kind(), mps=Kind(), cuda=Kind())
+    devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]
+    training = run_loop(torch, *devices, Device("cuda", 1))
+    assert training.on_accelerator and not training.synchronous
+    training.timing.settle()
+    assert torch.xpu.waited_for == [(devices[1],)] and torch.mps.waited_for == [()]
+    assert {device.index for (device,) in torch.cuda.waited_for} == {0, 1}
+
+
+def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
+    class Loader:
+        def __iter__(self):
+            return Three()
+
+    class Three(Iterator):
+        left = 3
+
+        def __next__(self):
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return [1]
+
+    monkeypatch.setitem(sys.modules, "torch", make_torch())
+    hooks, loader, optimizer = make_hooks(torch_hooks), Loader(), Optimizer(Device("cpu"))
+    patch_loader(hooks, Three, Loader)
+    batches = iter(loader)
+    for _ in range(20):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            next(batches)
+        hooks._mark(optimizer, (), {})
+    (training,) = hooks._loops.session.trainings
+    assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3

@@ -1,0 +1,117 @@
+"""What a machine has left, and what other programs take of it: `whowaits.timing.machine`, on files
+that look as /proc and control groups do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from whowaits.timing import machine
+
+
+class Clocks:
+    """What the module asks of `time`: a clock, and the CPU time of this process."""
+
+    def __init__(self):
+        self.now = self.cpu = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return self.cpu
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def work(self, seconds):
+        self.now, self.cpu = self.now + seconds, self.cpu + seconds
+
+
+@pytest.fixture
+def clocks(tmp_path, monkeypatch):
+    made = Clocks()
+    monkeypatch.setattr(machine, "time", made)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "_ticks", lambda: 100)
+    return made
+
+
+def write_proc(folder, *, busy, own, ended, child=None, other=0):
+    """What /proc says [ticks]: of each core, this process, a child, and another process."""
+    folder.mkdir(exist_ok=True)
+    cores = sorted(os.sched_getaffinity(0))
+    (folder / "stat").write_text("".join(f"cpu{core} {busy} 0 0 9 0 0 0 0\n" for core in cores))
+    processes = {os.getpid(): (1, own, ended), 999_998: (1, other, 0)}
+    if child is not None:
+        processes[999_999] = (os.getpid(), child, 0)
+    shutil.rmtree(folder / "999999", ignore_errors=True)
+    for pid, (parent, ticks, ended_ticks) in processes.items():
+        (folder / str(pid)).mkdir(exist_ok=True)
+        fields = f"S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 {ended_ticks} 0"
+        (folder / str(pid) / "stat").write_text(f"{pid} (a program) {fields}\n")
+    return len(cores)
+
+
+@pytest.mark.parametrize(
+    ("others_ticks", "share", "who"),
+    [(0, 0.0, "other programs"), (100, 50.0, "a program (process 999998)")],
+)
+def test_what_ended_workers_took_is_no_other_programs(tmp_path, clocks, others_ticks, share, who):
+    cores = write_proc(tmp_path, busy=1000, own=50, ended=7, child=300)
+    others = machine.OtherPrograms()
+    clocks.sleep(2.0)
+    mine = 60 + 90  # the child has taken 90 more, and has ended
+    busy = 1000 + mine // cores + others_ticks
+    write_proc(tmp_path, busy=busy, own=110, ended=7 + 390, other=others_ticks * cores)
+    found, named = others.read()
+    assert found == pytest.approx(share, abs=1) and (named == who or not others_ticks)
+
+
+def test_an_input_that_works_on_is_not_idle(tmp_path, clocks, monkeypatch):
+    write_proc(tmp_path, busy=0, own=0, ended=0)
+    monkeypatch.setattr(clocks, "sleep", clocks.work)
+    assert not machine.wait_until_idle(0.3)
+    assert clocks.now == pytest.approx(0.3, abs=0.03), "not for longer than was asked"
+
+
+def test_reading_of_many_processes_is_no_work_of_the_input(clocks, monkeypatch):
+    """A machine of many cores has a thousand processes of its kernel alone."""
+
+    def read_many():
+        clocks.work(0.03)
+        return {}
+
+    monkeypatch.setattr(machine, "_processes", read_many)
+    assert machine.wait_until_idle(5.0)
+
+
+MEMORY_GROUPS = {
+    "version 2": ("0::/a/b\n", "", ("memory.max", "memory.current", "inactive_file 300")),
+    "version 1": (
+        "5:cpu,cpuacct:/a/b\n4:memory:/a/b\n",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file 300"),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", MEMORY_GROUPS)
+@pytest.mark.parametrize("group", ["a/b", "a"])
+def test_memory_is_limited_by_every_control_group_but_for_cached_files(
+    tmp_path, monkeypatch, version, group
+):
+    listed, root, (limit, usage, statistics) = MEMORY_GROUPS[version]
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(listed)
+    folder = tmp_path / "cgroup" / root / group
+    folder.mkdir(parents=True)
+    files = {limit: "1000", usage: "900", "memory.stat": f"anon 600\n{statistics}\n"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    assert machine.memory_left_bytes() == 400

@@ -1,0 +1,271 @@
+"""What is made of a measurement: a verdict only where it bears one, the report, `--fail-if`, the
+change that is named first, and two reports next to each other.
+
+`whowaits.timing.verdict`, `whowaits.report`, `whowaits.fail_if`, `whowaits.changes.advice`,
+`whowaits.changes.trials`, `whowaits.compare`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import tensorflow as tf
+
+from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Tried, find_first, rank
+from whowaits.changes.proposals import propose_changes
+from whowaits.changes.trials import FEW_FACTOR, Pace, Trials
+from whowaits.cli import main
+from whowaits.compare import compare
+from whowaits.fail_if import Condition, InvalidCondition
+from whowaits.report import make_report, undecided
+from whowaits.timing.blocks import Block, Round, Step, Timing
+from whowaits.timing.verdict import (
+    COMPUTE_BOUND,
+    INPUT_BOUND,
+    SLIGHTLY_BOUND,
+    UNDECIDED,
+    Conditions,
+    judge,
+)
+
+ACCELERATED = {"on_accelerator": True, "synchronous": False}
+DISTURBED = {"others_pct": 60.0, "others": "stress (process 7)"}
+
+
+def block(wait_ms, work_ms, steps=20, **step):
+    made = Block()
+    for _ in range(steps):
+        made.add(Step(wait_ms / 1e3, work_ms / 1e3, **step))
+    return made
+
+
+def timing_of(*rounds, rested=True, passive=None):
+    """(wait, work, model alone) of each round [ms]."""
+    timing = Timing(40.0, passive=passive or block(1, 9))
+    timing.seen = timing.passive.steps
+    timing.rounds = [
+        Round(block(wait, work), block(0, alone), rested) for wait, work, alone in rounds
+    ]
+    return timing
+
+
+def verdict_of(*rounds, rested=True, **conditions):
+    return judge(timing_of(*rounds, rested=rested), Conditions(**conditions))
+
+
+def report_of(*rounds, passive=None, **conditions):
+    timing, given = timing_of(*rounds, passive=passive), Conditions(**conditions)
+    return make_report(
+        timing, given, judge(timing, given), script="train.py", training="model.fit at train.py:4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "name", "pct"),
+    [
+        ([(30, 10, 10)] * 3, INPUT_BOUND, 75),
+        ([(0, 40, 10)] * 3, INPUT_BOUND, 75),  # the input slows the model without a wait
+        ([(7, 33, 33)] * 3, SLIGHTLY_BOUND, 17.5),
+        ([(0, 40, 41), (1, 39, 40), (0, 40, 42)], COMPUTE_BOUND, 0),
+    ],
+)
+def test_a_clear_measurement_has_a_verdict(rounds, name, pct):
+    found = verdict_of(*rounds)
+    assert found.stall
+    assert (found.name, found.stall.pct) == (name, pytest.approx(pct, abs=1))
+    assert found.stall.low <= found.stall.pct <= found.stall.high
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reason"),
+    [
+        ([(0, 40, 65)] * 3, "the model alone took 65.00 ms a step, longer than the training"),
+        ([(20, 20, 40)] * 3, "stood in `next` for 50 % of its time, but the model alone took"),
+        ([(2, 38, 38), (12, 28, 28), (20, 20, 20)], "on both sides of"),
+    ],
+)
+def test_what_contradicts_itself_has_no_verdict(rounds, reason):
+    found = verdict_of(*rounds)
+    assert found.name == UNDECIDED and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "cores_ms", "name"),
+    [
+        (0, 40, UNDECIDED),  # nobody waited, and the input did nothing
+        (0, 48, UNDECIDED),  # it worked for half of what is missing
+        (0, 60, INPUT_BOUND),
+        (20, 40, INPUT_BOUND),
+        (0, math.nan, INPUT_BOUND),
+    ],
+)
+def test_a_stall_that_the_input_cannot_have_caused_has_no_verdict(wait_ms, cores_ms, name):
+    training, alone = block(wait_ms, 40 - wait_ms), block(0, 20)
+    training.cores_s, alone.cores_s = 20 * cores_ms / 1e3, 20 * 40 / 1e3
+    timing = timing_of()
+    timing.rounds = [Round(training, alone, rested=True)] * 3
+    found = judge(timing, Conditions())
+    assert found.name == name
+    assert ("the machine changed its pace" in found.reason) == (name == UNDECIDED)
+    assert judge(timing, Conditions(on_accelerator=True)).name == INPUT_BOUND
+
+
+@pytest.mark.parametrize(
+    ("wait", "conditions", "name"),
+    [
+        (30, {"others_pct": 60.0}, INPUT_BOUND),
+        (10, {"others_pct": 60.0}, UNDECIDED),  # a disturbed machine needs more distance
+        (1, {"others_pct": 60.0}, UNDECIDED),
+        (10, {"others_pct": 22.0}, UNDECIDED),
+        (1, {"others_pct": 22.0}, COMPUTE_BOUND),
+        (20, {"rested": False}, INPUT_BOUND),
+        (1, {"rested": False}, UNDECIDED),  # an input that never rests slows the model, too
+        (1, {"rested": False, **ACCELERATED}, COMPUTE_BOUND),
+    ],
+)
+def test_a_verdict_near_to_its_threshold_needs_a_quiet_machine(wait, conditions, name):
+    assert verdict_of(*[(wait, 40 - wait, 40 - wait)] * 3, **conditions).name == name
+
+
+@pytest.mark.parametrize(
+    ("wait", "conditions", "name"),
+    [
+        (40, {}, INPUT_BOUND),
+        (2, {}, UNDECIDED),  # on shared cores the input may slow the model without a wait
+        (2, ACCELERATED, COMPUTE_BOUND),
+        (40, ACCELERATED, UNDECIDED),
+        (25, {"others_pct": 50.0}, UNDECIDED),
+        (0, {}, UNDECIDED),
+    ],
+)
+def test_waits_alone_decide_what_they_can(wait, conditions, name):
+    timing = timing_of(passive=block(wait, 100 - wait))
+    found = judge(timing, Conditions(**conditions))
+    assert found.name == name
+    assert bool(found.reason) == (name == UNDECIDED)
+
+
+def test_a_report_reads_as_text_and_as_json():
+    report = report_of(*[(30, 10, 10)] * 3)
+    assert report.lines[0] == "train.py: input-bound, stall 75 % (75 to 75 %)"
+    assert (
+        "a step takes 40.00 ms; 75 % of it in `next`, the model alone 10.00 ms" in report.lines[2]
+    )
+    loaded = json.loads(report.json)
+    assert loaded["stall_pct"] == pytest.approx(75) and loaded["verdict"] == INPUT_BOUND
+    least = report_of(passive=block(40, 60))
+    assert least.lines[0] == "train.py: input-bound, stall at least 40 %"
+    assert json.loads(least.json)["stall_high_pct"] is None
+
+
+STALLED = report_of(*[(30, 10, 10)] * 3)
+AT_LEAST_40 = report_of(passive=block(40, 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "report", "code"),
+    [
+        ("stall > 20", STALLED, 3),
+        ("stall>=75", STALLED, 3),
+        ("stall < 20 %", STALLED, 0),
+        ("step_ms > 30", STALLED, 3),
+        ("model_ms > 30", STALLED, 0),
+        ("gap_ms > 1", STALLED, 4),
+        ("stall > 20", AT_LEAST_40, 3),
+        ("stall > 50", AT_LEAST_40, 4),
+        ("stall < 20", AT_LEAST_40, 0),
+        ("stall > 20", report_of((2, 38, 38), (12, 28, 28), (20, 20, 20)), 4),
+        ("stall > 20", report_of(passive=block(25, 75)), 3),
+        ("stall > 20", report_of(passive=block(25, 75), **DISTURBED), 4),
+        ("stall > 20", report_of(passive=block(25, 75), fills_cache=True), 4),
+        ("stall > 20", undecided("a.py", "nothing was seen", version="1"), 4),
+    ],
+)
+def test_a_condition_is_met_or_not_or_not_decided(text, report, code):
+    assert Condition.parse(text).exit_code(report) == code
+
+
+@pytest.mark.parametrize("text", ["stall", "stall > x", "stal > 3", "stall == 3"])
+def test_a_condition_that_is_none_is_refused(text):
+    with pytest.raises(InvalidCondition, match="--fail-if"):
+        Condition.parse(text)
+
+
+def tried(text, gain, low, meaning=SAME, keeps="", fits_memory=True):
+    return Tried(
+        text=text, meaning=meaning, says="", keeps=keeps, where="train.py:7",
+        gain=gain, low=low, high=2 * gain, fits_memory=fits_memory,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ([], None),
+        ([tried("a", 1.5, 1.05)], None),  # it may owe that to chance
+        ([tried("a", 1.3, 1.2), tried("b", 1.5, 1.2)], "b"),
+        ([tried("kept", 1.5, 1.3, keeps="9 MiB"), tried("free", 1.4, 1.2)], "free"),
+        ([tried("kept", 3.5, 3.3, keeps="9 MiB"), tried("free", 1.4, 1.2)], "kept"),
+        ([tried("frozen", 9.0, 8.0, DRAWN_ONCE), tried("same", 1.4, 1.2)], "same"),
+        ([tried("frozen", 9.0, 8.0, DRAWN_ONCE)], None),
+        ([tried("threads", 9.0, 8.0, THREADS)], None),  # until a copy has proven it
+        ([tried("other order", 1.5, 1.4, ORDER), tried("same", 1.4, 1.2)], "same"),
+        ([tried("other order", 3.0, 2.0, ORDER), tried("same", 1.4, 1.2)], "other order"),
+        ([tried("too large", 3.0, 2.0, keeps="9 TiB", fits_memory=False)], None),
+    ],
+)
+def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(changes, first):
+    ranked = rank(changes)
+    assert all(each.meaning != DRAWN_ONCE for each in ranked)
+    assert all(each in ranked for each in changes if each.meaning == THREADS)
+    found = find_first(changes)
+    assert (found.text if found else None) == first
+
+
+def test_a_single_pair_is_as_uncertain_as_the_dataset_as_it_is_was():
+    dataset = tf.data.Dataset.range(99).map(lambda n: n + 1).batch(3)
+    trials = Trials(lambda _: None, dataset, Pace(step_ms=1), deadline=0, beat=lambda: None)
+    changes = propose_changes(dataset, batch=3)[:1]
+    trials._paces = [100.0, 104.0, 99.0]
+    (quiet,) = trials._summarize(changes, [[2.0]])
+    assert (quiet.low, quiet.high) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
+    trials._paces = [100.0, 180.0, 90.0]
+    (noisy,) = trials._summarize(changes, [[2.0]])
+    assert noisy.low < 1 < 2 < noisy.high, "by more than half from block to block"
+    (often,) = trials._summarize(changes, [[2.0, 1.9, 2.2]])
+    assert (often.low, often.high) == (1.9, 2.2)
+
+
+def write_report(path, **values):
+    given = {
+        "verdict": "input-bound", "stall_pct": 75.0, "step_ms": 40.0, "model_ms": 10.0,
+        "examples": 32, **values,
+    }  # fmt: skip
+    path.write_text(json.dumps(given))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"step_ms": 20.0, "verdict": "undecided"}, "the second is 2.00 times as fast"),
+        ({"step_ms": 39.0}, "their steps differ by less than two runs do (1.03 ×)"),
+        ({"model_ms": None}, "the model alone was not timed in both"),
+        ({"examples": 64}, "their batches differ in size"),
+    ],
+)
+def test_what_differs_is_said_only_where_the_machine_was_the_same(tmp_path, after, said):
+    first, second = write_report(tmp_path / "a.json"), write_report(tmp_path / "b.json", **after)
+    lines = compare(first, second)
+    assert said in lines[-1]
+    assert lines[0].split() == ["a.json", "b.json"] and "40.00 ms" in lines[3]
+
+
+def test_what_is_no_report_is_not_compared(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("[]")
+    report = str(write_report(tmp_path / "b.json"))
+    assert main(["compare", report, str(tmp_path / "a.json")]) == 2
+    assert capsys.readouterr().err.startswith("whowaits: ")
+    assert main(["compare", report, report]) == 0
