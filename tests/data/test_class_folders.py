@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from throughline.data.ingest import ingest
-from throughline.data.sources import file_folder, text_folder
-from throughline.data.sources.base import Document, ExampleFile
+from throughline.data.sources import file_folder
+from throughline.data.sources.base import ExampleFile
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -124,17 +124,6 @@ def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
     settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
     with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
         ingest(settings, tmp_path / "manifest")
-
-
-def test_texts_without_classes_are_divided_by_their_folders(tmp_path):
-    lay_out(tmp_path, "train/1.txt", "train/a/2.txt", "validation/3.txt")
-    settings = DataSettings(source="text_folder", path=str(tmp_path), label_kind="none")
-    documents = text_folder.scan(settings).documents
-    assert [(item.id, item.split) for item in documents if isinstance(item, Document)] == [
-        ("train/1.txt", "train"),
-        ("train/a/2.txt", "train"),
-        ("validation/3.txt", "validation"),
-    ]
 
 
 def test_the_first_of_nested_folders_can_be_the_class(tmp_path):

@@ -35,6 +35,12 @@ def scan(folder, **settings):
     return tfrecord.scan(DataSettings(source="tfrecord", path=str(folder), **settings))
 
 
+def scan_records(folder, examples, **settings):
+    """Scan a folder with one shard."""
+    write(folder / "a.tfrecord", examples)
+    return scan(folder, **settings)
+
+
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -88,8 +94,8 @@ def test_encoded_images_stay_where_they_are(tmp_path):
 
 
 def test_values_become_one_array_and_integer_classes_keep_their_order(tmp_path):
-    write(tmp_path / "a.tfrecord", [example(x=[float(n), 2.0], label=[n]) for n in (10, 9, 2)])
-    found = scan(tmp_path)
+    records = [example(x=[float(n), 2.0], label=[n]) for n in (10, 9, 2)]
+    found = scan_records(tmp_path, records)
     assert isinstance(found, base.Arrays)
     assert found.values.tolist() == [[10, 2], [9, 2], [2, 2]]
     assert found.classes == ["2", "9", "10"]
@@ -100,12 +106,9 @@ def test_values_become_one_array_and_integer_classes_keep_their_order(tmp_path):
 
 def test_bytes_of_a_given_shape_are_images(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 5), np.uint8)
-    write(
-        tmp_path / "a.tfrecord",
-        [example(image=[image.tobytes()], label=[b"owl"]) for image in images],
-    )
+    records = [example(image=[image.tobytes()], label=[b"owl"]) for image in images]
     with pytest.raises(UnreadableSource, match=r"image holds 20 bytes .* set data\.records\.shape"):
-        scan(tmp_path)
+        scan_records(tmp_path, records)
     with pytest.raises(
         UnreadableSource, match=r"records\.shape: \[4, 4\] has 16 values, image has 20"
     ):
@@ -120,8 +123,8 @@ def test_bytes_of_a_given_shape_are_images(tmp_path):
 
 
 def test_a_float_label_is_a_number_to_predict(tmp_path):
-    write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])])
-    found = scan(tmp_path)
+    records = [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])]
+    found = scan_records(tmp_path, records)
     assert (list(found.labels), found.classes, found.schema.target.encoding.name) == (
         [0.25, 3.0],
         [],
@@ -132,8 +135,7 @@ def test_a_float_label_is_a_number_to_predict(tmp_path):
         ("b.tfrecord/00000000", "label is no finite number")
     ]
     (tmp_path / "b.tfrecord").unlink()
-    write(tmp_path / "a.tfrecord", [example(image=[png(1)], label=[0.25])])
-    images = scan(tmp_path)
+    images = scan_records(tmp_path, [example(image=[png(1)], label=[0.25])])
     assert (images.label_kind, [item.numbers for item in images.files]) == ("number", [(0.25,)])
 
 
@@ -146,16 +148,6 @@ def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_
     write(tmp_path / "extra-0.tfrecord", vectors(1))
     with pytest.raises(UnreadableSource, match=r"test-0\.tfrecord is named as a split, extra-0"):
         scan(tmp_path)
-
-
-def test_labels_txt_names_the_classes_by_number(tmp_path):
-    write(tmp_path / "a.tfrecord", vectors(3))
-    (tmp_path / "labels.txt").write_text("\ufeffcat\ndog\nowl\nfox\n\n \n")
-    found = scan(tmp_path)
-    assert (list(found.labels), found.classes) == (
-        ["cat", "dog", "owl"],
-        ["cat", "dog", "owl", "fox"],
-    )
 
 
 def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path):
@@ -214,9 +206,8 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
 def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
     tmp_path, features, records, said
 ):
-    write(tmp_path / "a.tfrecord", [example(**features)] * 3)
     with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path, records=records)
+        scan_records(tmp_path, [example(**features)] * 3, records=records)
 
 
 @pytest.mark.parametrize(
@@ -229,10 +220,9 @@ def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
     ids=["kind", "length", "no example"],
 )
 def test_a_shard_of_another_schema_is_refused(tmp_path, other, said):
-    write(tmp_path / "a.tfrecord", vectors(3))
     write(tmp_path / "b.tfrecord", other)
     with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path)
+        scan_records(tmp_path, vectors(3))
 
 
 def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_path):
@@ -245,8 +235,7 @@ def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_pa
         example(label=[1]),
         b"not an example",
     ]
-    write(tmp_path / "a.tfrecord", [*vectors(20), *odd])
-    found = scan(tmp_path)
+    found = scan_records(tmp_path, [*vectors(20), *odd])
     assert len(found.values) == 20
     *reasons, last = [item.reason for item in found.rejected]
     assert reasons == [
@@ -344,13 +333,10 @@ def test_one_file_is_a_data_set_too(tmp_path):
     )
 
 
-def settings(path, source="tfrecord", **more) -> DataSettings:
-    return DataSettings(source=source, path=str(path), split=SPLIT, **more)
-
-
-def shards_of(data_settings, folder):
-    """Manifest and shards of a source."""
-    manifest = replace(ingest(data_settings, folder / "manifest"), folder=folder / "manifest")
+def shards_of(path, folder):
+    """Manifest and shards of a folder of records."""
+    settings = DataSettings(source="tfrecord", path=str(path), split=SPLIT)
+    manifest = replace(ingest(settings, folder / "manifest"), folder=folder / "manifest")
     shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
     return manifest
 
@@ -373,20 +359,13 @@ def photo_records(folder):
         yield example(**{"image/encoded": [path.read_bytes()], "image/class/text": [label]})
 
 
-@pytest.fixture(scope="module")
-def external_photos(photo_folder, tmp_path_factory):
-    """The photos in two shards without a split in their names."""
-    folder = tmp_path_factory.mktemp("external")
+def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
+    photos, photo_folder, tmp_path
+):
     records = list(photo_records(photo_folder))
     for number, part in enumerate((records[:25], records[25:])):
-        write(folder / f"photos-{number:05d}-of-00002", part)
-    return folder
-
-
-def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
-    photos, external_photos, tmp_path
-):
-    manifest = shards_of(settings(external_photos), tmp_path)
+        write(tmp_path / "in" / f"photos-{number:05d}-of-00002", part)
+    manifest = shards_of(tmp_path / "in", tmp_path)
     assert manifest.classes == read_manifest(photos / "manifest").classes
     for split in ("train", "validation", "test"):
         assert contents(tmp_path, split) == contents(photos, split)
@@ -403,7 +382,7 @@ def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
         image = (tmp_path / "photo.webp").read_bytes()
         records.append(example(image=[image], label=[number % 2]))
     write(folder / "photos.tfrecord", records)
-    manifest = shards_of(settings(folder), tmp_path)
+    manifest = shards_of(folder, tmp_path)
     assert manifest.stats["notes"] == {"written as PNG": 40}
     decoded = sorted(
         tf.io.decode_png(value).numpy().tobytes()

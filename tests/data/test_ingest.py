@@ -4,7 +4,6 @@ decodes to what a person sees.
 
 from __future__ import annotations
 
-import re
 import shutil
 import struct
 import zipfile
@@ -31,7 +30,6 @@ from throughline.shared.errors import (
     UnreadableSource,
     UnusableDataset,
 )
-from throughline.shared.layout import STORE_HOME, WORKSPACES, Layout
 from throughline.shared.output_lock import hold_outputs
 
 
@@ -98,20 +96,6 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     with pytest.raises(TooManyRejects):
         ingest(data_settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
-
-
-def test_the_list_of_rejects_opens_from_where_one_stands(folder, tmp_path, monkeypatch):
-    """In the project, although the run works in a worktree of its own."""
-    worktree = tmp_path / "project" / WORKSPACES / "short"
-    worktree.mkdir(parents=True)
-    monkeypatch.setenv(STORE_HOME, str(tmp_path / "project"))
-    monkeypatch.chdir(worktree)
-    (folder / "a" / "zero.jpg").write_bytes(b"")
-    with pytest.raises(TooManyRejects) as caught:
-        ingest(data_settings(folder, max_reject_fraction=0.01), Layout().manifest)
-    named = re.search(r"all of them: (\S+)", str(caught.value))
-    assert named and not Path(named[1]).is_absolute()
-    assert "zero.jpg" in (tmp_path / "project" / named[1]).read_text()
 
 
 def bmp_with_unused_bytes(path):

@@ -52,15 +52,6 @@ def test_a_file_that_changes_until_all_has_been_read_is_named(root, tmp_path, ch
         listed.check_unchanged()
 
 
-def test_one_file_is_compared_again_and_not_those_next_to_it(root, tmp_path):
-    listed = list_files(root / "cat" / "1.jpg", out=tmp_path / "manifest")
-    (root / "cat" / "2.jpg").write_text("another")
-    listed.check_unchanged()
-    (root / "cat" / "1.jpg").write_text("another")
-    with pytest.raises(UnreadableSource, match=r"/in/cat/1\.jpg changed while"):
-        listed.check_unchanged()
-
-
 def test_what_no_source_reads_and_what_ingest_writes_may_change(root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (root / "elsewhere").symlink_to(tmp_path / "elsewhere")

@@ -133,13 +133,6 @@ def test_cells_are_known_when_all_are_there():
     assert found.dialect == ["numbers have decimal commas (data.decimal sets it)"]
 
 
-def test_rows_with_empty_cells_are_rejected_unless_they_are_said_to_be_kept():
-    found = listing_of(ROWS)
-    assert found.label_kind == "class" and found.numbers is None
-    assert [bool(problem) for problem in found.problems] == [True, False, True, False]
-    assert found.problems[2].startswith("size is missing (data.missing can be median")
-
-
 def test_names_are_given_once_and_are_not_those_of_the_examples():
     settings = DataSettings(source="text_table", path="x", numeric=["text", "label"])
     with pytest.raises(UnreadableSource) as refusal:

@@ -138,11 +138,6 @@ def test_ranges_of_blocks_cover_everything_once(sizes, min_shards, target):
     assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
 
 
-def test_shards_of_equal_blocks_are_of_equal_size():
-    bounds = block_ranges([100] * 1000, target_bytes=10_000, min_shards=2)
-    assert [stop - start for start, stop in bounds] == [100] * 10
-
-
 def test_the_last_batch_of_an_epoch_counts():
     assert [count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
 

@@ -102,23 +102,6 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
     assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(number)
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "sizes", "first"),
-    [
-        (";", ["1.234", "2.5"], 1.234),
-        (",", ["1.234", "2.345"], 1.234),
-        (";", ['"0,234"', '"1,234"'], 0.234),
-    ],
-    ids=["another fraction", "divided by commas", "a comma and a leading zero"],
-)
-def test_three_digits_after_a_mark_are_a_fraction_where_the_file_shows_it(
-    tmp_path, delimiter, sizes, first
-):
-    rows = [[size, label] for size, label in zip(sizes, "xy", strict=True)]
-    path = write(tmp_path, f"size{delimiter}label", rows, delimiter=delimiter)
-    assert scan(path).values[0, 0] == np.float32(first)
-
-
 def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignored(tmp_path):
     rows = [["1.234", row / 2, "xy"[row % 2]] for row in range(4)]
     path = write(tmp_path, "size;age;label", rows, delimiter=";")

@@ -10,12 +10,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.ingest import find_problems, find_rare_classes
-from tests.support.csv_tables import measured, scan, write
+from tests.support.csv_tables import scan, write
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import time_series
-from throughline.data.sources.column_kinds import guess_kind
-from throughline.data.sources.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
@@ -170,20 +168,6 @@ def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tm
     assert [item.id for item in named.rejected] == ["row 2", "row 6"]
 
 
-@pytest.mark.parametrize(
-    ("missing", "words"),
-    [
-        ({"colr": "category"}, r"no feature is named colr; did you mean color"),
-        ({"size": "category"}, r"column size holds numbers; set data\.missing: {size: median}"),
-        ({"color": "median"}, r"column color holds categories.*{color: category}"),
-    ],
-)
-def test_what_empty_cells_cannot_become_is_refused(tmp_path, missing, words):
-    path = write(tmp_path, "size,color,label", measured(4))
-    with pytest.raises(UnreadableSource, match=words):
-        scan(path, missing=missing)
-
-
 def test_a_column_without_a_number_to_train_on_has_no_median(tmp_path):
     rows = [["", 1, "xy"[row % 2], "train"] for row in range(4)] + [[5, 1, "x", "validation"]]
     path = write(tmp_path, "size,age,label,split", rows)
@@ -199,18 +183,6 @@ def test_a_category_in_two_spellings_of_unicode_is_not_two_categories(tmp_path):
     settings = DataSettings(source="table", path=str(path), numeric=["size"])
     with pytest.raises(UnreadableSource, match=r"are both .*, in two spellings of Unicode"):
         ingest(settings, tmp_path / "manifest")
-
-
-def test_a_column_is_what_most_of_its_cells_are(tmp_path):
-    path = write(
-        tmp_path,
-        "a,b,c,d,e",
-        [[1, "x", "", "true", "true"], [2, 1, "", "false", "?"], ["x", "y", "", "", "false"]],
-    )
-    read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert [guess_kind(read, name) for name in "abcde"] == [
-        *("number", "category", "empty", "number", "category")
-    ]
 
 
 def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):

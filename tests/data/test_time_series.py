@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.csv_tables import write
 from throughline.data.sources import time_series
-from throughline.data.sources.moments import TimeProblem, find_gaps, find_time_problem, read_moments
+from throughline.data.sources.moments import TimeProblem, find_time_problem, read_moments
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
@@ -57,15 +57,6 @@ def test_dates_have_to_increase_in_each_way_that_they_can_be_read(cells, problem
     assert find_problem(cells) == problem
 
 
-def test_a_missing_row_is_a_long_step_and_a_month_is_none():
-    first = datetime(2026, 1, 1)
-    hours = [first + timedelta(hours=hour) for hour in range(48) if hour not in (7, 20, 21)]
-    (moments,) = read_moments([hour.isoformat() for hour in hours])
-    assert find_gaps(moments).tolist() == [7, 19]
-    (months,) = read_moments([f"2026-{month:02d}-01" for month in range(1, 13)])
-    assert not find_gaps(months).size and not find_gaps(months[:1]).size
-
-
 def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("day,place,heat,rain\n2026-01-01,x,1,0.5\n2026-01-02,y,2,0.25\n")
@@ -90,13 +81,6 @@ def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
         assert f"first before row 9 ({times[7]}, {times[8]})" in warning
     path.write_text("\n".join(["day,heat", *rows[:8]]))
     assert time_series.scan(settings).warnings == []
-
-
-def test_nanoseconds_are_in_the_order_of_time(tmp_path):
-    path = tmp_path / "series.csv"
-    path.write_text("at,heat\n1700000000000000000,1.5\n1700000000000000001,2.5\n")
-    series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="at"))
-    assert series.values.tolist() == [[1.5], [2.5]]
 
 
 def test_one_array_is_a_series_of_one_column(tmp_path):
@@ -139,17 +123,6 @@ def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, rows, re
     path.write_text(f"day,heat\n{rows}")
     with pytest.raises(UnreadableSource, match=reason):
         time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
-
-
-def test_a_series_says_which_columns_it_leaves_out(tmp_path):
-    rows = [[row, row / 8, "sunny"] for row in range(20)]
-    path = write(tmp_path, "hour,load,note", rows)
-    settings = DataSettings(source="time_series", path=str(path), time_column="hour")
-    found = time_series.scan(settings)
-    assert found.schema.input.columns.names == ("load",)
-    assert found.warnings == ["not numeric and left out: note (data.ignore says that it is meant)"]
-    meant = settings.model_copy(update={"ignore": ["note"]})
-    assert time_series.scan(meant).warnings == []
 
 
 def test_a_series_learns_from_no_index_unless_told(tmp_path):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
+from throughline.kernels.autograph import without_autograph
 from throughline.kernels.elements import apply_ops, select_outputs, split_window
-from throughline.plan.augmentations import Brightness
-from throughline.plan.ops import Rescale, Standardize
+from throughline.kernels.sequences import pack_rows, pad_rows
+from throughline.plan.augmentations import Brightness, Flip
+from throughline.plan.ops import Op, Rescale, Standardize
 
 COUNT = 64
 EPOCH = tf.constant(2, tf.int64)
@@ -90,3 +95,82 @@ def test_a_window_is_split_into_what_is_seen_and_what_is_to_be_predicted(targets
     batch = split_window(tf.stack([window, window + 1]), 3, targets)
     assert batch["features"].shape == (2, 3, 2)
     assert batch["label"].shape == (2, 1, len(targets))
+
+
+class Darken(Op):
+    """An op as a user may write it: Python's `if` and `for` about tensors."""
+
+    name = "darken"
+
+    def compute(self, element, draw):
+        image, steps = element["image"], 0
+        if tf.reduce_max(image) > 100:
+            image = image // 2
+        for _ in tf.range(tf.shape(image)[0]):
+            steps += 1
+        return {**element, "image": image + tf.cast(steps, tf.uint8)}
+
+
+def test_an_op_of_a_user_may_say_if_and_for_about_tensors():
+    images = np.array([[[[200]], [[0]]], [[[20]], [[0]]]], np.uint8)
+    epoch = tf.constant(0, tf.int64)
+
+    def darken(element):
+        return apply_ops((Darken(),), element, seed=0, epoch=epoch)["image"]
+
+    in_graph = tf.data.Dataset.from_tensor_slices({"image": images}).map(darken)
+    found = [image.numpy().ravel().tolist() for image in in_graph]
+    assert found == [[102, 2], [22, 2]]
+    assert found == [darken({"image": tf.constant(one)}).numpy().ravel().tolist() for one in images]
+
+
+def test_a_function_that_is_marked_is_traced_as_written():
+    def positive(value):
+        return 1 if value > 0 else 0
+
+    assert int(tf.function(positive)(tf.constant(3))) == 1
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        tf.function(without_autograph(positive))(tf.constant(3))
+
+
+def test_what_builds_a_pipeline_is_not_rewritten(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # AutoGraph writes what it rewrites
+    for name in ("naive", "vectorized", "shards_global", "optimized"):
+        assert batches(pipeline(stored, augment=(Flip(),), **CONFIGS[name]))
+    assert not list(tmp_path.glob("__autograph_generated_file*"))
+    tf.function(lambda limit: limit + 1 if limit > 0 else limit)(tf.constant(1))
+    assert list(tmp_path.glob("__autograph_generated_file*")), "as is seen where it does"
+
+
+VALUES = tf.constant([11, 12, 13, 0, 21, 22, 0, 0, 31, 32, 33, 34], tf.uint16)
+
+
+def int64(values):
+    return tf.constant(values, tf.int64)
+
+
+def test_rows_are_padded_to_the_length_asked_for():
+    rows = pad_rows(VALUES, int64([8, 4]), int64([4, 2]), int64(6))
+    assert rows.numpy().tolist() == [[31, 32, 33, 34, 0, 0], [21, 22, 0, 0, 0, 0]]
+    assert rows.dtype == tf.int32
+
+
+def test_documents_share_rows_with_their_segments_and_positions():
+    begins, lengths = (
+        int64([[0, 4, 0], [8, 0, 0], [0, 0, 4]]),
+        int64([[3, 2, 0], [4, 0, 0], [0, 0, 2]]),
+    )
+    tokens, segments, positions = (part.numpy() for part in pack_rows(VALUES, begins, lengths, 6))
+    assert tokens.tolist() == [
+        [11, 12, 13, 21, 22, 0],
+        [31, 32, 33, 34, 0, 0],
+        [21, 22, 0, 0, 0, 0],
+    ]
+    assert segments.tolist() == [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0], [3, 3, 0, 0, 0, 0]]
+    assert positions.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 0], [0, 1, 0, 0, 0, 0]]
+
+
+def test_full_rows_and_empty_rows_have_no_padding_and_nothing_else():
+    tokens, segments, _ = pack_rows(VALUES, int64([[8, 4], [0, 0]]), int64([[4, 2], [0, 0]]), 6)
+    assert tokens.numpy().tolist() == [[31, 32, 33, 34, 21, 22], [0] * 6]
+    assert np.array_equal(segments.numpy(), [[1, 1, 1, 1, 2, 2], [0] * 6])

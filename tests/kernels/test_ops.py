@@ -63,7 +63,6 @@ BOTH = (
     Pad(pixels=2),
     Pad(pixels=3, mode="reflect"),
     RandomCrop(height=8, width=6),
-    RandomCrop(height=12, width=10),
     RandomCrop(height=15, width=4),
     Flip(),
     Rotation(degrees=30),
@@ -73,20 +72,16 @@ BOTH = (
     RandomResizedCrop(height=8, width=6),
     RandomResizedCrop(height=20, width=16, scale=(0.3, 0.3), method="bilinear"),
     ResizedCenterCrop(height=8, width=6, shorter=9),
-    ResizedCenterCrop(height=16, width=12, shorter=16),
     Grayscale(probability=0.5),
     Saturation(delta=0.8),
     Hue(delta=0.4),
     Blur(sigma=(0.5, 2.0)),
     RandAugment(ops=3, magnitude=15),
     Cutout(size=5),
-    Rescale(),
     Rescale(scale=2 / 255, offset=-1.0),
-    Rescale(scale=1.0),
     Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 0.0)),
 )
-RANDOM = tuple(op for op in BOTH if op.random and op != RandomCrop(height=12, width=10))
-IDENTITIES = [repr(op) for op in BOTH]
+RANDOM = tuple(op for op in BOTH if op.random)
 
 
 def draw(epoch=1, seed=3, salts=("op", 5)):
@@ -98,7 +93,7 @@ def batched(op, **changes):
     return compute(op, element, draw(**changes))
 
 
-@pytest.mark.parametrize("op", BOTH, ids=IDENTITIES)
+@pytest.mark.parametrize("op", BOTH, ids=repr)
 def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     together = batched(op)["image"].numpy()
     few = zip(IMAGES[:8], KEYS[:8], strict=True)
@@ -119,7 +114,7 @@ def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     )
 
 
-@pytest.mark.parametrize("size", [(40, 2000), (2000, 40), (3, 25), (25, 3), (3, 24), (1, 9)])
+@pytest.mark.parametrize("size", [(40, 2000), (25, 3), (3, 24)])
 def test_of_an_elongated_image_the_center_is_scaled_by_its_shorter_side(size):
     op = Resize(shorter=6)
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
@@ -141,14 +136,10 @@ def test_of_an_elongated_image_the_center_is_scaled_by_its_shorter_side(size):
     (found,) = streamed.as_numpy_iterator()
     np.testing.assert_array_equal(found["image"], eagerly)
     assert op.shape((None, None, 3)) is None
+    assert op.identity["longest_aspect"] == LONGEST_ASPECT, "it is part of what names a snapshot"
 
 
-def test_the_bound_of_the_longer_side_is_part_of_what_names_a_snapshot():
-    assert Resize(shorter=6).identity["longest_aspect"] == LONGEST_ASPECT
-    assert "longest_aspect" not in Resize(height=6, width=6).identity
-
-
-@pytest.mark.parametrize("op", RANDOM, ids=[repr(op) for op in RANDOM])
+@pytest.mark.parametrize("op", RANDOM, ids=repr)
 def test_draws_depend_on_seed_epoch_op_and_key_alone(op):
     once = batched(op)["image"].numpy()
     np.testing.assert_array_equal(once, batched(op)["image"])
@@ -199,41 +190,27 @@ def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
     np.testing.assert_array_equal(still, IMAGES)
 
 
-@pytest.mark.parametrize("size", [1, 7])
-def test_a_rotation_is_the_same_wherever_its_image_stands_in_a_batch(size):
-    images = np.random.default_rng(0).integers(0, 256, (64, 224, 224, 1), np.uint8)
+def test_a_rotation_is_the_same_wherever_its_image_stands_in_a_batch():
+    images = np.random.default_rng(0).integers(0, 256, (32, 96, 96, 1), np.uint8)
 
-    def turned(part):
-        element = {"image": tf.constant(images[part]), "key": tf.constant(KEYS[part])}
-        return compute(Rotation(degrees=90), element, draw())["image"].numpy()
+    def turn_in_batches_of(size):
+        parts = [slice(start, start + size) for start in range(0, len(images), size)]
+        elements = [{"image": tf.constant(images[p]), "key": tf.constant(KEYS[p])} for p in parts]
+        return [compute(Rotation(degrees=90), one, draw())["image"].numpy() for one in elements]
 
-    parts = [turned(slice(start, start + size)) for start in range(0, len(images), size)]
-    wide = [turned(slice(start, start + 16)) for start in range(0, len(images), 16)]
-    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(wide))
-
-
-ROUNDING = [
-    Resize(height=8, width=6),
-    Rotation(),
-    Brightness(),
-    Contrast(),
-    Mixup(classes=4),
-    ResizedCenterCrop(height=8, width=6, shorter=9),
-    Grayscale(),
-    Saturation(),
-    Hue(),
-    Blur(),
-    RandAugment(),
-]
+    whole = np.concatenate(turn_in_batches_of(16))
+    for size in (1, 7):
+        np.testing.assert_array_equal(np.concatenate(turn_in_batches_of(size)), whole)
 
 
-@pytest.mark.parametrize("op", ROUNDING, ids=[op.name for op in ROUNDING])
+@pytest.mark.parametrize(
+    "op", [Resize(height=8, width=6), Mixup(classes=4), Hue(), RandAugment()], ids=repr
+)
 def test_floats_of_an_op_before_are_not_rounded_to_black(op):
     element = {"image": tf.constant(IMAGES), "key": tf.constant(KEYS), "label": tf.constant(LABELS)}
     assert byte_image(op, element) is element["image"]
     floats = {**element, "image": tf.cast(element["image"], tf.float32) / 255}
-    ways = (compute, compute_on_device) if not op.host_only else (compute,)
-    for way in ways:
+    for way in (compute,) if op.host_only else (compute, compute_on_device):
         with pytest.raises(ImpossiblePlan, match=f"{op.name} takes uint8 images .* makes float32"):
             way(op, floats, draw())
 
@@ -256,7 +233,7 @@ def test_mixing_keeps_labels_a_distribution_in_step_with_the_pixels(op):
     assert len({value.tobytes() for value in label}) > COUNT / 4
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.2, 4.0])
 def test_mixup_shares_are_beta_distributed(alpha):
     """Moments of Beta(a, a): mean 1/2, variance 1 / (4 (2a + 1))."""
     quantiles = beta_quantiles(alpha)
@@ -281,7 +258,6 @@ def test_labels_and_categories_become_vectors_on_the_host_and_on_the_device():
 @pytest.mark.parametrize(
     "op",
     [
-        Rescale(),
         Rescale(scale=2 / 255, offset=-1.0),
         Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 7.0)),
     ],
@@ -300,7 +276,7 @@ def test_every_op_of_the_device_is_a_layer():
 ON_DEVICE = [op for op in BOTH if not op.host_only and not isinstance(op, Rescale | Standardize)]
 
 
-@pytest.mark.parametrize("op", ON_DEVICE, ids=[repr(op) for op in ON_DEVICE])
+@pytest.mark.parametrize("op", ON_DEVICE, ids=repr)
 def test_within_the_train_step_an_op_computes_what_the_host_does(op):
     """Exactly, or, where the host leaves it to OpenCV, within two levels."""
 
@@ -318,77 +294,55 @@ def test_within_the_train_step_an_op_computes_what_the_host_does(op):
 OWN = """
 from throughline.plan.ops import Op
 
-class Invert(Op):
-    \"\"\"Negative picture.\"\"\"
+LIGHTEST = 255
 
+
+class Invert(Op):
     name = "invert"
 
     def compute(self, element, draw):
         return {**element, "image": LIGHTEST - element["image"]}
-
-LIGHTEST = 255
 """
 
 
 def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, monkeypatch):
-    """Whatever decides what an op computes is part of its identity: its arguments, and the text of
-    its module.
-    """
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     identities = []
-    for text in (
-        OWN,
-        OWN,
-        OWN.replace("LIGHTEST = 255", "LIGHTEST = 254"),
-        OWN.replace("LIGHTEST -", "LIGHTEST - 1 -"),
-    ):
+    for text in (OWN, OWN, OWN.replace("255", "254")):
         (tmp_path / "own_ops.py").write_text(text)
         sys.modules.pop("own_ops", None)
         importlib.invalidate_caches()
         linecache.checkcache()
-        sys.dont_write_bytecode = True
         op, problems = parse_op("own_ops:Invert", where="preprocess[1]")
         assert not problems
         identities.append(op.identity)
     np.testing.assert_array_equal(batched(op)["image"], 254 - IMAGES)
-    assert identities[0] == identities[1]
-    assert identities[2] != identities[1] != identities[3]
+    assert identities[0] == identities[1] != identities[2]
 
 
-CROP = {"height": 8, "width": 8}
-
-
-def test_wrong_ops_are_told_with_their_place():
-    assert "did you mean resize" in parse_op("resise", where="preprocess[0]")[1][0]
-    assert parse_op({"resize": {"height": 0, "width": 3}}, where="preprocess[0]")[1][0].startswith(
-        "preprocess[0].resize.height"
-    )
-    for spec, said in (
-        (
-            {"resize": {"width": 3}},
-            "augment[0].resize: give `height` and `width`, or `shorter` alone",
-        ),
-        ({"resize": {"width": 3, "height": 3, "shorter": 2}}, "or `shorter` alone"),
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("resise", "did you mean resize"),
+        ({"resize": {"height": 0, "width": 3}}, "augment[0].resize.height"),
+        ({"resize": {"width": 3}}, "augment[0].resize: give `height` and `width`, or `shorter`"),
         ({"random_resized_crop": {"height": 8}}, "augment[0].random_resized_crop.width is missing"),
-        (CROP | {"scale": [0.5, 0.1]}, "scale: the least comes first, as in (0.1, 0.5)"),
-        (CROP | {"scale": [0.5, 1.5]}, "scale.1: input should be less than or equal to 1"),
-        (CROP | {"ratio": [0, 1]}, "ratio.0: input should be greater than 0"),
-        (CROP | {"method": "lanczos"}, "method: input should be 'area' or 'bilinear'"),
+        (
+            {"random_resized_crop": {"height": 8, "width": 8, "scale": [0.5, 0.1]}},
+            "scale: the least comes first, as in (0.1, 0.5)",
+        ),
         (
             {"resized_center_crop": {"height": 8, "width": 9, "shorter": 8}},
             "a crop of 8×9 does not fit into a shorter side of 8; make `shorter` at least 9",
         ),
         ({"blur": {"sigma": [2, 1]}}, "blur.sigma: the least comes first, as in (1, 2)"),
-        ({"randaugment": {"magnitude": 31}}, "randaugment.magnitude"),
-        ({"grayscale": {"probability": 0}}, "grayscale.probability"),
-    ):
-        spec = spec if len(spec) == 1 else {"random_resized_crop": spec}
-        op, (problem,) = parse_op(spec, where="augment[0]")
-        assert op is None and said in problem, problem
-    assert parse_op("nowhere:Nothing", where="augment[0]")[0] is None
-    assert isinstance(
-        parse_op({"resize": {"height": 2, "width": 3, "method": "area"}}, where="")[0], Resize
-    )
+        ("nowhere:Nothing", "nowhere"),
+    ],
+)
+def test_a_wrong_op_is_told_with_its_place(spec, said):
+    op, (problem,) = parse_op(spec, where="augment[0]")
+    assert op is None and said in problem
 
 
 def test_colors_become_their_luma_or_more_of_themselves():

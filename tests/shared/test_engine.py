@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from distributed import Client, Security
+from distributed import Client, Event, Security
 
-from throughline.pipelines.write.snapshot_writer import NotDecoded
-from throughline.plan.ops import Decode
-from throughline.shared import dask_engine
-from throughline.shared.dask_task import Stage, describe_program, run_task
+from throughline.shared import dask_engine, dask_task
+from throughline.shared.dask_task import THREADS, Stage, check_worker, describe_program, run_task
 from throughline.shared.engine import in_parallel, use_engine
 from throughline.shared.errors import EngineFailed, InvalidParams, ObjectStoreFailed
 from throughline.shared.failures import report_user_errors
 
 HERE = "127.0.0.1"
+GIVES_UP_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,19 @@ def square(number: int) -> tuple[int, int]:
 SQUARE, TWO = pickle.dumps(square), pickle.dumps(2)
 
 
-def wait_and_say(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
+def end_after_the_second(number: int) -> int:
+    """The first item ends only when the second one has been done."""
+    second = Event("second")
+    if number == 0:
+        assert second.wait(GIVES_UP_S)
+    if number == 1:
+        second.set()
+    return number
 
 
 def refuse(number: int, *, at: int) -> int:
     if number == at:
-        raise NotDecoded(f"no {number}", "a shard", (Decode(),))
+        raise InvalidParams([f"no {number}", "and no other"])
     return number
 
 
@@ -78,8 +82,7 @@ def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
     assert [value for value, _ in values] == [number * number for number in range(40)]
     processes = {process for _, process in values}
     assert len(processes) == 2 and os.getpid() not in processes
-    slow_first = [0.3, *[0.0] * 10]
-    assert list(in_parallel(wait_and_say, slow_first, workers=1)) == slow_first
+    assert list(in_parallel(end_after_the_second, range(11), workers=1)) == [*range(11)]
 
 
 @pytest.mark.integration
@@ -101,21 +104,16 @@ def test_nobody_else_can_use_the_workers_of_a_stage(two_workers):
     address = Client.current().scheduler.address
     assert address.startswith("tls://")
     with pytest.raises(OSError, match="certificate does not match"):
-        Client(address, timeout=5, security=Security.temporary(), set_as_default=False)
+        Client(address, timeout=GIVES_UP_S, security=Security.temporary(), set_as_default=False)
     with pytest.raises(OSError):
         Client(address.replace("tls:", "tcp:"), timeout=5, set_as_default=False)
 
 
-def test_errors_travel_between_processes():
-    wrong = pickle.loads(pickle.dumps(InvalidParams(["one: is wrong", "two: too"])))
-    assert wrong.problems == ("one: is wrong", "two: too")
-
-
 @pytest.mark.integration
 def test_what_a_function_raises_arrives_as_it_is(two_workers):
-    with pytest.raises(NotDecoded, match="no 3") as caught:
+    with pytest.raises(InvalidParams) as caught:
         list(in_parallel(partial(refuse, at=3), range(9), workers=1))
-    assert (caught.value.shard, caught.value.ops) == ("a shard", (Decode(),))
+    assert caught.value.problems == ("no 3", "and no other")
 
 
 @pytest.mark.integration
@@ -222,7 +220,8 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):
         raise AssertionError
 
 
-def test_a_dead_address_is_an_error_within_seconds(tmp_path, monkeypatch, capsys):
+@pytest.mark.integration
+def test_an_address_of_which_nobody_answers_is_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dask_engine, "ANSWER_S", 1.0)
     with socket.socket() as taken:  # of which nobody answers
@@ -233,3 +232,27 @@ def test_a_dead_address_is_an_error_within_seconds(tmp_path, monkeypatch, capsys
     said = capsys.readouterr().err
     assert f"no Dask scheduler answers at {address} within 1 s" in said
     assert "Traceback" not in said
+
+
+MODULES = ("throughline.shared.files",)
+
+
+def test_a_library_that_was_updated_after_a_worker_has_started_is_named(tmp_path, monkeypatch):
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")  # as it was, afterwards
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setattr(dask_task, "_VERSIONS", {})
+    token = tmp_path / "token"
+    token.write_text("drawn")
+    stage = Stage(
+        root=str(Path.cwd()),
+        token=token,
+        text="drawn",
+        modules=MODULES,
+        program=describe_program(MODULES),
+    )
+    check_worker(stage)
+    check_worker.cache_clear()  # it is of another stage, whose environment is the same
+    monkeypatch.setitem(dask_task._VERSIONS, "numpy", "0.1")
+    with pytest.raises(EngineFailed, match="has started before numpy was updated; restart"):
+        check_worker(stage)

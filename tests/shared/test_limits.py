@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -96,10 +95,11 @@ def test_a_container_that_sees_its_own_cgroup_as_the_root_is_within_it(lay_out):
     assert available_memory(process) == 70 * MIB
 
 
-def test_without_a_limit_the_machine_decides(lay_out, tmp_path):
-    available = psutil.virtual_memory().available
-    assert available_memory(lay_out({"a": None}, group="/a")) == pytest.approx(available, rel=0.2)
-    assert available_memory(tmp_path / "no-proc") == pytest.approx(available, rel=0.2)
+def test_without_a_limit_the_machine_decides(lay_out, tmp_path, monkeypatch):
+    memory = psutil.virtual_memory()._replace(available=123 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert available_memory(lay_out({"a": None}, group="/a")) == 123 * MIB
+    assert available_memory(tmp_path / "no-proc") == 123 * MIB
 
 
 def test_the_least_quota_of_cpu_time_limits_the_cores_and_a_part_counts_as_one_more(
@@ -172,34 +172,3 @@ print(json.dumps([size >> 20 for size in seen]))
     assert 300 < empty <= 400
     assert after_reading == pytest.approx(empty, abs=20)
     assert after_allocating == pytest.approx(empty - 100, abs=30)
-
-
-@pytest.mark.slow
-def test_a_cache_that_does_not_fit_into_a_container_is_refused_as_it_is_outside(
-    run_limited, tmp_path
-):
-    (tmp_path / "source").mkdir()
-    images = np.random.default_rng(0).integers(0, 256, (1000, 256, 256), np.uint8)
-    np.savez(tmp_path / "source" / "data.npz", x=images, y=np.arange(1000) % 4)
-    cached = {"read": "shards", "cache": {"where": "memory"}}
-    write_params(tmp_path, {**SMALL, "pipelines": {"cached": cached}})
-    run_stages(tmp_path, "ingest", "shard", "snapshot")
-    said = run_limited(
-        """
-import json
-from pathlib import Path
-from throughline.assembly.project import Project
-from throughline.shared.errors import ImpossiblePlan
-project = Project(Path.cwd())
-fits = str(project.open_input_pipeline("cached").plan)
-usage = int(Path(limit.replace("limit", "usage").replace("max", "current")).read_text())
-open(limit, "w").write(str(usage + (16 << 20)))
-try:
-    project.open_input_pipeline("cached")
-except ImpossiblePlan as error:
-    print(json.dumps([fits, str(error)]))
-""",
-        tmp_path,
-    )
-    assert "cache:memory" in said[0]
-    assert "the train split would take" in said[1]

@@ -1,0 +1,139 @@
+"""What a process sets up for itself: how it ends, how it takes and keeps memory, which libraries it
+accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from flows import COMMANDS
+from tests.support.project import ROOT, run_python
+from throughline.shared.errors import WrongVersion
+from throughline.shared.fork_client import HEAVY_STAGES
+from throughline.shared.gc_pause import USUAL_THRESHOLDS
+from throughline.shared.libraries import LIBRARIES, check_versions, installed_versions
+
+MIB = 1 << 20
+GIVES_UP_S = 120
+CHILD = """
+import signal, time
+from throughline.shared.parent_death import end_with_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+end_with_parent()
+print("waits", flush=True)
+time.sleep(600)
+"""
+PARENT = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.integration
+def test_a_process_is_killed_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert not psutil.wait_procs([child], timeout=GIVES_UP_S)[1]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("command", "library"), [("flows.prepare_data", "prefect"), ("tasks.ingest", "pandas")]
+)
+def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
+    command, library, tmp_path
+):
+    """By Ctrl-C in the midst of a library, which a module in its place presses."""
+    pressed = "import os, signal\n\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / f"{library}.py").write_text(pressed)
+    done = subprocess.run(
+        [sys.executable, "-m", command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "stopped\n"
+    assert done.returncode == -signal.SIGINT
+
+
+@pytest.mark.integration
+def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
+    code = (
+        "import gc, sys; usual = gc.get_threshold(); import tasks;"
+        " print(gc.get_threshold() == usual);"
+        " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks, flows;"
+        " print(gc.get_threshold()[0]);"
+        " from throughline.shared.gc_pause import collect_garbage_as_usual as usually; usually();"
+        " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
+    )
+    stage, flow, other = (
+        run_python(code, *module).stdout.split()
+        for module in (["tasks.train", "naive"], ["flows.comparison"], ["tasks.sync"])
+    )
+    assert stage == flow == ["True", "1000000", "True", "True"]
+    assert other == ["True", str(USUAL_THRESHOLDS[0]), "True", "True"]
+
+
+def test_commands_that_import_without_a_search_for_garbage_search_again_afterwards():
+    for name in HEAVY_STAGES:
+        assert "stage_cli(" in (ROOT / "tasks" / f"{name}.py").read_text()
+    for name in COMMANDS:
+        assert "run_command(" in (ROOT / "flows" / f"{name}.py").read_text()
+
+
+KEPT_AFTER_FREE = """
+import psutil
+from throughline.shared.allocator import raise_malloc_thresholds
+agreed = raise_malloc_thresholds() if {raised} else None
+before = psutil.Process().memory_info().rss
+block = b"x" * (64 << 20)
+del block
+print(agreed, psutil.Process().memory_info().rss - before)
+"""
+GLIBC_S_OWN = {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("raised", "variables", "kept"),
+    [(True, {}, True), (True, GLIBC_S_OWN, False), (False, {}, False)],
+    ids=["raised", "set by the user", "as it is"],
+)
+def test_a_freed_batch_is_kept_for_the_next_one(raised, variables, kept):
+    done = run_python(KEPT_AFTER_FREE.format(raised=raised), without=("MALLOC_",), **variables)
+    agreed, kept_bytes = done.stdout.split()
+    assert agreed == str(raised or None)
+    assert (int(kept_bytes) > 60 * MIB) is kept
+
+
+def test_another_version_than_the_locked_one_is_refused(tmp_path):
+    check_versions(LIBRARIES["build"], root=tmp_path)  # nothing is locked
+    lock = tmp_path / "uv.lock"
+    lock.write_text(f'[[package]]\nname = "numpy"\nversion = "{np.__version__}"\n')
+    check_versions(LIBRARIES["build"], root=tmp_path)
+    lock.write_text('[[package]]\nname = "numpy"\nversion = "0.1"\n')
+    with pytest.raises(
+        WrongVersion, match=f"numpy {np.__version__} is installed, .*uv.lock names 0.1"
+    ):
+        check_versions(LIBRARIES["build"], root=tmp_path)
+
+
+def test_what_pillow_brings_is_part_of_the_versions():
+    versions = installed_versions(["pillow"])
+    assert set(versions) == {"pillow", "libjpeg", "zlib"}
+    assert all(version[0].isdigit() for version in versions.values())
