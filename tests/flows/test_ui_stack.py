@@ -291,8 +291,9 @@ def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
     expect(refusal).to_have_count(0)
     with page.expect_response("**/create_flow_run") as created:
         submit.click()
+    started = created.value.json()["id"]
     page.goto("about:blank")  # drawing the page of a running flow takes a core from what runs
-    ended = stack.completed(created.value.json()["id"])
+    ended = stack.completed(started)
     resolved = resolve(stack.project, Changes(**ended["parameters"]["changes"]))
     assert parse_yaml(resolved.text, "it") == SMALL | {"train": SMALL["train"] | {"epochs": 3}}
 
