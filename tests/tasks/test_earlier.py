@@ -1,23 +1,28 @@
 """What the last run by DVC has written is found in its cache, as long as it is what the stage would
-write today.
+write today: of data that change by one file, one shard is written and preprocessed.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import re
 import shutil
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
 from tasks.earlier import open_earlier
-from tests.support.project import copy_project, run, write_params
+from tests.support.project import SMALL, copy_project, make_project, run, write_params
+from tests.support.small_data import picture, read_files
+from throughline.results.snapshot import SnapshotCost
 from throughline.shared.layout import Layout
 from throughline.shared.scratch import Scratch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +72,11 @@ def test_what_another_identity_has_made_is_not_opened(done, monkeypatch):
         (done / "params.yaml").write_text(before)
 
 
-@pytest.mark.parametrize("damage", ["no_lock", "lock", "entry", "cache"])
+@pytest.mark.parametrize("damage", ["lock", "entry", "cache"])
 def test_without_a_record_or_a_cache_there_is_none(done, tmp_path, monkeypatch, damage):
     folder = copy_project(done, tmp_path / "project")
     lock = folder / "dvc.lock"
-    if damage == "no_lock":
-        lock.unlink()
-    elif damage == "lock":
+    if damage == "lock":
         lock.write_text("{")
     elif damage == "entry":
         lock.write_text("stages: {shard: [1]}\n")
@@ -89,4 +92,103 @@ def test_links_go_with_their_scratch_folder(done, monkeypatch):
     del scratch
     assert not earlier.root.exists()
     assert all(path.exists() for path in cached)
-    subprocess.run(["dvc", "status", "--quiet", "shard"], cwd=done, check=True)
+    run(done, "dvc", "status", "--quiet", "shard")
+
+
+PARAMS = {
+    **copy.deepcopy(SMALL),
+    "data": {**SMALL["data"], "source": "image_folder", "path": "source/photos"},
+    "shard": {**SMALL["shard"], "min_shards": 4},
+    "preprocess": ["decode", "my_ops:Stamp", {"resize": {"height": 16, "width": 18}}],
+}
+OWN = """
+from pathlib import Path
+
+from throughline.plan.ops import Op
+
+
+class Stamp(Op):
+    name = "stamp"
+
+    def compute(self, element, draw):
+        stamp = int(Path("stamp.txt").read_text())
+        return {**element, "image": element["image"] // 2 + stamp}
+"""
+
+
+def read_prepared(folder: Path) -> dict[str, bytes]:
+    return {
+        f"{name}/{path}": content
+        for name in ("manifest", "shards", "snapshot")
+        for path, content in read_files(folder / "data" / name).items()
+    }
+
+
+def read_copied(said: str) -> int:
+    found = re.search(r"([\d,]+) of them copied", said)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def cost_of(folder: Path) -> SnapshotCost:
+    return SnapshotCost.read(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def growing(array_file, tmp_path_factory) -> Path:
+    """Photos, and an op of one's own that reads a file, through DVC as far as the snapshot."""
+    folder = make_project(tmp_path_factory.mktemp("growing") / "project", array_file, PARAMS)
+    for number in range(60):
+        path = folder / "source" / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    (folder / "my_ops.py").write_text(OWN)
+    (folder / "stamp.txt").write_text("3")
+    pipeline = folder / "dvc.yaml"
+    mark = re.compile(r"(      # Own ops and models.*\n)")
+    pipeline.write_text(mark.sub(r"\1      - stamp.txt\n", pipeline.read_text()))
+    run(folder, "dvc", "repro", "snapshot")
+    return folder
+
+
+def test_one_file_less_changes_one_shard_and_its_rows(growing):
+    before = cost_of(growing)
+    (growing / "source" / "photos" / "b" / "7.jpg").unlink()
+    said = run(growing, "dvc", "repro", "snapshot")
+    copied = read_copied(said)
+    assert 0 < copied < 59
+    # It is what a fresh one would take, by the rate of that in which nothing was copied.
+    assert cost_of(growing).examples_per_s == pytest.approx(before.examples_per_s)
+    incremental = read_prepared(growing)
+    fresh = ("env", "THROUGHLINE_FRESH=1", "dvc", "repro", "--force", "snapshot")
+    assert not read_copied(run(growing, *fresh)), "everything is computed where that is asked for"
+    assert read_prepared(growing) == incremental
+
+
+def test_what_own_code_reads_is_not_forgotten(growing):
+    """A file that an op reads, and is listed for that, is another: nothing is copied."""
+    before = read_prepared(growing)
+    (growing / "stamp.txt").write_text("4")
+    assert not read_copied(run(growing, "dvc", "repro", "snapshot"))
+    assert read_prepared(growing) != before
+
+
+def test_a_cache_that_lacks_a_column_costs_time_alone(growing, tmp_path):
+    folder = tmp_path / "project"
+    shutil.copytree(growing, folder, symlinks=True)
+    expected = read_prepared(folder)
+    digest = hashlib.md5((folder / "data/snapshot/train/image.bin").read_bytes()).hexdigest()
+    (folder / ".dvc" / "cache" / "files" / "md5" / digest[:2] / digest[2:]).unlink()
+    assert 0 < read_copied(run(folder, sys.executable, "-m", "tasks.snapshot")) < 30
+    assert read_prepared(folder) == expected
+
+
+def test_dvc_records_no_other_identity_than_that_which_the_results_have(growing):
+    """An op that is edited after the stage that writes identities is not taken for the earlier."""
+    own = growing / "my_ops.py"
+    before = own.read_text()
+    own.write_text(before.replace("// 2", "// 3"))
+    try:
+        said = run(growing, "dvc", "repro", "--force", "--single-item", "snapshot", code=255)
+        assert "what decides the results of snapshot has changed since" in said
+    finally:
+        own.write_text(before)
