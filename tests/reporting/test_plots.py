@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.made_up import made_up
 from tests.support.project import ROOT
 from tests.support.rows import row
 from throughline.plan import steps
 from throughline.plan.parallelism import Parallelism
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
+from throughline.reporting.evaluation_plots import plot_evaluation
 from throughline.reporting.plots import (
     LANE_COLORS,
     TRAIN_LANE,
@@ -21,14 +25,18 @@ from throughline.reporting.plots import (
     plot_steps,
     plot_timelines,
 )
+from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
+from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
+from throughline.shared.errors import MissingInput
 
 
 def texts_of(stem: Path) -> list[str]:
     """The texts of an SVG file; its PNG must be a picture."""
     with Image.open(stem.with_suffix(".png")) as picture:
         assert min(picture.size) > 100
-    return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text())
+    return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text(), re.DOTALL)
 
 
 def test_a_timeline_has_its_lanes_below_its_title(tmp_path):
@@ -116,15 +124,72 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
     assert {"naive", "optimized", "epochs"} <= set(texts)
     plot_histories({"naive": epochs}, "loss", tmp_path / "loss")
     assert texts_of(tmp_path / "loss").count("validation loss") == 1
-    # A model of one's own need not be compiled with the metric that models are compared by.
-    plot_histories({"naive": epochs}, "mae", tmp_path / "without")
-    assert [text for text in texts_of(tmp_path / "without") if text.startswith("validation")] == [
-        "validation loss"
-    ]
 
 
 def test_histories_without_a_validation_loss_are_no_picture(tmp_path):
     """Such as those of a test step of one's own that names its metrics otherwise."""
     epochs = [{"epoch": 0.0, "train_loss": 1.0, "val_score": 0.5}]
     plot_histories({"naive": epochs}, "accuracy", tmp_path / "histories")
+    assert not list(tmp_path.iterdir())
+
+
+def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
+    worst = [
+        WorstExample(
+            id=f"{number}.png",
+            truth="a coat",
+            predicted=f"a shirt {number}",
+            probability=0.87,
+            loss=2.0,
+            value="",
+        )
+        for number in range(7)
+    ]
+    folder = tmp_path / "p" / "evaluation"
+    folder.mkdir(parents=True)
+    Evaluation(
+        split="test",
+        examples=30,
+        confusion=Confusion(classes=("a coat", "a shirt"), counts=((9, 21), (0, 0)), left_out=0),
+        worst=tuple(worst),
+        picture=True,
+    ).write(folder)
+    pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
+    Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
+    plot_evaluation(tmp_path / "p", tmp_path)
+    shown = set(texts_of(tmp_path / "confusion"))
+    assert {"a coat", "a shirt", "9", "21", "true", "predicted"} <= shown
+    drawn = (tmp_path / "worst.svg").read_text()
+    assert drawn.count("<image ") == 7
+    assert "→ a shirt 6 0.87" in drawn
+
+
+def test_without_an_evaluation_it_is_said_what_makes_one(tmp_path):
+    with pytest.raises(MissingInput, match="run `dvc repro train@p`"):
+        plot_evaluation(tmp_path / "p", tmp_path)
+
+
+SLOW = replace(
+    made_up(TunedCandidate), name="slow", seconds=90.0, seconds_low=80.0, seconds_high=95.0
+)
+FAST = replace(SLOW, name="fast", seconds=12.3, seconds_low=None, seconds_high=None, ram_mib=None)
+REFUSED = replace(FAST, name="refused", seconds=None)
+FOUND = replace(made_up(TuningResult), candidates=[SLOW, REFUSED, FAST], chosen="fast", epochs=1200)
+
+
+def test_the_picture_of_a_search_names_who_was_measured_and_how_long_it_takes(tmp_path):
+    plot_search(FOUND, tmp_path)
+    texts = texts_of(tmp_path / "tune")
+    assert {"slow", "90.0", "fast", "12.3", "preparation and 1,200 epochs [s]"} <= set(texts)
+    assert "refused" not in texts
+
+
+def test_the_choice_of_a_search_is_shown_however_many_were_faster():
+    many = [replace(FAST, name=str(number), seconds=float(number)) for number in range(99)]
+    names = [each.name for each in list_measured(replace(FOUND, candidates=many, chosen="77"))]
+    assert names == [*map(str, range(MOST_SHOWN)), "77"]
+
+
+def test_there_is_no_picture_of_a_search_that_measured_nothing(tmp_path):
+    plot_search(replace(FOUND, candidates=[REFUSED]), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -1,14 +1,19 @@
-"""The table of a comparison has the same columns and words wherever it is shown."""
+"""The tables of a comparison and of a search have the same columns and words wherever shown."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from flows.orchestration.artifacts import to_markdown
+from tests.support.made_up import made_up
 from tests.support.rows import comparison, row
+from throughline.reporting import tuning_table
 from throughline.reporting.table import ABSENT, comparison_table, to_records, to_text
+from throughline.results.tuning import TunedCandidate, TuningResult
 
 ROWS = (
     row("naive", 0.5, 50, "input-bound", test_metric=0.75),
@@ -77,3 +82,53 @@ def test_in_words_twenty_configurations_fit_into_a_note_of_mlflow():
     ]
     words = to_markdown(comparison(*rows))
     assert words.count(cause) == 20 and len(words) < 8000
+
+
+ROW = replace(
+    made_up(TunedCandidate),
+    name="stream",
+    predicted_examples_per_s=1234.4,
+    examples_per_s=1000.0,
+    seconds=40.0,
+    seconds_low=38.0,
+    seconds_high=43.0,
+    dropped="",
+)
+UNRACED = replace(
+    ROW,
+    name="other",
+    examples_per_s=None,
+    seconds=None,
+    ram_mib=None,
+    dropped=tuning_table.NOT_RACED,
+)
+REFUSED = replace(UNRACED, name="arrays", dropped="needs 9.0 GiB of memory | 8.0 GiB are allowed")
+FOUND = replace(
+    made_up(TuningResult), candidates=[ROW, UNRACED, REFUSED], sentence="tuned: nothing beats it"
+)
+
+
+def test_a_record_of_a_search_has_every_column():
+    first, second, _ = tuning_table.to_records(FOUND)
+    assert tuple(first) == tuning_table.COLUMNS
+    assert first["predicted [examples/s]"] == "1,234"
+    assert (first["training [s]"], first["from, to [s]"]) == ("40.0", "38, 43")
+    assert second["measured [examples/s]"] == second["RAM [MiB]"] == "–"
+
+
+def test_of_a_search_a_terminal_shows_who_raced_and_why_others_could_not():
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(tuning_table.to_terminal(FOUND))
+    assert "stream" in shown.get()
+    assert "needs 9.0 GiB of memory" in shown.get()
+    assert "and 1 form that was not raced" in shown.get()
+
+
+def test_the_markdown_of_a_search_holds_the_sentence_and_a_line_for_each():
+    lines = tuning_table.to_markdown(FOUND).splitlines()
+    assert lines[0] == FOUND.sentence
+    assert len(lines) == 2 + 2 + 2, "a form that was not needed is left out"
+    assert {line.replace("\\|", "").count("|") for line in lines[2:]} == {
+        len(tuning_table.COLUMNS) + 1
+    }

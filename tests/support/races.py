@@ -1,14 +1,12 @@
-"""Races of given rates, and other programs at work, for the tests of a search."""
+"""Races of given rates, and contestants that are no processes, for the tests of a search."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from pathlib import Path
 
+from throughline.tuning.contestant import ContestantLost
+from throughline.tuning.jobs import Entry, Opened, Turn
 from throughline.tuning.race import Race, Round
 
 
@@ -34,14 +32,56 @@ def race(rates, *, costs=None, epochs=10, **options):
     return Race(rounds=rounds(rates, **options), costs=costs or {}, examples=1000, epochs=epochs)
 
 
-@contextmanager
-def other_programs() -> Iterator[None]:
-    """Keep all cores at work, by processes that are nobody's children."""
-    cores = os.sched_getaffinity(0)
-    spin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!;"
-    others = subprocess.check_output(["sh", "-c", spin * len(cores)], text=True).split()
-    try:
-        yield
-    finally:
-        for other in others:
-            os.kill(int(other), signal.SIGKILL)
+class Others:
+    """What other programs take while something is measured: nothing, or a share of the cores."""
+
+    idle_pct = 0.0
+
+    def __init__(self, cpu_pct: float = 0.0, busiest: str = "make") -> None:
+        self.cpu_pct, self.busiest = cpu_pct, busiest
+
+    def __enter__(self) -> Others:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Contestants:
+    """Contestants that are no processes: each trains at the rate of its name, unless it is one of
+    the `killed`. Those in `caches` fill one.
+    """
+
+    def __init__(self, rate_of: Callable[[str], float]) -> None:
+        self.rate_of, self.killed, self.caches = rate_of, set[str](), set[str]()
+
+    def __call__(self, job: str, arguments: tuple[Entry, ...], *, log: Path) -> FakeContestant:
+        return FakeContestant(self, arguments[0].name)
+
+
+class FakeContestant:
+    """One of them, with the methods of `Contestant`."""
+
+    def __init__(self, contestants: Contestants, name: str) -> None:
+        self._all, self._name = contestants, name
+
+    def __enter__(self) -> FakeContestant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    kill = stop = __exit__
+
+    def wait_until_open(self) -> Opened:
+        return Opened(has_cache=self._name in self._all.caches)
+
+    def ask(self, order: str, timeout_s: float = 0.0) -> Turn | float:
+        if self._name in self._all.killed:
+            raise ContestantLost("was killed by SIGKILL, perhaps for its memory")
+        if order != "turn":
+            return 1.0
+        return Turn(examples_per_s=self._all.rate_of(self._name), core_ms=1.0, held_ms=1.0)
+
+    def memory_bytes(self) -> int:
+        return 2**20

@@ -1,14 +1,11 @@
-"""A search over a few real contestants on small data: it races, chooses, and goes on from its
-journal.
+"""A search races, chooses, and goes on from its journal: over contestants of given rates, and once
+over real ones on small data.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import math
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from tests.support.made_up import made_up
 from tests.support.prepared import link_data
 from tests.support.project import SMALL
-from tests.support.races import other_programs, rounds
+from tests.support.races import Contestants, Others, rounds
 from tests.support.trainings import params_of
 from throughline.config.params import check
 from throughline.results.snapshot import SnapshotCost
@@ -28,57 +25,85 @@ from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.key import digest_question, without_tuned
 from throughline.tuning.needs import Need
 from throughline.tuning.pool import Pool
-from throughline.tuning.question import Question
+from throughline.tuning.question import Question, survey_data
 from throughline.tuning.race import Cost, Round
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
+from throughline.tuning.survey import survey
 
-LONG_EPOCHS = {"batch_size": 4}  # of 30 steps
+PARAMS = check({**SMALL, "batch_size": 4})  # epochs of 30 steps
 
 
-@pytest.fixture
-def prepared(layout, tmp_path):
+@pytest.fixture(scope="module")
+def prepared(layout, tmp_path_factory):
     """A project with prepared data, of which snapshot has said how long it took."""
-    linked, cost = link_data(layout.root / "data", tmp_path), made_up(SnapshotCost)
-    replace(cost, seconds=0.5).write(tmp_path / "data")
+    linked = link_data(layout.root / "data", tmp_path_factory.mktemp("searched"))
+    replace(made_up(SnapshotCost), seconds=0.5).write(linked.root / "data")
     return linked
 
 
+@pytest.fixture(scope="module")
+def surveyed(prepared):
+    """What a survey of it finds."""
+    return survey(PARAMS, prepared.root, [], find_limits(read_budgets(), prepared.root))
+
+
 def question_about(layout, params, **budgets):
-    given = read_budgets(**{"epochs": 3, "time": "1min", **budgets})
+    given = read_budgets(**{"epochs": 3, **budgets})
     return Question(
         params=params, root=layout.root, budgets=given, limits=find_limits(given, layout.root)
     )
 
 
-def with_journal(search, folder):
-    """The same search, surveyed already, with the journal of this folder."""
-    other = copy(search)
-    other.journal = Journal(folder)
-    return other
+def rate_of(name):
+    """A made-up rate: snapshots are the fastest, and the model alone is faster still."""
+    of_kind = {CEILING: 2000.0, "naive": 100.0, "heuristic": 300.0, "snapshot": 900.0}
+    return of_kind.get(name.partition(" ")[0], 200.0)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path, monkeypatch):
-    few = {"ROUNDS": 3, "FINAL_ROUNDS": 4, "MOST_FAMILIES": 1, "FORMS_EACH": 2, "MOST_FINALISTS": 2}
-    for name, fewer in few.items():
-        monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
-    params = check({**SMALL, **LONG_EPOCHS})
-    question = question_about(prepared, params, disk="1kB")  # fewer families
-    early = Search(question, Journal(tmp_path))
-    early._racing_until = 0.0
-    first = early.run()
-    assert first.outcome == "undecided", "the time was up before the first family"
-    search = with_journal(early, tmp_path)
-    search._racing_until = time.monotonic() + 120
+@pytest.fixture
+def contestants(monkeypatch):
+    """Contestants that are no processes, with nobody else at work; no form has a price, and all
+    examples are proven.
+    """
+    made = Contestants(rate_of)
+    monkeypatch.setattr("throughline.tuning.pool.Contestant", made)
+    monkeypatch.setattr("throughline.tuning.pool.OtherProcesses", Others)
+    monkeypatch.setattr("throughline.tuning.search.do_once", lambda *_, **__: {})
+    monkeypatch.setattr("throughline.tuning.confirmation.do_once", lambda *_, **__: "digest")
+    return made
+
+
+@pytest.fixture
+def search_in(prepared, surveyed, contestants, monkeypatch):
+    """A function that opens a search of the surveyed data with the journal of a folder."""
+    monkeypatch.setattr("throughline.tuning.search.survey_data", lambda *_: surveyed)
+
+    def opened(folder, *, racing=True, **budgets):
+        folder.mkdir(exist_ok=True)
+        search = Search(question_about(prepared, PARAMS, **budgets), Journal(folder))
+        search._racing_until = math.inf if racing else 0.0
+        return search
+
+    return opened
+
+
+def add_rounds(search, rates, *, heat="own", count=5):
+    for one in rounds({name: [rate] * count for name, rate in rates.items()}):
+        search.journal.add(replace(one, heat=heat))
+
+
+@pytest.mark.integration
+def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_path):
+    early = search_in(tmp_path, racing=False, disk="1kB")
+    assert early.run().outcome == "undecided", "the time was up before the first family"
+    search = search_in(tmp_path, disk="1kB")
     choice = search.run()
     assert search.race.rounds[: len(early.race.rounds)] == early.race.rounds, "it goes on there"
     names = search.race.names
-    assert {CEILING, "naive", "heuristic", "autotune"} <= set(names)
-    assert len(names) > 4, "and forms of families"
-    assert all(search.race.rate(name) > 0 for name in names)
-    assert choice.baseline == "naive"
+    assert {CEILING, "naive", "heuristic", "autotune"} < set(names), "and forms of families"
+    assert (choice.outcome, choice.name, choice.baseline) == ("found", "heuristic", "naive")
+    assert search.journal.pages.proven == {"heuristic": "digest"}
     result = summarize(search, choice, searched_s=1.0)
     assert result.sentence.startswith("tuned: ")
     result.write(tmp_path)
@@ -88,121 +113,133 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
     unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
     assert "of disk, 1 kiB are allowed" in unraced["optimized"]
     assert NOT_RACED in unraced.values(), "of most forms"
-    if choice.outcome == "found":
-        assert search.journal.pages.proven.keys() == {choice.name}
 
-    again = with_journal(search, tmp_path)
-    before = list(again.journal.pages.rounds)
-    assert again.journal.pages.rounds == search.journal.pages.rounds
-    again._racing_until = 0.0
+    again = search_in(tmp_path, racing=False, disk="1kB")
     assert again.run().name == choice.name
-    assert again.race.rounds == before, "nothing is raced twice"
+    assert again.race.rounds == search.race.rounds, "nothing is raced twice"
 
 
-@pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(prepared, tmp_path):
-    params = check({**SMALL, **LONG_EPOCHS, "pipelines": {"naive": {"read": "shards"}}})
-    search, leads = Search(question_about(prepared, params), Journal(tmp_path)), {}
-    bound = with_journal(search, tmp_path / "bound")
-    rates = {CEILING: 100.0, "naive": 98.0, "heuristic": 98.0, "autotune": 98.0}
-    for one in rounds({name: [rate] * 3 for name, rate in rates.items()}):
-        bound.journal.add(replace(one, heat="own"))
-    assert bound.run().outcome == "compute-bound"
-    assert len(bound.race.rounds) == 3, "as soon as that is certain, nothing else is raced"
+def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, tmp_path):
+    search = search_in(tmp_path)
+    given = [name for name in search._candidates if not search._is_searched(name)]
+    add_rounds(search, {CEILING: 100.0, **dict.fromkeys(given, 98.0)}, count=3)
+    assert search.run().outcome == "compute-bound"
+    assert len(search.race.rounds) == 3
+
+
+@pytest.mark.integration
+def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(search_in, tmp_path):
+    search, leads = search_in(tmp_path, racing=False), {}
     for family in ("stream", "indexed_shards"):
         leads[search._searched_families[family][0].name] = 130.0
-    rates = {CEILING: 900.0, "naive": 100.0, "heuristic": 90.0, "autotune": 90.0, **leads}
-    for one in rounds({name: [rate] * 5 for name, rate in rates.items()}):
-        search.journal.add(replace(one, heat="own"))
-    search._racing_until = 0.0
-    first = search._choose(search.rivals).name
-    (second,) = {*leads} - {first}
+    own = dict.fromkeys(["naive", "optimized"], 100.0)
+    add_rounds(search, {CEILING: 900.0, **own, "heuristic": 90.0, "autotune": 90.0, **leads})
+    first = search._choose(search.rivals)
+    (second,) = {*leads} - {first.name}
     for name in leads:
-        search.journal.note_fits(f"{name} against naive", (90.0, 100.0))
-        search.journal.note_fits(f"{name} against naive", (90.0, 100.0))
+        for _ in range(2):
+            search.journal.note_fits(f"{name} against {first.incumbent}", (90.0, 100.0))
     choice = search.run()
-    assert (choice.name, choice.outcome) == ("naive", "undecided"), "other families have not raced"
+    assert (choice.name, choice.outcome) == (first.incumbent, "undecided"), "others have not raced"
     assert choice.reason.count("by fit in fresh processes it takes 1.11 times as long") == 2
-    again = with_journal(search, tmp_path)
-    again.journal.pages.fits[f"{second} against naive"] = [(120.0, 100.0)] * 2
+    again = search_in(tmp_path, racing=False)
+    again.journal.pages.fits[f"{second} against {first.incumbent}"] = [(120.0, 100.0)] * 2
     choice = again.run()
     assert (choice.name, choice.outcome) == (second, "found")
     assert again.journal.pages.proven.keys() == {second}
     dropped = {row.name: row.dropped for row in summarize(again, choice, searched_s=1.0).candidates}
-    assert "by fit" in dropped[first]
+    assert "by fit" in dropped[first.name]
 
 
-@pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path, monkeypatch):
+def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp_path, monkeypatch):
     monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)  # opened at a time
-    params = check({**SMALL, **LONG_EPOCHS})
-    search = Search(question_about(prepared, params), Journal(tmp_path))
+    search = search_in(tmp_path)
     with search.open_pool() as pool:
         pool.open(["naive", "optimized"], until=0.0)
         assert pool.names == ["naive"], "the time is up when the first is open"
         pool.open(["naive", "optimized"])
-        victim = pool._open["naive"][0]
-        os.kill(victim.process, signal.SIGKILL)
+        contestants.killed.add("naive")
         one = pool.race(["naive", "optimized"], "own", number=0)
         assert one.rates.keys() == {"optimized"}
         assert pool.names == ["optimized"]
     assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
     assert search.journal.pages.lost == ["naive"], "it may race the next time"
+
+
+@pytest.mark.integration
+def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
+    search = search_in(tmp_path, racing=False)
     allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
     with Pool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 kiB are allowed" in search.journal.pages.dropped["optimized"]
-    cached = search._searched_families["cache_memory"][0].name
-    with other_programs(), search.open_pool() as pool:
-        pool.open([cached])
-    (filled,) = search.journal.pages.rounds
-    assert filled.disturbed, "others were at work while its cache was filled, twice"
-    assert search.journal.pages.entrances[cached].disturbed
-    with search.open_pool() as pool:
-        with monkeypatch.context() as patch:
-            patch.setattr("throughline.tuning.pool.LEAST_FILL_S", 0.0)
-            pool.open([cached], until=0.0)
-        assert pool.names == [] and cached not in search.journal.pages.dropped, "only given up"
-        pool.open(["autotune", cached], until=0.0)
-        assert pool.names == ["autotune"], "no cache is filled when the time is up"
     for each in search.survey.space.candidates:
         entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
         search.journal.enter(each.name, entrance)
         search.journal.drop(each.name, "takes too much")
-    search._racing_until = 0.0
     with pytest.raises(InvalidBudget, match=r"The least that one needs is 1073741824\.0 GiB"):
         search.run()
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_where_one_of_ones_own_was_lost_nothing_is_decided(prepared, tmp_path):
-    params = check({**SMALL, **LONG_EPOCHS})
-    search = Search(question_about(prepared, params), Journal(tmp_path))
-    search._racing_until = 0.0
-    rates = {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0}
-    for one in rounds({name: [rate] * 5 for name, rate in rates.items()}):
-        search.journal.add(one)
+def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_time_is_up(
+    search_in, contestants, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)
+    search = search_in(tmp_path)
+    cached = search._searched_families["cache_memory"][0].name
+    contestants.caches.add(cached)
+    with monkeypatch.context() as patch, search.open_pool() as pool:
+        patch.setattr("throughline.tuning.pool.OtherProcesses", lambda: Others(60.0))
+        pool.open([cached])
+    (filled,) = search.journal.pages.rounds
+    assert filled.disturbed, "others were at work both times"
+    assert search.journal.pages.entrances[cached].disturbed
+    with search.open_pool() as pool:
+        pool.open(["autotune", cached], until=0.0)
+        assert pool.names == ["autotune"] and cached not in search.journal.pages.dropped
+
+
+@pytest.mark.integration
+def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
+    search = search_in(tmp_path)
+    add_rounds(search, {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0})
     search.journal.drop(CEILING, "was killed by SIGKILL", passing=True)
     assert search._choose(search.rivals).name == "optimized", "the model alone is no rival"
     search.journal.drop("optimized", "was killed by SIGKILL", passing=True)
-    choice = search.run()
+    choice = search._choose(search.rivals)
     assert choice.outcome == "undecided"
     assert choice.reason == "`optimized`, one of your own, was killed by SIGKILL"
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_epochs_of_a_few_steps_are_not_searched(prepared, tmp_path):
+def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, monkeypatch):
+    short = replace(surveyed, steps_per_epoch=4)
+    monkeypatch.setattr("throughline.tuning.question.do_once", lambda *_, **__: short)
     with pytest.raises(Untunable, match="an epoch has 4 steps, and at least 20 are needed"):
-        Search(question_about(prepared, check(SMALL)), Journal(tmp_path))
+        survey_data(question_about(prepared, PARAMS), tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_contestants_race(prepared, tmp_path, monkeypatch):
+    few = {"ROUNDS": 3, "FINAL_ROUNDS": 4, "MOST_FAMILIES": 1, "FORMS_EACH": 2, "MOST_FINALISTS": 2}
+    for name, fewer in few.items():
+        monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
+    search = Search(question_about(prepared, PARAMS, disk="1kB"), Journal(tmp_path))
+    search._racing_until = math.inf
+    choice = search.run()
+    assert {CEILING, "naive", "heuristic", "autotune"} < set(search.race.names)
+    assert all(search.race.rate(name) > 0 for name in search.race.names)
+    assert choice.baseline == "naive"
+    if choice.outcome == "found":
+        assert search.journal.pages.proven.keys() == {choice.name}
+
+
+@pytest.mark.integration
 def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     params, budgets = params_of(), read_budgets(epochs=3)
 
@@ -265,6 +302,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
 
 
+@pytest.mark.integration
 def test_a_disk_that_fills_meanwhile_leaves_the_journal_as_it_was(small_disk):
     journal = Journal(small_disk)
     journal.note_prices({"a": 5.0})
@@ -298,11 +336,10 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
     assert groups(1.0) == [["small", "huge", "other"]], "and what it holds was seen"
 
 
-def test_the_disk_that_the_snapshot_takes_is_there_for_it(prepared):
-    (prepared.root / "data" / "snapshot").unlink()
-    (prepared.root / "data" / "snapshot").mkdir()
-    taken = prepared.root / "data" / "snapshot" / "train"
+def test_the_disk_that_the_snapshot_takes_is_there_for_it(tmp_path):
+    taken = tmp_path / "data" / "snapshot" / "train"
+    taken.parent.mkdir(parents=True)
     with taken.open("wb") as file:
         file.truncate(1 << 43)  # a hole takes no disk
-    assert find_limits(read_budgets(), prepared.root).disk_bytes > 1 << 43
-    assert find_limits(read_budgets(disk="1GiB"), prepared.root).disk_bytes == 1 << 30
+    assert find_limits(read_budgets(), tmp_path).disk_bytes > 1 << 43
+    assert find_limits(read_budgets(disk="1GiB"), tmp_path).disk_bytes == 1 << 30
