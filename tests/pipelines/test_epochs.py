@@ -52,7 +52,7 @@ def test_sources_and_caches_are_opened_once_and_prefetching_goes_on_across_epoch
 # One of each way in which an epoch of a stream is begun: with and without what is opened once, a
 # cache, and an epoch that is opened early.
 STREAMS = (
-    *("naive", "in_memory", "cache_memory", "save_load", "vectorized", "unordered"),
+    *("naive", "cache_memory", "save_load", "unordered"),
     *("balanced_stream", "shards_global"),
 )
 
@@ -89,7 +89,7 @@ def test_a_step_of_the_snapshot_is_the_same_wherever_one_begins_and_whoever_gath
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["naive", "cache_memory", "balanced_stream", "snapshot"])
+@pytest.mark.parametrize("name", ["naive", "cache_memory", "snapshot", "shards_global"])
 def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name):
     pipe = pipeline(stored, augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.epoch_by_epoch()

@@ -10,25 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.lanes import slow_but_first
 from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import GLOBAL, PRESETS, batches, pipeline, same
 from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.snapshot_reader import SnapshotReader
-from throughline.plan.augmentations import Brightness, Flip, RandomCrop
+from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import CorruptShard, MissingInput
 
 pytestmark = pytest.mark.integration
-
 AUGMENT = (Flip(), Brightness())
-CONFIGS = {
-    "whole batches": {"vectorize": True},
-    "one by one": {},
-    "in parallel": {"map": {"parallel": 2}, "prefetch": 2},
-    "ahead": {"vectorize": True, "prefetch": 2},
-    "rewritten": {"graph_rewrites": True, "map": {"parallel": "auto"}},
-}
+LANES = {"kind": "lanes", "lanes": 4}
 
 
 def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):
@@ -37,79 +31,57 @@ def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("arrays", "whole batches"),
-        ("photos", "whole batches"),
-        ("photos", "one by one"),
-        ("arrays", "in parallel"),
-        ("arrays", "rewritten"),
-    ],
+    ("kind", "config"),
+    slow_but_first(
+        [
+            ("photos", {"map": {"parallel": 2}, "prefetch": 2}),
+            ("arrays", {"vectorize": True}),
+            ("arrays", {"graph_rewrites": True, "map": {"parallel": "auto"}}),
+        ]
+    ),
+    ids=["in parallel", "whole batches", "rewritten"],
 )
-def test_the_batches_are_those_of_the_snapshot_from_any_step(stored, kind, name):
+def test_the_batches_are_those_of_the_snapshot_from_any_step(stored, kind, config):
     snapshot = pipeline(stored, kind, augment=AUGMENT, read="snapshot", shuffle=GLOBAL)
-    found = indexed(stored, kind, **CONFIGS[name])
+    found = indexed(stored, kind, **config)
     assert isinstance(snapshot.reader, SnapshotReader)
     assert snapshot.reader.order == found.indexed_shards.order
     assert found.plan.seekable and not found.plan.reads_snapshot
     expected = batches(snapshot, epochs=2)
-    assert same(batches(found, epochs=2), expected)
-    for step in (1, found.steps_per_epoch):
+    for step in (0, 1, found.steps_per_epoch):
         assert same(batches(found, first_step=step, epochs=2), expected[step:]), step
         assert found.dataset(first_step=step, epochs=2).cardinality() == len(expected) - step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
-    [
-        {"shuffle": {"kind": "window", "size": 32}},
-        {"shuffle": GLOBAL, "sampling": "balanced"},
-    ],
+    slow_but_first(
+        [
+            {"shuffle": LANES},
+            {"shuffle": {"kind": "window", "size": 32}},
+            {"shuffle": GLOBAL, "sampling": "balanced"},
+            {"shuffle": GLOBAL, "worker": TrainingWorker(index=2, count=3), "batch_size": 9},
+        ]
+    ),
+    ids=["lanes", "window", "balanced", "a third of each batch"],
 )
-def test_every_order_and_sampling_is_that_of_the_snapshot(stored, config):
+def test_every_order_sampling_and_slice_is_that_of_the_snapshot(stored, config):
     snapshot = pipeline(stored, augment=AUGMENT, read="snapshot", **config)
-    found = indexed(stored, vectorize=True, **config)
-    assert same(batches(found, epochs=2), batches(snapshot, epochs=2))
-
-
-def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored):
-    pipe = indexed(stored, vectorize=True)
-    dataset = pipe.epoch_by_epoch()
-    assert same([*dataset, *dataset], batches(pipe, epochs=2))
-
-
-@pytest.mark.slow
-def test_workers_get_the_slices_that_they_get_of_the_snapshot(stored):
-    for index in (0, 2):
-        worker = TrainingWorker(index=index, count=3)
-        found, expected = (
-            batches(
-                pipeline(
-                    stored, augment=AUGMENT, worker=worker, batch_size=9, read=read, shuffle=GLOBAL
-                ),
-                epochs=2,
-            )
-            for read in ("indexed_shards", "snapshot")
-        )
-        assert same(found, expected)
-
-
-def test_photos_of_variable_size_are_cropped_one_by_one(stored):
-    crop = (RandomCrop(height=9, width=11), Flip())
-    snapshot = pipeline(stored, "photos", augment=crop, read="snapshot", shuffle=GLOBAL)
-    found = indexed(stored, "photos", augment=crop, vectorize=True)
-    assert same(batches(found), batches(snapshot))
+    found, whole = indexed(stored, vectorize=True, **config), batches(snapshot, epochs=2)
+    assert same(batches(found, epochs=2), whole)
+    assert same(batches(snapshot, first_step=1, epochs=2), whole[1:])
 
 
 def test_a_plan_prints_in_which_order_records_are_read(stored):
-    assert str(indexed(stored, **CONFIGS["ahead"]).plan) == (
+    assert str(indexed(stored, vectorize=True, prefetch=2).plan) == (
         "read:indexed_shards[global shuffle,16] → map:parse+decode+flip+brightness+rescale →"
         " prefetch[2]"
     )
     assert str(pipeline(stored, "photos", **PRESETS["shards_global"]).plan).startswith(
         "read:indexed_shards[global shuffle][cores] → map:parse+decode+"
     )
+    snapshot = pipeline(stored, read="snapshot", shuffle=LANES)
+    assert "4 lanes" in str(snapshot.plan)
 
 
 def test_a_damaged_record_is_named_by_its_shard(stored, arrays, tmp_path):
