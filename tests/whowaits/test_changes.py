@@ -32,8 +32,9 @@ def jitter(number):
 
 
 def crop(number):
-    box = tf.image.sample_distorted_bounding_box(
-        (9, 9, 1), tf.zeros((1, 0, 4)), use_image_if_no_bounding_boxes=True
+    """Another one for each seed, which may be another one in each epoch."""
+    box = tf.image.stateless_sample_distorted_bounding_box(
+        (9, 9, 1), tf.zeros((1, 0, 4)), (number, 1), use_image_if_no_bounding_boxes=True
     )
     return number + tf.cast(box.begin[0], tf.int64)
 

@@ -135,6 +135,16 @@ def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory(l
     assert training.timing.passive.waited_pct == pytest.approx(100 * 8 / 12)
 
 
+def test_what_is_taken_within_a_batch_is_a_part_of_it():
+    """As by an iterator that distributes the batches of another one."""
+    script = Script(keep=True)
+    inner = script.loop(Batches(30), "train.py:9")
+    for _ in script.loop(iter(lambda: next(inner), None)):
+        script.train()
+    assert script.training.name == "the loop at train.py:7"
+    assert not script.training.passive_because
+
+
 def test_epochs_of_a_line_in_which_nothing_is_learned_are_no_epochs():
     script = Script(keep=True)
     for _ in range(4):

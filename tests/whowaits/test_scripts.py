@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -50,7 +49,7 @@ def measure(folder, code, *arguments):
 
 def has_processes(group):
     try:
-        os.killpg(group, signal.Signals(0))
+        os.killpg(group, 0)
     except ProcessLookupError:
         return False
     return True
