@@ -245,6 +245,7 @@ def test_columns_that_were_put_into_a_store_are_not_missed(photos):
 
 @pytest.mark.parametrize("kind", slow_but_first(["photos", "part"]))
 def test_a_store_copies_the_objects_of_equal_shards(tmp_path, bucket_url, monkeypatch, kind):
+    monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 9000)  # two or three objects of a shard
     stored = make(tmp_path, kind, url=bucket_url)
     written, copied = [], []
     write, copy_object = ObjectStore.write, ObjectStore.copy
