@@ -1,20 +1,29 @@
 """A kill before any of a process's file operations leaves one complete output, and nothing after
-the next start.
+the next start; of an ingest, what it has found so far.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import subprocess
 import sys
-import time
+import tempfile
+import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import run_python
+from tests.support.kills import kills_at_each_operation
+from tests.support.project import ROOT, run_python
+from tests.support.small_data import data_settings, picture, read_files
+from tests.support.worktrees import age
 from throughline.config.cli import clear_after_kills
+from throughline.data import file_inspection, inspection_cache
+from throughline.data.ingest import ingest
 from throughline.models.model_files import save_model
 from throughline.shared import files
 from throughline.shared.errors import AlreadyRunning
@@ -23,57 +32,26 @@ from throughline.shared.files import atomic_file, clear_leftovers, resumable_fol
 from throughline.shared.host_mark import host_mark
 from throughline.shared.layout import Layout
 from throughline.shared.output_lock import hold_outputs
-from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch
+from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch, temporary_files_in_scratch
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
-KILLED = 9
 DESCRIPTORS = Path("/proc/self/fd")
+TWO_DAYS_S = 2 * 86_400
 ANOTHER_HOST, GONE = "0badcafe", 99_999_999  # no process has this number
-
-
-def killed_at(operation: int, work) -> bool:
-    """Do `work` in a forked child that is killed before its file operation of this number; returns
-    whether it got there.
-
-    Python announces each of them to audit hooks.
-    """
-    process = os.fork()
-    if process == 0:
-        left = operation
-
-        def hook(event: str, arguments: tuple) -> None:
-            nonlocal left
-            # Opening for reading changes nothing.
-            changes = event.startswith(("os.", "shutil.")) or (
-                event == "open" and arguments[1] != "r"
-            )
-            if changes:
-                left -= 1
-                if left < 0:
-                    os._exit(KILLED)  # at once, as a kill
-
-        sys.addaudithook(hook)
-        work()
-        os._exit(0)
-    _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, KILLED)
-    return code == KILLED
 
 
 def write(path: Path, version: str) -> None:
     with resumable_folder(path, key=version) as folder:
-        for name in ("one", "two"):
-            (folder / name).write_text(version)
+        (folder / "one").write_text(version)
+        write_json(folder / "within" / "two.json", version)
         write_json(folder / "index.json", version)
 
 
 def version_of(path: Path) -> str:
-    names = {file.name for file in path.iterdir()}
-    assert names == {"one", "two", "index.json"}
-    (version,) = {(path / name).read_text().strip().strip('"') for name in names}
+    found = read_files(path)
+    assert {*found} == {"one", "within/two.json", "index.json"}
+    (version,) = {content.decode().strip().strip('"') for content in found.values()}
     return version
 
 
@@ -82,87 +60,63 @@ def version_of(path: Path) -> str:
 def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monkeypatch, exchange):
     if not exchange:  # as file systems that cannot
         monkeypatch.setattr(files, "RENAME_EXCHANGE", 1 << 30)
-    operation, versions, between = 0, set(), 0
-    while True:
-        path = tmp_path / str(operation) / "shards"
-        path.parent.mkdir()
-        write(path, "old")
-        if not killed_at(operation, lambda path=path: write(path, "new")):
-            break
+    path, versions, between = tmp_path / "shards", [], 0
+    write(path, "old")
+    for _ in kills_at_each_operation(lambda: write(path, "new")):
         between += not path.exists()
-        with pytest.raises(InterruptedError), resumable_folder(path, key="new"):
+        with pytest.raises(InterruptedError), resumable_folder(path, key="new") as folder:
+            assert not [*folder.rglob(".*.tmp")]
             raise InterruptedError
-        versions.add(version_of(path))  # the old one is back, at the latest now
+        versions.append(version_of(path))  # the old one is back, at the latest now
         write(path, "new")
         assert version_of(path) == "new"
-        assert [one.name for one in path.parent.iterdir()] == ["shards"]
-        operation += 1
-    assert versions == {"old", "new"} and operation > 10
+        assert [one.name for one in tmp_path.iterdir()] == ["shards"]
+        write(path, "old")
+    assert {*versions} == {"old", "new"} and len(versions) > 10
     assert bool(between) is not exchange, "a kill between two renames leaves none"
 
 
-def test_leftovers_of_versions_that_named_them_by_process_are_removed(tmp_path):
-    path = tmp_path / "shards"
-    write(path, "old")
-    path.rename(tmp_path / ".shards.4711.old")
-    with pytest.raises(InterruptedError), resumable_folder(path, key="new"):
-        raise InterruptedError
-    assert version_of(path) == "old" and not list(tmp_path.glob("*.old"))
+class Saved:
+    """A model, as far as `save_model` asks for one."""
+
+    def save(self, path: Path) -> None:
+        zipfile.ZipFile(path, "w").close()
+
+    def _flatten_layers(self, **_: object) -> list[object]:
+        return []
 
 
-def test_temporary_files_go_when_their_process_is_gone(tmp_path):
-    def work() -> None:
-        with atomic_file(tmp_path / "runs" / "naive" / "input.json") as temporary:
-            temporary.write_text("{}")
-            os._exit(KILLED)  # at once, as a kill
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "a file": lambda folder: write_json(folder / "x.json", {}),
+    "a model": lambda folder: save_model(Saved(), folder / "x.keras"),
+}
 
-    assert killed_at(1000, work)
-    folder = tmp_path / "runs" / "naive"
-    assert len(list(folder.iterdir())) == 1
-    with atomic_file(folder / "train.json") as temporary:
-        temporary.write_text("{}")
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_a_killed_writer_leaves_is_cleared(tmp_path, writer):
+    folder, left = tmp_path / "runs" / "naive", 0
+    for _ in kills_at_each_operation(lambda: WRITERS[writer](folder)):
+        left += any(folder.glob(".*"))
         clear_after_kills(Layout(tmp_path))
-        assert temporary.exists(), "its process is alive"
-    assert [path.name for path in folder.iterdir()] == ["train.json"]
+        assert not [*folder.glob(".*")]
+    assert left > 0
+
+
+def test_temporary_files_of_a_process_that_lives_stay(tmp_path):
+    with atomic_file(tmp_path / "train.json") as temporary:
+        temporary.write_text("{}")
+        clear_leftovers(tmp_path)
+        assert temporary.exists()
     clear_leftovers(tmp_path / "not there")
 
 
-def test_a_model_that_was_being_saved_leaves_nothing(tmp_path):
-    import keras
-
-    class Killed(keras.Model):
-        def save(self, path):
-            path.write_bytes(b"half a model")
-            os._exit(KILLED)
-
-    model = Killed()
-    assert killed_at(1000, lambda: save_model(model, tmp_path / "model.keras"))
-    assert len(list(tmp_path.iterdir())) == 1
-    clear_leftovers(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_files_within_an_interrupted_folder_are_cleared_before_it_goes_on(tmp_path):
-    def work() -> None:
-        with (
-            resumable_folder(tmp_path / "data", key="k") as folder,
-            atomic_file(folder / "converted" / "x.png") as temporary,
-        ):
-            temporary.write_text("half")
-            os._exit(KILLED)  # at once, as a kill
-
-    assert killed_at(1000, work)
-    with resumable_folder(tmp_path / "data", key="k") as folder:
-        assert list((folder / "converted").iterdir()) == []
-
-
 SCRATCHING = """
-import sys, time
+import signal, sys
 sys.path.insert(0, sys.argv[1])
 from throughline.shared.scratch import Scratch
 scratch = Scratch()
 print(scratch.new_folder(), flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -198,18 +152,12 @@ def test_processes_of_a_host_name_it_alike(tmp_path):
         temporary.write_text("x")
 
 
-def age(path: Path) -> None:
-    """Let a file or folder be two days old."""
-    then = time.time() - 2 * 86_400
-    os.utime(path, (then, then))
-
-
 def test_scratch_folders_of_another_host_are_cleared_when_a_day_old(tmp_path):
     other = tmp_path / SCRATCH / f"{ANOTHER_HOST}-{GONE}-0123abcd"
     other.mkdir(parents=True)
     clear_scratch(tmp_path)
     assert other.exists(), "whose process nobody can ask here"
-    age(other)
+    age(other, TWO_DAYS_S)
     with hold(other.with_name(f"{other.name}.lock"), "its process", print):
         clear_scratch(tmp_path)
         assert other.exists(), "on a file system that shares locks"
@@ -223,7 +171,7 @@ def test_temporary_files_of_another_host_go_when_a_day_old(tmp_path, host):
     left.write_text("half")
     clear_leftovers(tmp_path)
     assert left.exists(), "its process may be alive"
-    age(left)
+    age(left, TWO_DAYS_S)
     clear_leftovers(tmp_path)
     assert not left.exists()
 
@@ -257,41 +205,45 @@ def test_a_pipeline_that_caches_nothing_makes_no_scratch_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-AUTOGRAPH = """
-import time
-from pathlib import Path
+def test_what_libraries_write_for_themselves_is_in_a_scratch_folder(tmp_path):
+    """As AutoGraph of TensorFlow does; a kill leaves it there."""
+    with temporary_files_in_scratch(tmp_path):
+        assert Path(tempfile.gettempdir()).is_relative_to(tmp_path / SCRATCH)
 
-import tensorflow as tf
 
-from throughline.shared.scratch import temporary_files_in_scratch
+FILES = 20  # of a source
 
-with temporary_files_in_scratch(Path.cwd()):
-    @tf.function
-    def count(limit):
-        if limit > 2:
-            limit += 1
-        return limit
-    count(tf.constant(3))
-    print("traced", flush=True)
-    time.sleep(60)
-"""
+
+def put_photo(root: Path, number: int, version: int) -> None:
+    """A new photo, or another one in place of an earlier one; some have to be converted."""
+    name, mode = ("x.png", "RGBA") if number % 4 == 0 else ("x.jpg", "RGB")
+    path = root / ("a", "b")[number % 2] / f"{number:04d}{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(FILES * version + number, mode=mode).save(path)
+    os.utime(path, (version, version))  # whatever the granularity of the times is
 
 
 @pytest.mark.slow
-def test_what_tensorflow_writes_for_itself_is_cleared_after_a_kill(tmp_path):
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "traces.py").write_text(AUTOGRAPH)
-    variables = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "traces.py"],
-        cwd=tmp_path,
-        env=variables,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout.readline() == "traced\n"
-        process.kill()
-    assert not list((tmp_path / "tmp").iterdir())
-    assert list((tmp_path / SCRATCH).glob("*/__autograph_generated_file*")), "it has written one"
-    clear_scratch(tmp_path)
-    assert not list((tmp_path / SCRATCH).iterdir())
+def test_whenever_an_ingest_is_killed_the_next_ingest_writes_what_a_fresh_one_does(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(inspection_cache, "SETTLED_NS", -(10**18))  # what has just changed, too
+    monkeypatch.setattr(file_inspection, "FILES_AT_ONCE", 4)  # kept more often than it is killed
+    root, out, kept = tmp_path / "in", tmp_path / "manifest", tmp_path / "kept"
+    settings, versions = data_settings(root), itertools.count(1)
+    for number in range(FILES):
+        put_photo(root, number, next(versions))
+    ingest(settings, out)
+    not_lost = 0
+    for operation in kills_at_each_operation(lambda: ingest(settings, out, inspections=kept)):
+        for number in (operation, operation + 3):
+            put_photo(root, number % FILES, next(versions))
+        capfd.readouterr()
+        ingest(settings, out, inspections=kept)
+        not_lost += "were not read again" in capfd.readouterr().out
+        incremental = read_files(out)
+        ingest(settings, out)
+        assert read_files(out) == incremental, operation
+        assert not [*tmp_path.glob("manifest.*.partial")]
+        shutil.rmtree(kept)  # the next kill finds nothing but what it has found itself
+    assert not_lost > 5

@@ -1,12 +1,13 @@
-"""One odd file among good ones: it is rejected with its reason in bounded time and memory, and the
-others are used.
+"""One odd file among good ones: it is rejected with its reason in bounded memory, and the others
+are used.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import struct
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,19 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
-from PIL import Image
 
-from tests.support.small_data import data_settings, picture, read_reasons
-from throughline.data.encodings.base import StoredFile
-from throughline.data.encodings.decode_probe import Decoder
-from throughline.data.encodings.image_files import inspect_image
+from tests.support.project import run_python
+from tests.support.small_data import data_settings, flip_bit, picture, read_reasons
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.settings import ShardSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
+
+pytestmark = pytest.mark.integration
 
 GOOD = 40
 
@@ -49,11 +48,9 @@ def sparse(path: Path, size: int, begins: bytes = b"") -> None:
     os.truncate(path, size)
 
 
-def encoded(format: str, **options: object) -> bytes:
-    from io import BytesIO
-
-    file = BytesIO()
-    picture(900).save(file, format, **options)
+def encode_png() -> bytes:
+    file = io.BytesIO()
+    picture(900).save(file, "PNG")
     return file.getvalue()
 
 
@@ -63,12 +60,12 @@ def put(path: Path, data: bytes) -> None:
 
 
 def linked_folder_outside(root: Path) -> None:
-    put(root.parent / "outside" / "x.png", encoded("PNG"))
+    put(root.parent / "outside" / "x.png", encode_png())
     (root / "linked").symlink_to(root.parent / "outside")
 
 
 def huge_text(root: Path) -> None:
-    data = encoded("PNG")
+    data = encode_png()
     text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20)))
     (root / "a" / "x.png").write_bytes(data[:-12] + text + data[-12:])
 
@@ -84,29 +81,21 @@ CASES: dict[str, tuple[Callable[[Path], None], str | None, str]] = {
         lambda root: (root / "a" / "x.jpg").symlink_to(root / "a" / "nothing.jpg"),
         *("a/x.jpg", "cannot be read: No such file"),
     ),
-    "link to itself": (
-        lambda root: (root / "a" / "x.jpg").symlink_to(root / "a" / "x.jpg"),
-        *("a/x.jpg", "cannot be read: "),
-    ),
     "sparse zeros": (
         lambda root: sparse(root / "a" / "x.jpg", 200 << 30),
         "a/x.jpg",
         "larger than an image of 50,000,000 pixels can be: 214,748,364,800 bytes",
     ),
     "sparse after an image": (
-        lambda root: sparse(root / "a" / "x.png", 50 << 20, encoded("PNG")),
+        lambda root: sparse(root / "a" / "x.png", 50 << 20, encode_png()),
         *("a/x.png", "larger than an image of 1,200 pixels can be: 52,428,800 bytes"),
     ),
     "bytes in the name": (
-        lambda root: put(root / "a" / os.fsdecode(b"x\xff.png"), encoded("PNG")),
+        lambda root: put(root / "a" / os.fsdecode(b"x\xff.png"), encode_png()),
         *("a/x\\xff.png", "the name is no UTF-8"),
     ),
-    "bytes in the class": (
-        lambda root: put(root / os.fsdecode(b"\xe4") / "x.png", encoded("PNG")),
-        *("\\xe4/x.png", "the name is no UTF-8"),
-    ),
     "line break in the class": (
-        lambda root: put(root / "one\ntwo" / "x.png", encoded("PNG")),
+        lambda root: put(root / "one\ntwo" / "x.png", encode_png()),
         *("one two/x.png", r"the class name 'one\ntwo' has a line break"),
     ),
     "linked folder outside": (
@@ -116,10 +105,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str | None, str]] = {
     "linked folder inside": (
         lambda root: (root / "linked").symlink_to(root / "a"),
         *("linked", "folder is a link to a, which is listed itself"),
-    ),
-    "loop of folders": (
-        lambda root: (root / "a" / "loop").symlink_to(root),
-        *("a/loop", "folder is a link to ., which is listed itself"),
     ),
     "huge": (
         lambda root: png(root / "a" / "x.png", width=10_000, height=10_000, depth=8, kind=0),
@@ -144,94 +129,65 @@ def root(tmp_path):
 def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(root, tmp_path, case):
     happens, identity, reason = CASES[case]
     happens(root)
-    process, started = psutil.Process(), time.monotonic()
-    before = process.memory_info().rss
-    ingest(data_settings(root), tmp_path / "manifest")
-    assert time.monotonic() - started < 30
-    assert process.memory_info().rss - before < 300e6
-    manifest = read_manifest(tmp_path / "manifest")
+    manifest = ingest(data_settings(root), tmp_path / "manifest")
     assert len(manifest.examples) == GOOD and manifest.classes == ("a", "b")
     assert list(read_reasons(manifest)) == ([identity] if identity else [])
     assert identity is None or read_reasons(manifest)[identity].startswith(reason)
 
 
+# Ingests a folder of good images, then others, and prints after each how much more memory than
+# the first it has taken at most.
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from tests.support.small_data import data_settings
+from throughline.data.ingest import ingest
+
+out, good, *roots = map(Path, sys.argv[1:])
+
+def peak(root):
+    ingest(data_settings(root), out / root.name)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+usual = peak(good)
+for root in roots:
+    print("more:", peak(root) - usual)
+"""
+MOST_BYTES = {"sparse zeros": 50e6, "huge": 50e6, "sixteen bits": 200e6, "huge text": 300e6}
+
+
+def test_odd_files_take_bounded_memory(root, tmp_path):
+    roots = [shutil.copytree(root, tmp_path / "roots" / case) for case in MOST_BYTES]
+    for case, odd in zip(MOST_BYTES, roots, strict=True):
+        if case == "sixteen bits":
+            png(odd / "a" / "x.png", width=5000, height=4000, depth=16, kind=0)
+        else:
+            CASES[case][0](odd)
+    said = run_python(MEASURE, *map(str, [tmp_path, root, *roots])).stdout
+    found = [float(line.split()[1]) for line in said.splitlines() if line.startswith("more:")]
+    for (case, most), taken in zip(MOST_BYTES.items(), found, strict=True):
+        assert taken < most, case
+
+
 def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
-    (root / ".store").mkdir()
-    (root / ".store" / "x.png").write_bytes(encoded("PNG"))
+    put(root / ".store" / "x.png", encode_png())
     (root / "c").symlink_to(root / ".store")
     manifest = ingest(data_settings(root), tmp_path / "manifest")
-    assert (
-        manifest.classes == ("a", "b", "c")
-        and "c/x.png" in set(manifest.examples["id"])
-        and not read_reasons(manifest)
-    )
+    assert manifest.classes == ("a", "b", "c") and not read_reasons(manifest)
+    assert "c/x.png" in set(manifest.examples["id"])
 
 
 @pytest.mark.parametrize("path", ["fifo", "gone", "a"])
 def test_what_a_table_lists_may_be_as_odd(root, tmp_path, path):
     os.mkfifo(root / "fifo")
-    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)] + [
-        {"path": path, "label": "a"}
-    ]
-    pd.DataFrame(rows).to_csv(root / "table.csv", index=False)
+    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)]
+    pd.DataFrame([*rows, {"path": path, "label": "a"}]).to_csv(root / "table.csv", index=False)
     manifest = ingest(data_settings(root / "table.csv", "image_table"), tmp_path / "manifest")
     assert list(read_reasons(manifest)) == [path] and len(manifest.examples) == GOOD
 
 
-def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
-    png(tmp_path / "x.png", width=5000, height=4000, depth=16, kind=0)
-    (tmp_path / "converted").mkdir()
-    largest = peak_of(
-        lambda: inspect_image(
-            StoredFile(path=tmp_path / "x.png", root=tmp_path),
-            max_pixels=50_000_000,
-            converted=tmp_path / "converted",
-            decoder=Decoder(),
-        )
-    )
-    assert largest < 20e6 * 10, "bytes per pixel"
-
-
-def test_sixteen_bits_keep_their_values(tmp_path):
-    values = np.arange(600 * 300, dtype=np.uint16).reshape(600, 300)
-    Image.fromarray(values).save(tmp_path / "x.png")
-    (tmp_path / "converted").mkdir()
-    with Decoder() as decoder:
-        found = inspect_image(
-            StoredFile(path=tmp_path / "x.png", root=tmp_path),
-            max_pixels=10**6,
-            converted=tmp_path / "converted",
-            decoder=decoder,
-        )
-    with Image.open(found.path) as image:
-        np.testing.assert_array_equal(np.asarray(image), np.round(values * (255 / 65535)))
-
-
-def peak_of(work: Callable[[], object]) -> float:
-    """Bytes of memory that a piece of work takes at most, watched from a thread."""
-    import threading
-
-    process, done, seen = psutil.Process(), threading.Event(), []
-    watch = threading.Thread(
-        target=lambda: [
-            seen.append(process.memory_info().rss) for _ in iter(lambda: done.wait(0.002), True)
-        ]
-    )
-    before = process.memory_info().rss
-    watch.start()
-    work()
-    done.set()
-    watch.join()
-    return max(seen) - before
-
-
 @pytest.mark.parametrize(
-    "labels",
-    [
-        np.array(["a", "b\nc", "d", ""]),
-        np.array([b"a", b"\xff", b"a", b"b"]),
-        np.array(["a", "\udc80", "b", "a"]),
-    ],
+    "labels", [np.array(["a", "b\nc", "d", ""]), np.array([b"a", b"\xff", b"a", b"b"])]
 )
 def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
     values = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
@@ -242,22 +198,14 @@ def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
 
 def test_a_single_array_is_told_from_an_archive(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 3), np.uint8))
-    with pytest.raises(
-        UnreadableSource, match=r"x\.npy holds a single array; `data.path` is an \.npz file"
-    ):
+    with pytest.raises(UnreadableSource, match=r"x\.npy holds a single array"):
         ingest(data_settings(tmp_path / "x.npy", "arrays"), tmp_path / "manifest")
 
 
 def test_other_contents_of_the_same_size_are_noticed_before_they_are_stored(root, tmp_path):
     ingest(data_settings(root), tmp_path / "manifest")
     manifest = replace(read_manifest(tmp_path / "manifest"), folder=tmp_path / "manifest")
-    path = root / "a" / "00.png"
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(
-        DataNotFound,
-        match=r"a/00\.png \(example a/00\.png\) has other contents than at ingest; run `dvc repro`",
-    ):
+    flip_bit(root / "a" / "00.png", -20)
+    with pytest.raises(DataNotFound, match=r"a/00\.png \(example a/00\.png\) has other contents"):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(writers=2))
     assert not (tmp_path / "shards").exists()
