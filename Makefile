@@ -76,7 +76,7 @@ quick test test-core test-all: setup
 
 nightly: setup # all that no lane of continuous integration runs
 	@code=0; python -m tests.run nightly $(if $(PYTEST),-- $(PYTEST)) || code=1; \
-	$(MAKE) --keep-going mutations fuzz SECONDS=600 || code=1; exit $$code
+	python -m tests.mutations.matrix || code=1; python -m tests.fuzz.fuzz_parsers --seconds 600 || code=1; exit $$code
 
 # What the manifests render to is held against Kubernetes' schemas; the tests know those of JobSet and Kueue.
 MANIFESTS = $(wildcard infra/kubernetes/base infra/kubernetes/overlays/*)
