@@ -5,7 +5,6 @@ asynchronous execution on the CPU, whose calls return before they are done, as a
 from __future__ import annotations
 
 import threading
-import time
 
 import keras
 import numpy as np
@@ -17,7 +16,8 @@ from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.one_ahead import OneAhead, StepFollower
 from throughline.training.step_function import StepFunction
 
-STEPS, STEP_S = 6, 0.1
+STEPS, STEP_S = 6, 0.1  # of a virtual clock
+PATIENCE_S = 240
 
 
 @pytest.fixture
@@ -28,32 +28,53 @@ def asynchronous():
     tf.config.experimental.set_synchronous_execution(True)
 
 
-class Slow(keras.layers.Layer):
-    """Takes a while in training, and notes when it has."""
+class Run:
+    """In which order steps have ended and callbacks were called, and a clock that steps advance."""
 
-    def __init__(self, note):
-        super().__init__()
-        self.note = note
+    def __init__(self, *, queued=False):
+        self.events, self.now_s, self._queued = [], 0.0, queued
+        self._is_first, self._called = True, threading.Semaphore(0)
 
     def work(self, value):
-        time.sleep(STEP_S)
-        self.note("ended")
+        """A step's work; where it is `queued`, that of all but the first one ends only when the
+        host has gone on: when the step's own callback was called.
+        """
+        if self._is_first:
+            self._is_first = False
+        elif self._queued:
+            assert self._called.acquire(timeout=PATIENCE_S)
+        self.now_s += STEP_S
+        self.events.append("ended")
         return value
+
+    def call(self):
+        is_first = "called" not in self.events
+        self.events.append("called")
+        if not is_first:
+            self._called.release()
+
+
+class Step(keras.layers.Layer):
+    """Works in training."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
 
     def call(self, value, training=None):
         if not training:
             return value
-        done = tf.numpy_function(self.work, [value], tf.float32)
+        done = tf.numpy_function(self.run.work, [value], tf.float32)
         return value + 0 * tf.stop_gradient(tf.ensure_shape(done, value.shape))
 
 
 class Follower(StepFollower):
-    def __init__(self, events):
+    def __init__(self, run):
         super().__init__()
-        self.events = events
+        self.run = run
 
     def on_train_batch_end(self, batch, logs=None):
-        self.events.append("called")
+        self.run.call()
 
 
 class LooksAtLosses(keras.callbacks.Callback):
@@ -65,66 +86,71 @@ class LooksAtLosses(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def train(*more):
-    """Train for an epoch; returns in which order steps ended and callbacks were called, the
-    times and the weights.
-    """
-    events = []
+def train(run, *more):
+    """Train for an epoch; returns its times and the weights."""
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((2,)), Slow(events.append), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((2,)), Step(run), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     batches = tf.data.Dataset.range(STEPS).map(
         lambda step: (tf.fill((4, 2), tf.cast(step, tf.float32)), tf.ones((4, 1)))
     )
-    step = StepFunction(model)
+    step = StepFunction(model, clock=lambda: run.now_s)
     fit(
         step,
         batches,
         Schedule(steps_per_epoch=STEPS, epochs=1),
         evaluation=SplitEvaluation(model, batches.take(1), 1),
-        callbacks=[*more, Follower(events)],
+        callbacks=[*more, Follower(run)],
     )
     (epoch,) = step.timer.epochs
-    return events, epoch, model.get_weights()
+    return epoch, model.get_weights()
 
 
 def test_a_step_is_queued_while_the_one_before_runs(asynchronous):
-    events, epoch, _ = train()
+    run = Run(queued=True)
+    epoch, _ = train(run)
+    events = run.events
     ended = [events[:index].count("ended") for index, one in enumerate(events) if one == "called"]
     assert ended[1:] == list(range(1, STEPS)), "exactly one ahead, once the first one is traced"
     assert epoch.steps.tolist() == [1] * STEPS
-    assert epoch.step_ms[1:].mean() >= 900 * STEP_S, "each from the end of the one before"
+    assert epoch.step_ms == pytest.approx(1e3 * STEP_S), "each from the end of the one before"
 
 
 def test_a_callback_that_looks_at_each_loss_waits_for_it(asynchronous):
-    looks = LooksAtLosses()
-    events, _, _ = train(looks)
-    assert events == ["ended", "called"] * STEPS
+    looks, run = LooksAtLosses(), Run()
+    train(run, looks)
+    assert run.events == ["ended", "called"] * STEPS
     assert all(isinstance(loss, float) for loss in looks.losses)
 
 
-def test_a_call_holds_the_thread_until_its_work_is_queued(asynchronous):
-    ahead = OneAhead()
+@pytest.mark.parametrize("queues", [True, False])
+def test_a_call_holds_the_thread_until_its_work_is_queued(asynchronous, queues):
+    if not queues:
+        tf.config.experimental.set_synchronous_execution(True)
+    run, begin, ahead = Run(), threading.Event(), OneAhead()
 
-    @tf.function
-    def sleep():
-        return tf.numpy_function(lambda: np.float32(time.sleep(STEP_S) or 0), [], tf.float32)
+    def work():
+        assert begin.wait(PATIENCE_S)
+        return run.work(np.float32(0))
 
-    def step():
-        ahead.follow({"loss": sleep()})
-
-    step()
-    queued_ms = time_call(step, ahead)
-    tf.config.experimental.set_synchronous_execution(True)
-    ahead = OneAhead()
-    assert queued_ms < 500 * STEP_S < time_call(step, ahead)
+    step = tf.function(lambda: tf.numpy_function(work, [], tf.float32))
+    begin.set()
+    ahead.follow({"loss": step()})
+    ahead.settle()  # it is traced
+    if queues:
+        begin.clear()  # no work is done before the call has returned
+    held_ms = time_call(lambda: ahead.follow({"loss": step()}), ahead, clock=lambda: run.now_s)
+    begin.set()
+    ahead.settle()
+    assert held_ms == pytest.approx(0 if queues else 1e3 * STEP_S)
 
 
 def test_what_is_learned_is_the_same(asynchronous):
-    _, _, ahead = train()
+    _, ahead = train(Run(queued=True))
     tf.config.experimental.set_synchronous_execution(True)
-    events, _, waiting = train()
-    assert events == ["ended", "called"] * STEPS, (
+    run = Run()
+    _, waiting = train(run)
+    assert run.events == ["ended", "called"] * STEPS, (
         "on the host a call returns when its step has ended"
     )
     assert all(np.array_equal(a, b) for a, b in zip(ahead, waiting, strict=True))
@@ -150,7 +176,7 @@ class OnGpu:
         self.there = threading.Event()
 
     def __array__(self, dtype=None, copy=None):
-        self.there.wait(10)
+        self.there.wait(PATIENCE_S)
         return np.zeros((), dtype)
 
 

@@ -76,7 +76,7 @@ def alone():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("count", "sizes"), [(2, [2, 2, 1]), (4, [4, 1]), (5, [5]), (8, [5])])
+@pytest.mark.parametrize(("count", "sizes"), [(2, [2, 2, 1]), (4, [4, 1]), (8, [5])])
 def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alone, count, sizes):
     one, order, model = alone
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
@@ -92,8 +92,10 @@ def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alo
 
 
 def test_a_rate_counts_steps_and_not_executions():
-    timer = StepTimer()
-    timer._moments, timer._steps = [0.0, 4.0, 5.0], [4, 1]
+    timer = StepTimer(clock=iter([0.0, 4.0, 5.0]).__next__)
+    timer.begin()
+    timer.tick(4)
+    timer.tick(1)
     timer.end()
     assert timer.rates == [1.0]
     assert timer.epochs[0].step_ms.tolist() == [1000.0, 1000.0]
