@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 
 import jsonschema
@@ -257,20 +256,17 @@ def test_the_stages_of_a_jobset_follow_one_another_on_other_names():
 def test_trainings_wait_in_a_queue_whose_quota_has_room_for_them():
     manifests = render(KUEUE)
     (queue,) = of_kind(manifests, "LocalQueue").values()
-    (whole,) = of_kind(manifests, "ClusterQueue").values()
-    (group,) = whole["spec"]["resourceGroups"]
-    (flavor,) = group["flavors"]
-    assert queue["spec"]["clusterQueue"] == whole["metadata"]["name"]
+    whole = of_kind(manifests, "ClusterQueue")[queue["spec"]["clusterQueue"]]
+    (flavor,) = whole["spec"]["resourceGroups"][0]["flavors"]
     assert flavor["name"] in of_kind(manifests, "ResourceFlavor")
-    quotas = {it["name"]: it["nominalQuota"] for it in flavor["resources"]}
-    assert list(quotas) == group["coveredResources"]
     for cron_job in of_kind(manifests, "CronJob").values():
         template = cron_job["spec"]["jobTemplate"]
         label = template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
         assert (label, template["spec"]["suspend"]) == (queue["metadata"]["name"], True)
     hosts = workload(KUEUE, "CronJob training-hosts")
     gpus = hosts.containers[0]["resources"]["requests"]["nvidia.com/gpu"]
-    assert gpus * hosts.job["parallelism"] <= int(quotas["nvidia.com/gpu"])
+    (quota,) = [it for it in flavor["resources"] if it["name"] == "nvidia.com/gpu"]
+    assert gpus * hosts.job["parallelism"] <= int(quota["nominalQuota"])
 
 
 def test_only_pods_that_read_columns_from_the_store_have_its_key_and_a_volume_for_them():
@@ -350,17 +346,3 @@ def test_the_commands_of_the_pages_name_folders_and_templates_that_there_are():
     for stage in re.findall(r"sed s/tasks.train/(tasks\.\w+)/", README):
         words = [word.replace("tasks.train", stage) for word in hosts.expand(hosts.containers[0])]
         assert parse(parse(words)["command"])["pipeline"] == "optimized"
-
-
-def test_a_folder_of_ones_own_as_in_the_readme_names_the_registry(tmp_path):
-    (example,) = re.findall(r"```yaml\n(# mine/kustomization.yaml\n.*?)```", README, re.DOTALL)
-    shutil.copytree(FOLDER, tmp_path / "infra" / "kubernetes")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "kustomization.yaml").write_text(example)
-    images = {
-        container["image"]
-        for one in list_workloads(render(tmp_path / "mine"))
-        for container in one.containers
-    }
-    own = "registry.example/throughline:0.1.0"
-    assert images == {own, f"{own}-gpu", "postgres:17.6-bookworm"}

@@ -252,18 +252,6 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         expect(
             page.get_by_role("button", name="compared", exact=True)
         ).to_be_visible()  # the name of the view in MLflow's menu of saved ones
-        boxes = page.locator(".ag-row .ag-checkbox-input-wrapper")
-        for row in range(2):
-            boxes.nth(row).click(force=True)
-        page.get_by_role("button", name="Compare", exact=True).click()
-        expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
-        # Tables draw only what is in sight.
-        for section in ("Visualizations", "Parameters"):
-            page.get_by_role("button", name=section, exact=True).click()
-        page.set_viewport_size({"width": 1800, "height": 3000})
-        for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):
-            expect(page.get_by_text(metric).first).to_be_attached()
-        picture(page, "mlflow-two-runs")
 
 
 def test_stores_that_end_are_started_again(local, capsys):
