@@ -19,8 +19,10 @@ from tests.support.lanes import slow_but_first
 from throughline.training import checkpoint_store
 from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 
+pytestmark = pytest.mark.integration
+
 WORK = {"data": "d", "code": "c"}
-POSITIONS = [(0, 1), (0, 2), (1, 0), (1, 3)]
+POSITIONS = [(0, 1), (1, 0), (1, 3)]
 
 
 def values(position):
@@ -75,16 +77,8 @@ class Disk:
                 }
             else:
                 files[path.stat().st_ino] = path.read_bytes()
-        self.moments.append(
-            (
-                folders,
-                files,
-                {
-                    "contents": dict(self.contents),
-                    "entries": {k: dict(v) for k, v in self.entries.items()},
-                },
-            )
-        )
+        entries = {inode: dict(names) for inode, names in self.entries.items()}
+        self.moments.append((folders, files, {"contents": dict(self.contents), "entries": entries}))
 
     def flushed(self, descriptor):
         """Note that a file or folder has been flushed."""
@@ -164,7 +158,7 @@ def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
         write(store, position)
         written.append(len(disk.moments))
     monkeypatch.undo()
-    assert len(disk.moments) > 40
+    assert len(disk.moments) > 30
     for number, moment in enumerate(disk.moments):
         folder = tmp_path / "after"
         shutil.rmtree(folder, ignore_errors=True)
@@ -195,28 +189,19 @@ def test_the_newest_two_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, WORK)
     for position in POSITIONS:
         write(store, position)
-    assert sorted(path.name for path in tmp_path.glob("work-*/*")) == [
-        "at-000001-0000000000",
-        "at-000001-0000000003",
-    ]
+    kept = ["at-000001-0000000000", "at-000001-0000000003"]
+    assert sorted(path.name for path in tmp_path.glob("work-*/*")) == kept
 
 
 DAMAGES = {
-    "data_truncated": lambda path: path.glob("*.data-*").__next__().write_bytes(b"x" * 100),
-    "data_empty": lambda path: path.glob("*.data-*").__next__().write_bytes(b""),
-    "data_missing": lambda path: path.glob("*.data-*").__next__().unlink(),
-    "index_missing": lambda path: (path / "variables.index").unlink(),
-    "index_empty": lambda path: (path / "variables.index").write_bytes(b""),
-    "state_truncated": lambda path: (path / STATE).write_text((path / STATE).read_text()[:40]),
-    "state_empty": lambda path: (path / STATE).write_text(""),
-    "state_missing": lambda path: (path / STATE).unlink(),
-    "state_is_no_object": lambda path: (path / STATE).write_text("[1]"),
-    "state_changed": (
-        lambda path: (path / STATE).write_text(
-            (path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')
-        )
+    "data truncated": lambda path: next(path.glob("*.data-*")).write_bytes(b"x" * 100),
+    "index missing": lambda path: (path / "variables.index").unlink(),
+    "state truncated": lambda path: (path / STATE).write_text((path / STATE).read_text()[:40]),
+    "state missing": lambda path: (path / STATE).unlink(),
+    "state of another form": lambda path: (path / STATE).write_text("[1]"),
+    "state changed": lambda path: (path / STATE).write_text(
+        (path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')
     ),
-    "folder_empty": lambda path: [file.unlink() for file in path.iterdir()],
 }
 
 
@@ -236,8 +221,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys
 
 
 UNFITTING = {
-    "another dtype": [np.ones((50, 40), np.float32), np.ones(3, np.float32)],
-    "another shape": [np.ones((50, 40), np.float32), np.ones(3, np.int64)],
+    "another dtype and shape": [np.ones((50, 40), np.float32), np.ones(3, np.float32)],
     "one more": [np.ones((50, 40), np.float32), np.int64(1), np.float32(2)],
 }
 
@@ -256,11 +240,8 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
 @pytest.mark.parametrize(
     "error",
     [
-        MemoryError(),
         tf.errors.ResourceExhaustedError(None, None, "no room on the device"),
-        OSError(errno.EMFILE, "too many open files"),
         OSError(errno.EIO, "input/output error"),
-        PermissionError(errno.EACCES, "permission denied"),
     ],
     ids=lambda error: type(error).__name__,
 )

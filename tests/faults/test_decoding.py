@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import secrets
 import signal
 import struct
 import zlib
@@ -21,38 +20,30 @@ from tests.support.small_data import picture
 from throughline.data.encodings import decode_probe as module
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_soundness import is_sound
-from throughline.data.ingest import ingest
-from throughline.settings import DataSettings
 
 pytestmark = pytest.mark.slow
 
-FILES = 200
+FILES, SEED = 200, 20
 
 
 def test_ingest_accepts_no_file_that_tensorflow_cannot_decode(tmp_path):
-    seed = secrets.randbelow(2**32)
-    seen, disagreements = compare(FILES, seed, tmp_path)
-    assert not disagreements, (
-        f"seed {seed}: python -m benchmarks.decoding --files {FILES} --seed {seed}"
-    )
+    seen, disagreements = compare(FILES, SEED, tmp_path)
+    assert not disagreements, f"python -m benchmarks.decoding --files {FILES} --seed {SEED}"
     assert seen["accepted"] > 0 and seen["refused by both"] > 0
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(("suffix", "mode"), [("png", "L"), ("jpg", "RGB")])
 def test_files_as_they_are_usually_written_need_no_second_opinion(tmp_path, suffix, mode):
     picture(1, mode=mode).save(tmp_path / f"x.{suffix}")
     data = (tmp_path / f"x.{suffix}").read_bytes()
     assert is_sound(data) and not is_sound(data[:-1]) and not is_sound(data + b"\n")
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("kind", [b"bKGD", b"sBIT", b"iTXt", b"zTXt"])
-def test_what_pngs_say_of_themselves_changes_no_pixel(mode, kind):
+def test_what_pngs_say_of_themselves_changes_no_pixel(kind):
     """Whatever the content of such a chunk is, also where it breaks the standard."""
-    draw = random.Random(f"{mode} {kind}")
-    file = io.BytesIO()
-    image = picture(3, mode=mode)
+    draw, file = random.Random(str(kind)), io.BytesIO()
+    image = picture(3)
     image.save(file, "PNG")
     plain = file.getvalue()
     for content in [b"", b"\3" * 3, b"\0\3" * 3, *(draw.randbytes(n) for n in range(1, 40))]:
@@ -64,24 +55,8 @@ def test_what_pngs_say_of_themselves_changes_no_pixel(mode, kind):
         assert is_sound(data) == (kind in (b"iTXt", b"zTXt"))
         data = plain[:33] + checked + plain[33:]
         assert is_sound(data)
-        seen = tf.io.decode_png(data, channels=len(image.getbands())).numpy().squeeze()
+        seen = tf.io.decode_png(data, channels=3).numpy()
         np.testing.assert_array_equal(seen, np.asarray(image))
-
-
-def test_a_png_without_its_end_is_rejected_alone(tmp_path):
-    for number in range(20):
-        path = tmp_path / "in" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
-    path.write_bytes(path.read_bytes()[:-12])
-    manifest = ingest(
-        DataSettings(source="image_folder", path=str(tmp_path / "in"), max_reject_fraction=0.5),
-        tmp_path / "manifest",
-    )
-    (found,) = manifest.rejected.to_dict("records")
-    assert found["id"] == "b/19.png" and found["reason"].startswith(
-        "damaged image: TensorFlow cannot decode it: Invalid PNG"
-    )
 
 
 def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_path, monkeypatch):
@@ -92,13 +67,14 @@ def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_pa
         for happens in (signal.SIGKILL, signal.SIGSTOP):
             os.kill(decoder._process.pid, happens)
             with monkeypatch.context() as patched:
-                patched.setattr(module, "ANSWER_S", 1.0)
+                patched.setattr(module, "ANSWER_S", 1.0)  # a stopped one never answers
                 said = decoder.find_problem(data, height=30, width=40)
-            assert "crashes, or takes longer than 1 s" in said
+            assert "crashes, or takes longer" in said
             assert decoder.find_problem(data, height=30, width=40) is None
-        assert (
-            decoder.find_problem(data, height=40, width=30)
-            == "TensorFlow decodes 40×30 pixels of 30×40"
+        said = decoder.find_problem(data, height=40, width=30)
+        assert said == "TensorFlow decodes 40×30 pixels of 30×40"
+        assert "cannot decode it: Invalid PNG" in decoder.find_problem(
+            data[:-12], height=30, width=40
         )
         process = decoder._process
     assert process.poll() is not None
