@@ -18,7 +18,6 @@ from tests.support.facts import (
     TINY,
     TINY_COSTS,
     UNEVEN,
-    WAITING,
     WELL,
     facts_of,
     model_step_of,
@@ -33,15 +32,12 @@ from throughline.diagnosis.cost_model import (
 from throughline.diagnosis.diagnose import (
     Finding,
     attainable_rate,
-    change_config,
     diagnose,
     rank_findings,
 )
-from throughline.diagnosis.rules import RULES
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.measurement.verdict import Stall
 from throughline.results.profiling import METRICS
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
 
@@ -72,49 +68,6 @@ def test_a_planted_fault_is_named_first(rule, config, conditions):
         (finding.rule, finding.predicted_gain) for finding in diagnosis.findings
     ]
     assert diagnosis.predicted_gain > 1.05
-
-
-ELSEWHERE = {"address": "grpc://input.example.org:5050"}
-HOLDS = [
-    ("decode_bound", WELL, {}),
-    ("no_cache", WELL, {}),
-    (
-        "sequential_read",
-        {**WELL, "interleave": None},
-        {"costs": replace(PHOTO_COSTS, read_us={"shards": 300, "snapshot": 8})},
-    ),
-    ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
-    ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
-    ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
-    ("slow_service", {**WELL, "service": ELSEWHERE}, {"breakdown": WAITING}),
-    ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
-    ("few_threads", {**WELL, "threads": 1}, {}),
-    ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}},
-     {"shard_mib": 400.0}),
-    ("few_shards", WELL, {"shard_count": 2}),
-    ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
-    ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "breakdown": IDLE_GPU, "model_ms": 100.0}),
-    ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
-    ("variable_cost", WELL, {"breakdown": UNEVEN}),
-    ("padding", WELL, {"padding_pct": 60.0, "padding_pct_in_buckets": 20.0, "spec": TEXT}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rule", "config", "known"), HOLDS)
-def test_every_rule_holds_where_its_fault_is(rule, config, known):
-    found = {
-        finding.rule: finding for finding in judged(config, **({"model_ms": 2.0} | known)).findings
-    }
-    assert rule in found
-    for key, value in found[rule].change.items():
-        if key.startswith("pipelines.p."):
-            change_config(
-                PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value}
-            )
-
-
-def test_every_rule_has_a_case():
-    assert {rule for rule, *_ in (*FIRST, *HOLDS)} == {rule.name for rule in RULES}
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():

@@ -16,10 +16,13 @@ from tests.support.facts import (
     WAITING,
     WELL,
     facts_of,
+    model_step_of,
 )
 from throughline.diagnosis.cost_model import HostLoad, OpCost, estimate_load
+from throughline.diagnosis.diagnose import diagnose
+from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.rules import (
-    TOPICS,
+    RULES,
     padding,
     parallelism,
     repetition,
@@ -109,8 +112,9 @@ LIMITS = [
     (parallelism, "sequential_map", {}, {"config": {"cache": {"after": "preprocess"}},
      "costs": replace(PHOTO_COSTS, ops={"resize": OpCost(example_us=300, batch_us=None)})}, {},
      "one call after another"),
-    (padding, "padding", {}, {"padding_pct": 23.9, "padding_pct_in_buckets": 20.0},
-     {"padding_pct": 24.0, "padding_pct_in_buckets": 20.0},
+    (padding, "padding", {},
+     {"spec": TEXT, "padding_pct": 23.9, "padding_pct_in_buckets": 20.0},
+     {"spec": TEXT, "padding_pct": 24.0, "padding_pct_in_buckets": 20.0},
      "24 % of what the model computes on is padding, 20 % in buckets"),
     (training, "cold_start", {}, {"cold_examples_per_s": 700.0, "wait_pct": 0.0},
      {"cold_examples_per_s": 699.0, "wait_pct": 0.0},
@@ -152,17 +156,20 @@ def test_where_the_trace_shows_no_wait_the_stall_says_whether_the_gpu_waits_for_
 def test_a_rule_holds_from_its_limit_on(topic, name, config, before, at_limit, evidence):
     detect = {rule.name: rule for rule in list_rules(topic)}[name].detect
 
-    def said(known: dict) -> str | None:
+    def facts(known: dict) -> Facts:
         changes = known.get("config", {})
         others = {key: value for key, value in known.items() if key != "config"}
-        return detect(facts_of({**config, **changes}, **{"train_step_ms": STEP_MS} | others))
+        return facts_of({**config, **changes}, **{"train_step_ms": STEP_MS} | others)
 
-    assert said(before) is None
-    assert evidence in (said(at_limit) or "")
+    assert detect(facts(before)) is None
+    assert evidence in (detect(facts(at_limit)) or "")
+    step = model_step_of(STEP_MS, on_accelerator=True)
+    findings = diagnose("p", facts(at_limit), step, model_examples_per_s=100.0).findings
+    assert name in {each.rule for each in findings}, "its change is one that params.yaml takes"
 
 
-def test_every_topic_has_limits():
-    assert {topic for topic, *_ in LIMITS} == set(TOPICS)
+def test_every_rule_has_a_limit():
+    assert {name for _, name, *_ in LIMITS} == {rule.name for rule in RULES}
 
 
 def test_a_detector_becomes_a_rule_of_its_name():

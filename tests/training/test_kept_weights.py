@@ -96,7 +96,6 @@ class AtSteps(keras.callbacks.Callback):
         (AtSteps(), False),
         (keras.callbacks.LambdaCallback(on_train_end=lambda logs: None), True),
         (keras.callbacks.EarlyStopping(restore_best_weights=True), False),
-        (keras.callbacks.ReduceLROnPlateau(), False),
         (keras.callbacks.Callback(), False),
     ],
     ids=lambda each: type(each).__name__,

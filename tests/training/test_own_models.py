@@ -12,10 +12,8 @@ import mlflow
 import numpy as np
 import pytest
 
-from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
-from throughline.settings import ModelSettings
-from throughline.shared.errors import UnknownModel, UnsavableModel
+from throughline.shared.errors import UnsavableModel
 from throughline.tracking.recorder import Recorder, RunKey
 
 HEAD = "import keras\nfrom keras import layers\n\n\n"
@@ -42,7 +40,6 @@ OWN = {
         DOUBLE + BLOCK + "layers.Dense(4, activation=double)",
         "model.keras needs double",
     ),
-    "named_lambda": (DOUBLE + BLOCK + "layers.Lambda(double)", "model.keras needs double"),
     "lambda": (BLOCK + "layers.Lambda(lambda value: 2 * value)", "cannot serve it"),
     "keras_only": (BLOCK + "layers.Dense(4)", ""),
 }
@@ -171,22 +168,6 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, mlflow_store,
 
 
 @pytest.mark.slow
-def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(mlflow_store, capsys):
-    recorder = Recorder(KEY)
-    with recorder:
-        recorder.log_params({"memory": 1})
-    with recorder:  # resumed on a machine with more memory
-        recorder.log_params({"memory": 2})
-        recorder.call(lambda: 1 / 0)
-        recorder.log_metrics({"after": 1.0})
-    run = mlflow.get_run(recorder.run_id)
-    assert recorder.sent and run.info.status == "FINISHED"
-    assert (run.data.metrics, run.data.params) == ({"after": 1.0}, {"memory": "1"})
-    said = capsys.readouterr().out
-    assert said.count("does not take") == said.count("; left out (") == 2
-
-
-@pytest.mark.slow
 def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
     recorder = Recorder(KEY)
     with recorder:
@@ -197,14 +178,3 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
         recorder.log_metrics({"after": 1.0})
     assert recorder.run_id != first
     assert mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
-
-
-def test_a_model_of_images_is_refused_for_vectors_with_what_to_use():
-    with pytest.raises(UnknownModel, match=r"small_cnn cannot be built for inputs.*use mlp"):
-        build_models(
-            ModelSettings(name="small_cnn"),
-            input_shape=(8,),
-            dtype="float32",
-            target=Target(kind="class", shape=(2,)),
-            postprocess=(),
-        )

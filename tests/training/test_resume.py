@@ -36,21 +36,26 @@ STEPS = 5  # of an epoch: 120 examples by 25
 USUAL = ("train.epochs=2", "train.schedule=cosine")
 
 
-@pytest.fixture(scope="module")
+MEASURED = {}  # the steps that such a training has measured, by its configuration
+
+
+@pytest.fixture(scope="session")
 def undisturbed(layout, tmp_path_factory):
-    """Returns the rows and weights of a training that never stops, each made once."""
+    """A function from a configuration to the rows and weights of a training that never stops."""
 
     @cache
-    def of(pipeline):
+    def train_undisturbed(pipeline):
         folder = tmp_path_factory.mktemp("undisturbed")
-        return run(params_of(*USUAL), layout, folder, pipeline=pipeline)
+        trained = run(params_of(*USUAL), layout, folder, pipeline=pipeline)
+        MEASURED[pipeline] = Stopping.latest.measured_steps
+        return trained
 
-    return of
+    return train_undisturbed
 
 
-def test_tracing_and_validation_are_not_measured(layout, tmp_path):
-    run(params_of(*USUAL), layout, tmp_path)
-    assert Stopping.latest.measured_steps == 2 * STEPS - 1, "all but the step that is traced first"
+def test_tracing_and_validation_are_not_measured(undisturbed):
+    undisturbed("snapshot")
+    assert MEASURED["snapshot"] == 2 * STEPS - 1, "all but the step that is traced first"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_tracing_and_validation_are_not_measured(layout, tmp_path):
     [
         ("snapshot", STEPS + 2),
         pytest.param("optimized", STEPS + 2, marks=pytest.mark.slow),
-        pytest.param("optimized", STEPS - 1, marks=pytest.mark.slow),
+        pytest.param("snapshot", STEPS - 1, marks=pytest.mark.slow),
         pytest.param("device_resident", STEPS + 2, marks=pytest.mark.slow),
     ],
 )
@@ -308,15 +313,6 @@ def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
 
 
 @pytest.mark.slow
-def test_a_training_whose_loss_is_no_number_goes_on_with_its_rows(layout, tmp_path):
-    params = params_of("train.epochs=2", "train.optimizer=sgd", "train.learning_rate=1e30")
-    rows, _ = run(params, layout, tmp_path / "undisturbed")
-    assert np.isnan(rows[0]["val_loss"])
-    resumed, _ = run_with_stops(params, layout, tmp_path / "stopped", STEPS + 2)
-    np.testing.assert_equal(resumed, rows)
-
-
-@pytest.mark.slow
 def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
     layout, undisturbed, tmp_path
 ):
@@ -329,9 +325,7 @@ def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
     ("change", "is_other_work"),
     [
         ("augment=[flip, {brightness: {delta: 0.2}}]", True),
-        ("postprocess=[{rescale: {offset: 0.5}}]", True),
         ("train.seed=1", True),
-        ("batch_size=24", True),
         ("model.options.width=9", True),
         ("pipelines.optimized.prefetch=3", True),
         ("train.checkpoint_every=2 epochs", False),
@@ -373,12 +367,11 @@ def changed_parts(before, after):
     return [part for part in before if before[part] != after[part]]
 
 
-@pytest.mark.parametrize("library", ["keras", "numpy", "opencv-python-headless"])
-def test_another_version_of_a_library_is_other_work(layout, monkeypatch, library):
+def test_another_version_of_a_library_is_other_work(layout, monkeypatch):
     data = open_inputs(params_of(), layout)
     before = training_fingerprint(params_of(), "optimized", data)
     real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == library else real(name))
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == "keras" else real(name))
     after = training_fingerprint(params_of(), "optimized", data)
     assert changed_parts(before, after) == ["versions"]
 
@@ -396,6 +389,7 @@ def test_what_own_code_needs_and_what_the_snapshot_holds_decide_what_the_work_is
     assert changed_parts(parts(), parts(replace(data, snapshot_folder=tmp_path))) == ["data"]
 
 
+@pytest.mark.slow
 def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(
     layout, tmp_path, own_callbacks, capsys
 ):

