@@ -20,10 +20,8 @@ RUN = {"parameters": {"pipeline": "naive"}}
 JOB_VARIABLES: list[dict[str, Any]] = [
     {"command": "touch {mark}"},
     {"env": {"THROUGHLINE_DATA_ROOTS": "/"}},
-    {"env": {"PYTHONPATH": "/tmp", "PATH": "/tmp"}},
     {"env.PREFECT__FLOW_ENTRYPOINT": "/tmp/evil.py:flow"},
     {"working_dir": "/"},
-    {"stream_output": False},
 ]
 
 
@@ -69,16 +67,11 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
     pool = requests.get(
         f"{stack.server}/api/work_pools/throughline", auth=stack.user, timeout=30
     ).json()
+    job = {"command": command, "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"}}
+    command_only = {"command": {"type": "string", "default": command}}
     open_template = {
-        "job_configuration": {
-            "command": command,
-            "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"},
-            "working_dir": str(tmp_path),
-        },
-        "variables": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "default": command}},
-        },
+        "job_configuration": {**job, "working_dir": str(tmp_path)},
+        "variables": {"type": "object", "properties": command_only},
     }
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
     try:
@@ -94,22 +87,11 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
         assert stack.post(f"deployments/{training}", method="PATCH", **changed).ok
         refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
         runs = [stack.start("training", pipeline="naive", changes=refused)]
-        foreign = {
-            "name": "mine",
-            "flow_id": own["flow_id"],
-            "work_pool_name": "throughline",
-            **changed,
-        }
-        made = stack.post("deployments/", **foreign)
-        assert made.ok, made.text
-        runs.append(stack.ask(f"deployments/{made.json()['id']}/create_flow_run")["id"])
-        free = {
-            "flow_id": own["flow_id"],
-            "work_pool_name": "throughline",
-            "state": {"type": "SCHEDULED"},
-            "job_variables": {"command": command},
-        }
-        runs.append(stack.ask("flow_runs/", **free)["id"])
+        place = {"flow_id": own["flow_id"], "work_pool_name": "throughline"}
+        made = stack.ask("deployments/", name="mine", **place, **changed)
+        runs.append(stack.ask(f"deployments/{made['id']}/create_flow_run")["id"])
+        free = {"state": {"type": "SCHEDULED"}, "job_variables": {"command": command}}
+        runs.append(stack.ask("flow_runs/", **place, **free)["id"])
         states = [stack.ended(one) for one in runs]
     finally:
         stack.post(
@@ -126,26 +108,13 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
 
 def test_a_run_whose_deployment_goes_away_stays_confined(stack):
     own = stack.deployment("prepare-data")
-    copied = {
-        key: own[key]
-        for key in (
-            "flow_id",
-            "entrypoint",
-            "path",
-            "pull_steps",
-            "parameter_openapi_schema",
-            "enforce_parameter_schema",
-        )
-    }
-    other_flow = stack.ask("flows/", name="another")["id"]
+    kept = ("entrypoint", "path", "pull_steps", "parameter_openapi_schema")
     made = stack.ask(
         "deployments/",
-        **{
-            **copied,
-            "name": "prepare-data",
-            "flow_id": other_flow,
-            "work_pool_name": "throughline",
-        },
+        **{key: own[key] for key in (*kept, "enforce_parameter_schema")},
+        name="prepare-data",
+        flow_id=stack.ask("flows/", name="another")["id"],
+        work_pool_name="throughline",
     )
     flow_run = stack.ask(
         f"deployments/{made['id']}/create_flow_run",
