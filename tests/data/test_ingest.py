@@ -23,6 +23,7 @@ from throughline.data.encodings.image_files import DARK_NOTE
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table
+from throughline.results.snapshot import SnapshotCost
 from throughline.shared.errors import (
     DataNotFound,
     MissingInput,
@@ -288,6 +289,9 @@ def test_one_stage_at_a_time_prepares_data(tmp_path, capsys):
     write_params(tmp_path, SMALL)
     stages = ("ingest", "shard", "snapshot")
     run_stages(tmp_path, *stages)
+    cost = SnapshotCost.read(tmp_path / "data")
+    assert 8 * 6 < cost.bytes_per_example < 100, "of an image, its key and its label"
+    assert cost.seconds * cost.examples_per_s == pytest.approx(60)
     before = sorted((tmp_path / "data").iterdir())
     with hold_outputs(tmp_path / "data", "preparing data"):
         for stage in stages:

@@ -276,6 +276,7 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
 @pytest.mark.integration
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
     url = f"http://{HOST}:{server.server_port}/api"
+    went_on = False
     with (
         temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
         disable_run_logger(),
@@ -286,8 +287,10 @@ def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(se
         server.shutdown()
         server.server_close()
         link_to_report(tmp_path)
+        went_on = True
         with get_client(sync_client=True) as client:
             client.hello()
+    assert went_on
 
 
 OWN_HOST = (b"host", b"127.0.0.1:5000")

@@ -223,6 +223,16 @@ def test_a_stage_is_refused_once_a_file_of_the_program_has_changed():
         assert serve(theirs, {**imported, file: imported[file] - 1}) == REFUSED
 
 
+@pytest.mark.parametrize("size", [0, 1 << 30])
+def test_what_is_no_request_of_a_program_is_refused(size):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        socket.send_fds(ours, [size.to_bytes(4, "big")], [0, 1, 2])
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(SystemExit, match="no program's request"):
+            serve(theirs, {})
+
+
 def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
     before = signal.getsignal(signal.SIGTERM)
 

@@ -226,6 +226,12 @@ def test_a_module_that_cannot_be_run_is_refused_as_python_does(
     assert error.startswith("whowaits: ") and said in error and error.count("\n") == 1
 
 
+def test_a_file_is_named_as_in_the_folder_of_the_command(monkeypatch):
+    monkeypatch.setattr(callers, "HERE", "/work")
+    assert callers.name_from_here("/work/pkg/train.py") == "pkg/train.py"
+    assert callers.name_from_here("/workshop/pkg/train.py") == "train.py"
+
+
 def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", object())
     Session(Options(), print).say("a line")

@@ -1,0 +1,87 @@
+"""What stages reckon, choose and say by themselves, without what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tasks import build, profiling
+from tasks.train import describe_stop, summarize
+from tasks.verify import find_damaged_columns
+from tests.support.made_up import made_up
+from throughline.results.build import Difference
+from throughline.results.train import TrainResult
+from throughline.settings import TrainSettings
+from throughline.shared.errors import MissingInput, ObjectStoreFailed
+
+
+def test_a_difference_counts_every_example_alike(monkeypatch):
+    of_splits = {
+        "train": Difference(mean=1.0, max=3.0, examples=30),
+        "test": Difference(mean=5.0, max=9.0, examples=10),
+    }
+    monkeypatch.setattr(build, "measure_difference", lambda split, _: of_splits[split])
+    splits = {split: split for split in of_splits}
+    assert build._measure_difference(splits, splits) == Difference(mean=2.0, max=9.0, examples=40)
+
+
+def test_the_classes_of_an_epoch_are_those_of_its_rows():
+    labels, classes = np.array([1, 0, 2, 1]), ("a", "b", "c")
+    data = SimpleNamespace(shards=SimpleNamespace(classes=classes), memmap=lambda *_: labels)
+    found = build.class_frequencies(
+        SimpleNamespace(data=data, split="train"), np.array([0, 3, 1, 0])
+    )
+    assert found == {"a": 0.25, "b": 0.75, "c": 0.0}
+
+
+@pytest.mark.parametrize("slowest", [0, 2])
+def test_of_the_profiles_of_all_processes_that_of_the_slowest_stays(tmp_path, slowest):
+    folders = [tmp_path / name / "profile" for name in ("naive", "process-1", "process-2")]
+    for number, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / "steps.json").write_text(str(number))
+    profiling.keep_slowest(folders, slowest)
+    assert [path.name for path in tmp_path.iterdir()] == ["naive"]
+    assert (folders[0] / "steps.json").read_text() == str(slowest)
+
+
+def test_what_another_machine_has_measured_is_refused(monkeypatch):
+    here = {"cores": 2, "cpu": "this one"}
+    monkeypatch.setattr(profiling, "describe_machine", lambda: here)
+    profiling._check_same_machine(SimpleNamespace(machine={**here, "host": "far"}), "naive")
+    with pytest.raises(MissingInput, match=r"9 cores of this one.* build@naive"):
+        profiling._check_same_machine(SimpleNamespace(machine={**here, "cores": 9}), "naive")
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ({"accuracy": 0.5, "loss": 2.0}, "test accuracy 0.5000"),
+        ({"accuracy": 0.5, "perplexity": 9.0}, "test accuracy 0.5000, test perplexity 9.0000"),
+        ({}, "validation accuracy 0.7500"),
+    ],
+)
+def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, said):
+    last = {"accuracy": 0.9, "val_accuracy": 0.75}
+    result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test)
+    assert summarize(replace(result, throughput=None)) == f"no epoch timed, {said}"
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, "within its last epoch"), (2, "after 2 of 3")])
+def test_where_a_training_was_stopped_is_said(rows, said):
+    stopped = SimpleNamespace(ended_by="train.callbacks", rows=[{}] * rows)
+    assert said in describe_stop(stopped, TrainSettings(epochs=3))
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ()])
+def test_a_store_that_is_away_is_said_once_also_of_what_was_fetched(splits):
+    def fail(*_):
+        raise ObjectStoreFailed("it is away")
+
+    snapshot = SimpleNamespace(splits=splits, columns=(SimpleNamespace(name="image"),))
+    fetched = SimpleNamespace(verify_regions=fail)
+    stored = SimpleNamespace(snapshot=snapshot, memmap=fail, fetched=fetched)
+    assert [str(one) for one in find_damaged_columns(stored)] == ["it is away"]
