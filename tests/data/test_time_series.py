@@ -110,6 +110,7 @@ REFUSED = {
     "infinite": ("1,1\n2,inf\n3,1\n", "row 2, column heat is 'inf', no number"),
     "too large": ("1,1\n2,1e300\n3,1\n", "row 2, column heat exceeds the range of float32"),
     "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3"),
+    "doubled": ("1,1\n2,1\n2,1\n", "day does not increase in row 3"),
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
     "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
     "two ways": ("01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
