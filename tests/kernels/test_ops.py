@@ -191,10 +191,10 @@ def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
 
 
 def test_a_rotation_is_the_same_wherever_its_image_stands_in_a_batch():
-    images = np.random.default_rng(0).integers(0, 256, (32, 96, 96, 1), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (COUNT, 96, 96, 1), np.uint8)
 
     def turn_in_batches_of(size):
-        parts = [slice(start, start + size) for start in range(0, len(images), size)]
+        parts = [slice(start, start + size) for start in range(0, COUNT, size)]
         elements = [{"image": tf.constant(images[p]), "key": tf.constant(KEYS[p])} for p in parts]
         return [compute(Rotation(degrees=90), one, draw())["image"].numpy() for one in elements]
 
