@@ -1,5 +1,5 @@
-"""A project whose source is in a bucket: DVC sees what changes there, runs what follows and nothing
-else.
+"""A project whose source, shards and snapshot are in a bucket: its results are those of files, and
+DVC sees what changes there and runs what follows and nothing else.
 """
 
 from __future__ import annotations
@@ -7,40 +7,60 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.upload import upload
-from tests.support.project import SMALL, make_project, run, write_params
+from tests.support.project import SMALL, make_project, run, run_stages, write_params
 from tests.support.small_data import picture
+from throughline.assembly.inputs import open_inputs
+from throughline.config.params import load_params
+from throughline.data.columns.index import column_path
+from throughline.shared.layout import Layout
 from throughline.shared.object_store import open_store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.core, pytest.mark.timeout(900)]
 PREPARED = ("ingest", "shard", "snapshot")
 
 
-def in_folder(path: str) -> dict:
+def params_of(path: str, **sections) -> dict:
     """Parameters of images at a path."""
-    params = copy.deepcopy(SMALL)
+    params = copy.deepcopy(SMALL) | sections
     params["data"] |= {"source": "image_folder", "path": path}
     return params
 
 
-def repro(folder: Path) -> list[str]:
-    """Bring the snapshot up to date; returns the stages that have run."""
-    said = run(folder, "dvc", "repro", "snapshot")
-    return re.findall(r"Running stage '(\w+)'", said)
+def repro(folder: Path, stage: str = "snapshot") -> list[str]:
+    """Bring a stage up to date; returns the stages that have run."""
+    return re.findall(r"Running stage '([\w@]+)'", run(folder, "dvc", "repro", stage))
 
 
-def stale(folder: Path) -> dict:
-    return json.loads(run(folder, "dvc", "status", "--json", *PREPARED) or "{}")
+def stale(folder: Path) -> list[str]:
+    return [*json.loads(run(folder, "dvc", "status", "--json", *PREPARED) or "{}")]
+
+
+def read_results(folder: Path):
+    """What does not depend on how long things took: digests of examples, losses, and indexes."""
+    run_folder = folder / "runs" / "optimized"
+    history = (run_folder / "history.csv").read_text().splitlines()
+    column = history[0].split(",").index("train_loss")
+    digests = json.loads((run_folder / "input.json").read_text())["examples_digests"]
+    indexes = [
+        (folder / "data" / name / "index.json").read_bytes() for name in ("shards", "snapshot")
+    ]
+    return digests, [line.split(",")[column] for line in history], indexes
 
 
 @pytest.fixture
 def project(array_file, bucket_url, tmp_path) -> Path:
-    """A project with photos in source/photos and in the bucket, read from there."""
-    folder = make_project(tmp_path / "project", array_file, in_folder(f"{bucket_url}/photos"))
+    """A project with photos in source/photos and in the bucket, read from there; a worker of a Dask
+    cluster puts shards and columns there, too.
+    """
+    stored = {"storage": {"url": f"{bucket_url}/stored"}, "engine": {"workers": 1}}
+    params = params_of(f"{bucket_url}/photos", **stored)
+    folder = make_project(tmp_path / "project", array_file, params)
     for number in range(40):
         path = folder / "source" / "photos" / ("cat", "dog")[number % 2] / f"{number:02d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,43 +69,67 @@ def project(array_file, bucket_url, tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_dvc_runs_what_a_change_in_the_bucket_concerns_and_nothing_else(
-    project, bucket_url, object_store, monkeypatch
+def test_a_project_in_a_bucket_has_the_results_of_files_and_follows_what_changes_there(
+    project, bucket_url, object_store, tmp_path, monkeypatch
 ):
-    store = open_store(f"{bucket_url}/photos")
-    assert repro(project) == ["identities", *PREPARED]
-    index = (project / "data" / "snapshot" / "index.json").read_bytes()
-    assert stale(project) == {}
+    trained = ["build@optimized", "train@optimized"]
+    assert repro(project, "train@optimized") == ["identities", *PREPARED, *trained]
+    in_bucket = read_results(project)
+    assert stale(project) == []
+    assert not [*(project / "data").rglob("*.bin"), *(project / "data").rglob("*.tfrecord")]
+    assert [*(project / ".throughline" / "cache").rglob("image.bin")]
+    verify = (sys.executable, "-m", "tasks.storage", "verify")
+    assert "all digests match" in run(project, *verify)
+    check_damaged_region(project)
+    (tmp_path / "files").mkdir()
+    write_params(tmp_path / "files", params_of(str(project / "source" / "photos")))
+    run_stages(tmp_path / "files", *PREPARED, *trained)
+    assert read_results(tmp_path / "files") == in_bucket
 
-    first = store.read("cat/00.jpg")
-    store.write("cat/00.jpg", first)
-    assert stale(project) == {}, "it is the same again"
-    store.delete(["cat/00.jpg"])
-    assert [*stale(project)] == ["ingest"]
-    store.write("cat/00.jpg", first)
-    store.write("cat/.hidden", b"of which ingest sees nothing")
-    assert [*stale(project)] == ["ingest"]
-    assert repro(project) == ["ingest"]
-
-    picture(99, size=(12, 10)).save(project / "source" / "other.jpg")
-    upload(project / "source" / "other.jpg", f"{bucket_url}/photos/cat/00.jpg")
-    assert [*stale(project)] == ["ingest"]
-    assert repro(project) == [*PREPARED]
-    assert (project / "data" / "snapshot" / "index.json").read_bytes() != index
-
+    stored = (project / "params.yaml").read_text()
+    write_params(project, params_of(f"{bucket_url}/photos"))
+    assert stale(project) == [], "where it is reruns nothing"
+    (project / "params.yaml").write_text(stored)
+    check_changes(project, f"{bucket_url}/photos")
     manifest = (project / "data" / "manifest" / "manifest.json").read_bytes()
     with monkeypatch.context() as patched:
         patched.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
         said = run(project, "dvc", "repro", "snapshot", code=255)
-    assert "a-wrong-secret" not in said
-    assert "failed to reproduce 'ingest': Forbidden" in said
+    assert "failed to reproduce 'ingest': Forbidden" in said and "a-wrong-secret" not in said
     assert (project / "data" / "manifest" / "manifest.json").read_bytes() == manifest
-
-    write_params(project, in_folder("source/photos"))
-    assert repro(project)[:2] == ["identities", "ingest"]
-    assert (project / "data" / "snapshot" / "index.json").read_bytes() == index, "as of a folder"
 
     secret = object_store["AWS_SECRET_ACCESS_KEY"].encode()
     files = [path for path in project.rglob("*") if path.is_file()]
     assert not [path for path in files if secret in path.read_bytes()]
+
+
+def check_damaged_region(folder: Path) -> None:
+    """What a host has fetched of some rows is compared with its digests, too."""
+    data = open_inputs(load_params(folder / "params.yaml"), Layout(folder)).for_rows((4, 9))
+    data.memmap("train", "image")
+    path = column_path(data.columns_folder, "train", "image")
+    content = path.read_bytes()
+    path.unlink()  # it may be a link to the whole
+    path.write_bytes(b"?" * len(content))
+    said = run(folder, sys.executable, "-m", "tasks.verify", code=2)
+    assert "rows-4-9/train/image.bin does not match its digest" in said
+    path.unlink()
+
+
+def check_changes(folder: Path, url: str) -> None:
+    """Of an object that is written again DVC sees nothing; of others it runs what follows."""
+    store, first = open_store(url), open_store(url).read("cat/00.jpg")
+    index = (folder / "data" / "snapshot" / "index.json").read_bytes()
+    store.write("cat/00.jpg", first)
+    assert stale(folder) == [], "it is the same again"
+    store.delete(["cat/00.jpg"])
+    assert stale(folder) == ["ingest"]
+    store.write("cat/00.jpg", first)
+    store.write("cat/.hidden", b"of which ingest sees nothing")
+    assert stale(folder) == ["ingest"]
+    assert repro(folder) == ["ingest"]
+    picture(99, size=(12, 10)).save(folder / "source" / "other.jpg")
+    upload(folder / "source" / "other.jpg", f"{url}/cat/00.jpg")
+    assert stale(folder) == ["ingest"]
+    assert repro(folder) == [*PREPARED]
+    assert (folder / "data" / "snapshot" / "index.json").read_bytes() != index

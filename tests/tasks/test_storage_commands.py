@@ -1,10 +1,12 @@
-"""Looking after snapshots in an object store: what is damaged is named, and only what nothing
-reaches is removed.
+"""The commands for object stores: folders and files are put there as ingest reads them, or not at
+all; what is damaged is named; and only what nothing reaches is removed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,20 +15,29 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable, find_unreachable, verify
+from tasks.upload import upload
 from tests.support.project import run
+from tests.support.skips import need
 from tests.support.small_pipelines import PREPROCESS
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.files import ShardFiles, object_name
-from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.writing import shard
 from throughline.data.storage import Storage
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import ShardSettings, StorageSettings
-from throughline.shared.errors import ObjectStoreFailed, WorkspaceProblem
+from throughline.shared.errors import (
+    DataNotFound,
+    InvalidParams,
+    ObjectStoreFailed,
+    UnexpectedFiles,
+    WorkspaceProblem,
+)
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import StoredObject, open_store
 
+NO_USER = 65534
+FILES = {"cats/1.jpg": b"one", "cats/2.jpg": b"two", "dogs/1.jpg": b"three"}
 FIRST, SECOND, TRIED, NOBODY = (digit * 32 for digit in "1234")  # keys of snapshots
 DIGEST = "ab" * 16
 LATER = datetime.now(UTC) + 2 * LEFT_ALONE
@@ -172,7 +183,11 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
     assert list(find_unreachable(objects, {SECOND}, now=now)) == [FIRST]
 
 
-def test_verify_reads_every_shard_and_names_one_that_is_damaged(arrays, tmp_path, bucket_url):
+@pytest.mark.integration
+@pytest.mark.parametrize("damaged", ["shard", "column"])
+def test_verify_reads_every_object_and_names_one_that_is_damaged(
+    arrays, tmp_path, bucket_url, damaged
+):
     manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
     storage = Storage(url=bucket_url, cache=tmp_path / "cache")
     layout, store = Layout(tmp_path), open_store(bucket_url)
@@ -181,39 +196,115 @@ def test_verify_reads_every_shard_and_names_one_that_is_damaged(arrays, tmp_path
     params = SimpleNamespace(
         preprocess=PREPROCESS["arrays"], storage=StorageSettings(url=bucket_url)
     )
-    files, out = ShardFiles(folder=layout.shards, storage=storage), layout.snapshot
-    write_snapshot(index, files, Destination(folder=out), preprocess=params.preprocess)
-    assert verify(params, layout).startswith(f"{len(index.shards)} objects, ")
-    damaged = object_name(index.shards[0].digest)
-    store.write(damaged, store.read(damaged)[:-1] + b"?")
-    with pytest.raises(ObjectStoreFailed, match=rf"{damaged} does not match its digest \(shard "):
-        verify(params, layout)
-
-
-def test_verify_reads_every_object_and_names_what_is_damaged(arrays, tmp_path, bucket_url):
-    for name in ("manifest", "shards"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / name).symlink_to(arrays / name)
-    layout, store = Layout(tmp_path), open_store(bucket_url)
-    params = SimpleNamespace(
-        preprocess=PREPROCESS["arrays"], storage=StorageSettings(url=bucket_url)
-    )
     write_snapshot(
-        read_shard_index(layout.shards),
-        ShardFiles(folder=layout.shards),
+        index,
+        ShardFiles(folder=layout.shards, storage=storage),
         Destination(folder=layout.snapshot, store=store),
         preprocess=params.preprocess,
     )
     objects = [one for one in store.list() if "/index/" not in one.name]
     assert verify(params, layout).startswith(f"{len(objects)} objects, ")
-    damaged = next(one for one in objects if "/test/key/" in one.name)
-    data = bytearray(store.read(damaged.name))
+    where = "shards/" if damaged == "shard" else "/test/key/"
+    name = next(one.name for one in objects if where in one.name)
+    data = bytearray(store.read(name))
     data[-1] ^= 1
-    store.write(damaged.name, bytes(data))
-    with pytest.raises(ObjectStoreFailed, match=r"/test/key/.* does not match its digest.* rows"):
+    store.write(name, bytes(data))
+    rows = r"\(shard " if damaged == "shard" else ".* rows"
+    with pytest.raises(ObjectStoreFailed, match=f"{name} does not match its digest.*{rows}"):
         verify(params, layout)
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
-        "manifest",
-        "shards",
-        "snapshot",
-    ]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["shards", "snapshot"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, data in {**FILES, ".hidden/1.jpg": b"x", "cats/.DS_Store": b"x"}.items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "photos"
+
+
+def read_all(url: str) -> dict[str, bytes]:
+    store = open_store(url)
+    return {one.name: store.read(one.name) for one in store.list()}
+
+
+@pytest.mark.integration
+def test_a_folder_or_a_file_is_put_into_a_bucket(folder, bucket_url):
+    assert upload(folder, f"{bucket_url}/all") == f"3 objects, 0.0 MiB, in {bucket_url}/all"
+    assert read_all(f"{bucket_url}/all") == FILES
+    upload(folder / "cats" / "1.jpg", f"{bucket_url}/one.jpg")
+    assert open_store(bucket_url).read("one.jpg") == b"one"
+    upload(folder / "cats" / "2.jpg", f"{bucket_url}/some/")
+    upload(folder / "cats" / "2.jpg", f"{bucket_url}/")
+    assert read_all(f"{bucket_url}/some") == {"2.jpg": b"two"}
+    assert open_store(bucket_url).read("2.jpg") == b"two"
+
+
+@pytest.mark.integration
+def test_links_count_as_what_they_lead_to(folder, bucket_url):
+    (folder / "dogs").rename(folder / ".store")
+    (folder / "dogs").symlink_to(".store")
+    (folder / "cats" / "1.jpg").rename(folder / ".one")
+    (folder / "cats" / "1.jpg").symlink_to("../.one")
+    upload(folder, bucket_url)
+    assert read_all(bucket_url) == FILES
+
+
+def link_outside(bad):
+    bad.symlink_to("/usr")
+
+
+def link_twice(bad):
+    bad.symlink_to("cats")
+
+
+def link_nowhere(bad):
+    bad.symlink_to("nowhere")
+
+
+def name_wrongly(bad):
+    bad.mkdir()
+    Path(os.fsdecode(os.fsencode(bad) + b"/\xff.png")).write_bytes(b"1")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("make", [link_outside, link_twice, link_nowhere, name_wrongly, os.mkfifo])
+def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bucket_url, make):
+    make(folder / "birds")
+    with pytest.raises(UnexpectedFiles, match="photos/birds"):
+        upload(folder, bucket_url)
+    assert not read_all(bucket_url)
+
+
+@pytest.mark.integration
+def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_url):
+    need("root")
+    assert not read_all(bucket_url), "with all that this imports"
+    with tempfile.TemporaryDirectory() as name:
+        folder, hidden = Path(name), Path(name, "dogs.jpg")
+        folder.chmod(0o755)
+        for path in (folder / "cats.jpg", hidden):
+            path.write_bytes(b"x")
+        hidden.chmod(0)
+        os.seteuid(NO_USER)
+        try:
+            for source in (folder, hidden):
+                with pytest.raises(
+                    UnexpectedFiles, match=r"dogs\.jpg cannot be read: Permission d"
+                ):
+                    upload(source, f"{bucket_url}/x")
+        finally:
+            os.seteuid(0)
+    assert not read_all(bucket_url)
+
+
+@pytest.mark.integration
+def test_what_is_not_there_and_what_is_no_bucket_is_refused(folder, tmp_path, bucket_url):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataNotFound, match="nowhere is no file"):
+        upload(tmp_path / "nowhere", bucket_url)
+    with pytest.raises(DataNotFound, match="empty has no files"):
+        upload(tmp_path / "empty", bucket_url)
+    with pytest.raises(InvalidParams, match="found ftp://"):
+        upload(folder, "ftp://host/x")

@@ -14,8 +14,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from tasks import tune as stage
 from tasks.tune import apply, find_key, read_answer, tune
 from tests.support.answers import ANSWER
+from tests.support.kills import signaled_at
 from tests.support.project import ROOT, SMALL, write_params
 from tests.support.stack import wait_for
 from throughline.config.params import check, load_params
@@ -34,23 +36,30 @@ def project(layout, tmp_path):
     return tmp_path
 
 
-def command(project, *options):
-    return subprocess.run(
-        [sys.executable, "-m", "tasks.tune", *options],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """A function that runs the command in a project with options; returns its exit code and both
+    streams.
+    """
+    monkeypatch.setattr(stage, "exit_on_sigterm", lambda: None)  # of the tests' process
+
+    def run(project, *options):
+        monkeypatch.chdir(project)
+        monkeypatch.setattr(sys, "argv", ["python -m tasks.tune", *options])
+        capsys.readouterr()
+        try:
+            stage.main()
+        except SystemExit as ended:
+            return ended.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
 
 
-def test_wrong_options_are_one_paragraph(project):
-    done = command(project, "--ram", "8", "--epochs", "0")
-    assert done.returncode == 2
-    assert done.stderr.startswith("InvalidBudget: --ram: a size needs a number and a unit")
-    assert "--epochs: expected auto or a whole number from 1" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.integration
+def test_wrong_options_are_one_paragraph(project, command):
+    code, _, said = command(project, "--ram", "8", "--epochs", "0")
+    assert code == 2 and said.startswith("InvalidBudget: --ram: ") and "--epochs: " in said
     assert not (project / FOLDER).exists()
 
 
@@ -61,15 +70,16 @@ def test_several_hosts_are_refused(monkeypatch):
         tune(check(SMALL), Layout(), read_budgets())
 
 
-def test_data_that_is_not_prepared_is_said(tmp_path):
+def test_data_that_is_not_prepared_is_said(tmp_path, command):
     write_params(tmp_path, SMALL)
-    done = command(tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("MissingInput: data/shards holds no complete set of shards")
+    code, _, said = command(tmp_path)
+    assert code == 2 and said.startswith("MissingInput: data/shards holds no complete set")
 
 
-@pytest.mark.slow
-def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch, tmp_path):
+@pytest.mark.integration
+def test_the_same_question_is_answered_from_the_earlier_search(
+    project, command, monkeypatch, tmp_path
+):
     monkeypatch.chdir(project)
     params, budgets, layout = check(SMALL), read_budgets(), Layout()
     key = find_key(params, layout, budgets)
@@ -84,23 +94,22 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
             "the same question is raced again"
         )
     before = (project / "params.yaml").read_bytes()
-    done = command(project, "--apply", "--out", "copy")
-    assert done.stdout.splitlines()[-1] == answer.sentence
+    _, said, _ = command(project, "--apply", "--out", "copy")
+    assert said.splitlines()[-1] == answer.sentence
     assert TuningResult.read(project / "copy") == answer
     after = (project / "params.yaml").read_bytes()
     assert after.startswith(before[: before.index(b"model:")])
     assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
-    assert command(project, "--apply").returncode == 0, "what is there is as it was found"
+    assert command(project, "--apply")[0] == 0, "what is there is as it was found"
     edited = (project / "params.yaml").read_text().replace("prefetch: 7", "prefetch: 8")
     (project / "params.yaml").write_text(edited)
-    refused = command(project, "--apply")
-    assert refused.returncode == 2 and "is there and says something else" in refused.stderr
-    assert refused.stdout.splitlines()[-1] == answer.sentence
+    code, said, problem = command(project, "--apply")
+    assert code == 2 and "is there and says something else" in problem
+    assert said.splitlines()[-1] == answer.sentence
 
 
 @pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, layout):
     pipelines = {"naive": SMALL["pipelines"]["naive"]}  # each one more is a process more
     write_params(project, {**SMALL, "batch_size": 4, "pipelines": pipelines})
@@ -110,26 +119,24 @@ def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(pro
         (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
     cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
     cost.write(project / "data")
-    first = start(project)
-    lines = iter(first.stdout.readline, "")
-    assert any(line.startswith("heat own") for line in lines)
-    below = psutil.Process(first.pid).children(recursive=True)
-    assert below
-    second = start(project)
+    first = start(project, signal.SIGSTOP)
+    process = psutil.Process(first.pid)
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED, 480)  # others may measure first
+    below = process.children(recursive=True)
+    assert below, "contestants"
+    second = start(project, signal.SIGKILL)
     assert f"waits: process {first.pid} of user" in second.stdout.readline()
-    interrupt(second)
-    wait_for(lambda: list_rounds(project), 120)
-    below += psutil.Process(first.pid).children(recursive=True)
+    second.send_signal(signal.SIGINT)
+    assert_stopped(second, signal.SIGINT)
     first.kill()
     first.wait()
     first.stdout.close()
-    assert not psutil.wait_procs(below, timeout=20)[1], "nothing stays, stopped ones neither"
+    assert not psutil.wait_procs(below, timeout=240)[1], "nothing stays, stopped ones neither"
     raced = list_rounds(project)
     assert raced
-    again = start(project)
-    wait_for(lambda: len(list_rounds(project)) > len(raced), 120)
-    interrupt(again, signal.SIGTERM)
-    assert list_rounds(project)[: len(raced)] == raced, "it has gone on there"
+    assert_stopped(start(project, signal.SIGTERM), signal.SIGTERM)
+    again = list_rounds(project)
+    assert again[: len(raced)] == raced and len(again) > len(raced), "it has gone on there"
     assert not list(project.glob(".throughline/scratch/*"))
 
 
@@ -139,15 +146,15 @@ def list_rounds(project):
     return [one for path in journals for one in json.loads(path.read_bytes())["rounds"]]
 
 
-def interrupt(process, number=signal.SIGINT):
-    process.send_signal(number)
-    rest = process.communicate(timeout=60)[0]
+def assert_stopped(process, number):
+    rest = process.communicate(timeout=300)[0]
     assert process.returncode == 128 + number
     assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
 
 
-def start(project):
-    command = [sys.executable, "-m", "tasks.tune", "--time", "1min"]
+def start(project, number):
+    """Start a search that sends itself a signal at the eighth write of its journal."""
+    command = signaled_at(8, "journal.json", number, "tasks.tune", "--time", "1min")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, cwd=project, env=variables, text=True, bufsize=1, **streams)
