@@ -228,6 +228,9 @@ def main() -> None:
         help="faults with this text in their name, snippet or tests",
     )
     parser.add_argument(
+        "--faults", default="", metavar="NAME", help="those of one list, such as library.yaml"
+    )
+    parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
