@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import markdown_it
-import numpy as np
 import pytest
 from prefect.states import Failed
 
@@ -19,10 +18,12 @@ from flows.orchestration import artifacts, flow_run
 from flows.run.access_policy import CONFINED, OWN_SERVICE, AccessPolicy, Limits, load_limits
 from flows.run.parameters import Changes
 from throughline.config.params_file import apply_overrides
-from throughline.data.sources import arrays, table
+from throughline.data.sources import table
 from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams, UserError
 from throughline.shared.layout import MODEL_SPEC
+
+pytestmark = pytest.mark.integration
 
 OWN = {
     "data": {"path": "data/raw", "source": "image_folder"},
@@ -42,62 +43,50 @@ OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = (
 )
 
 REFUSED = [
+    # data.path: files
     ({"data": {"path": "/etc"}}, OUTSIDE),
-    ({"data": {"path": "../elsewhere"}}, OUTSIDE),
     ({"data": {"path": "photos/../../elsewhere"}}, OUTSIDE),
-    ({"data": {"path": "way-out"}}, OUTSIDE),
     ({"data": {"path": "way-out/passwd"}}, OUTSIDE),
     ({"data": {"path": "photos\0"}}, OUTSIDE),
     ({"data": {"path": "circle/x"}}, OUTSIDE),
-    ({"data": {"path": "infra/.env", "source": "table"}}, HIDDEN),
-    ({"data": {"path": ".dvc/config.local", "source": "table"}}, HIDDEN),
-    ({"data": {"path": ".git/config", "source": "table"}}, HIDDEN),
     ({"data": {"path": "./photos/../.throughline/stack/environment", "source": "table"}}, HIDDEN),
     ({"data": {"path": "plain-name", "source": "table"}}, HIDDEN),  # a link to a hidden file
     ({"data": {"path": ".open/x", "source": "table"}}, HIDDEN),  # a hidden link to a plain file
     ({"data": {"path": "photos", "source": "arrays", "features": "../../secret/x"}}, OUTSIDE),
-    ({"data": {"path": "photos", "source": "arrays", "features": "/etc/x"}}, OUTSIDE),
     ({"data": {"path": "photos", "source": "arrays", "labels": "../.throughline/y"}}, HIDDEN),
-    ({"data": {"path": "s3://bucket/photos"}}, OUTSIDE),
+    # data.path: buckets
     ({"data": {"path": "s3://granted/photos-too"}}, OUTSIDE),
     ({"data": {"path": "s3://granted"}}, OUTSIDE),
     ({"data": {"path": "s3://granted/photos/../secret"}}, OUTSIDE),
     ({"data": {"path": "gs://granted/photos"}}, OUTSIDE),
-    ({"data": {"path": "s3://other/x", "source": "arrays", "features": "x"}}, OUTSIDE),
     ({"data": {"path": ["s3://granted/photos"]}}, OUTSIDE),
     ({"data": {"path": "file:///etc"}}, OUTSIDE),
-    ({"preprocess": [{"tokenize": {"model": "/etc/passwd"}}]}, OUTSIDE),
+    # files that other sections name
     ({"preprocess": ["decode", {"tokenize": {"model": "way-out/passwd"}}]}, OUTSIDE),
     ({"preprocess": [{"tokenize": {"model": "infra/.env"}}]}, HIDDEN),
-    ({"model": {"from": "/etc/passwd"}}, OUTSIDE),
-    ({"model": {"weights": "way-out/passwd"}}, OUTSIDE),
+    ({"model": {"weights": "/etc/passwd"}}, OUTSIDE),
     ({"model": {"from": "mlartifacts/0/1/artifacts/evil.keras"}}, FOREIGN),
     ({"model": {"from": "mlartifacts/0/1/artifacts/ours.keras"}}, FOREIGN),
+    # code
     ({"train": {"callbacks": ["os:abort"]}}, FOREIGN),
     ({"train": {"loss": {"os:abort": {}}}}, FOREIGN),
-    ({"model": {"name": "subprocess:run"}}, FOREIGN),
     ({"model": {"name": "subprocess:run", "options": {"args": ["sh"]}}}, FOREIGN),
-    ({"model": {"name": "keras.models:load_model"}}, FOREIGN),
     ({"model": {"name": "my_models.os:system"}}, FOREIGN),
     ({"model": {"name": "untracked:build"}}, FOREIGN),
     ({"model": {"name": "mlartifacts.0.1.artifacts.evil:build"}}, FOREIGN),
-    ({"model": {"name": "flows.servers.services:serving"}}, FOREIGN),
     ({"model": {"name": "throughline.shared.files:replace_folder"}}, FOREIGN),
-    ({"augment": ["os:system"]}, FOREIGN),
     ({"augment": [{"os.path:a.b": None}]}, FOREIGN),
-    ({"augment": [{"my-mod:X": {}}]}, FOREIGN),
-    ({"augment": [{"..my_models:X": {}}]}, FOREIGN),
     ({"augment": [{"my_models/../x:X": {}}]}, FOREIGN),
     ({"postprocess": [":X"]}, FOREIGN),
-    ({"preprocess": [[["os:system"]]]}, FOREIGN),
-    ({"preprocess": {"x": {"y": ["os:system"]}}}, FOREIGN),
+    ({"preprocess": {"x": {"y": [["os:system"]]}}}, FOREIGN),
+    # addresses
     ({"engine": {"address": "tcp://attacker.example:8786"}}, UNGRANTED),
     ({"storage": {"url": "s3://attackers-bucket/x"}}, UNGRANTED),
     ({"storage": {"cache": "/etc"}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": "grpc://169.254.169.254:80"}}}}, UNGRANTED),
-    ({"pipelines": {"a": {"service": {"address": "grpc://127.0.0.1:22"}}}}, UNGRANTED),
     ({"pipelines": {"a": {"service": {"address": ["grpc://known:5050"]}}}}, UNGRANTED),
 ]
+LINKS = {"way-out": "/etc", "circle": "circle", "plain-name": "infra/.env", ".open": "photos"}
 MODEL_FILES = {
     "evil.keras": {"w": "os:abort"},
     "ours.keras": {"w": "throughline.models.model_files:load_model"},
@@ -105,30 +94,18 @@ MODEL_FILES = {
 }
 ALLOWED = [
     {},
-    {"data": {"path": "photos"}},
     {"data": {"path": "photos", "source": "arrays", "features": "x"}},
     {"data": {"path": "granted/set"}},
     {"data": {"path": "s3://granted/photos"}},
     {"data": {"path": "s3://granted/photos/2024", "source": "arrays", "features": "x"}},
     {"preprocess": [{"tokenize": {"model": "photos/tokenizer.model"}}, {"tokenize": {}}]},
     {"preprocess": [{"tokenize": {"model": "/srv/known.model"}}]},
-    {"model": {"name": "my_models:build"}},
     {"model": {"from": "mlartifacts/0/1/artifacts/good.keras"}},
     {"model": {"name": "package.inner:build"}},
     {"augment": [{"their_ops:Cut": {"size": 9}}]},
-    {
-        "pipelines": {
-            "a": {"service": {"address": "grpc://known:5050"}},
-            "b": {"service": {"workers": 3}},
-            "c": {},
-        }
-    },
-    {
-        "pipelines": {
-            "a": {"service": {"address": "grpc://granted:1"}},
-            "b": {"service": {"address": "grpc://ours:2"}},
-        }
-    },
+    {"pipelines": {"a": {"service": {"address": "grpc://known:5050"}}, "b": {}}},
+    {"pipelines": {"a": {"service": {"address": "grpc://granted:1"}}}},
+    {"pipelines": {"a": {"service": {"address": "grpc://ours:2"}}}},
     {"pipelines": None, "data": 3, "model": "x"},
 ]
 
@@ -136,32 +113,16 @@ ALLOWED = [
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reach") / "project"
-    for name in (
-        "photos",
-        "infra",
-        ".throughline/stack",
-        ".dvc",
-        "package",
-        "mlartifacts/0/1/artifacts",
-        "granted/set",
-        "throughline/shared",
-        "flows/servers",
-    ):
+    for name in ("photos", "granted/set", "package", "mlartifacts/0/1/artifacts"):
         (folder / name).mkdir(parents=True)
-    for name in ("infra/.env", ".throughline/stack/environment", ".dvc/config.local"):
-        (folder / name).write_text("PREFECT_AUTH=admin:secret\n")
-    (folder / "way-out").symlink_to("/etc")
-    (folder / "circle").symlink_to("circle")
-    (folder / "plain-name").symlink_to("infra/.env")
-    (folder / ".open").symlink_to("photos")
-    for name in (
-        "my_models.py",
-        "package/inner.py",
-        "throughline/shared/files.py",
-        "flows/servers/services.py",
-    ):
+    hidden = ("infra/.env", ".throughline/stack/environment")
+    tracked = ("my_models.py", "package/inner.py", "throughline/shared/files.py")
+    for name in (*hidden, *tracked):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
-    for command in (["init", "-q"], ["add", "my_models.py", "package", "throughline", "flows"]):
+    for link, target in LINKS.items():
+        (folder / link).symlink_to(target)
+    for command in (["init", "-q"], ["add", *tracked]):
         subprocess.run(["git", *command], cwd=folder, check=True)
     for name in ("untracked.py", "mlartifacts/0/1/artifacts/evil.py"):
         (folder / name).write_text("")
@@ -191,9 +152,7 @@ def test_it_is_refused_before_anything_is_opened_or_imported(project, asked, why
     assert set(sys.modules) - before <= {"encodings.cp437"}, "which zipfile takes"
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://KEY:hidden@b/x", "s3://KEY:a/hidden@b", "s3://b/x?sig=hidden"]
-)
+@pytest.mark.parametrize("url", ["s3://KEY:a/hidden@b", "s3://b/x?sig=hidden"])
 def test_a_secret_in_what_is_refused_is_not_repeated(project, url):
     for asked in ({"data": {"path": url}}, {"storage": {"url": url}}):
         with pytest.raises(InvalidParams) as refused:
@@ -237,15 +196,7 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "[&a [x, x], *a]",
-        "{a: &a {b: c}, d: {<<: *a}}",
-        "[" * 100_000,
-        "{a: " * 500,
-        "x" * 50_000,
-        "2024-13-45",
-        "9" * 5_000,
-    ],
+    ["[&a [x, x], *a]", "{a: " * 500, "x" * 50_000, "2024-13-45", "9" * 5_000],
     ids=lambda value: value[:12],
 )
 def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
@@ -253,7 +204,7 @@ def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
         apply_overrides({}, [f"key={value}"])
 
 
-@pytest.mark.parametrize("name", [".env", "config.local", "environment", "key.txt"])
+@pytest.mark.parametrize("name", [".env", "key.txt"])
 def test_a_file_that_is_no_table_is_not_printed(tmp_path, name):
     (tmp_path / name).write_text("PREFECT_AUTH=admin:secret,S3_SECRET=x\n1,2\n3,4\n")
     with pytest.raises(UserError) as refused:
@@ -261,28 +212,14 @@ def test_a_file_that_is_no_table_is_not_printed(tmp_path, name):
     assert "secret" not in str(refused.value).replace(str(tmp_path), "")
 
 
-@pytest.mark.parametrize("features", ["../secret/x", "sub/x", "/etc/x", "sub/../x"])
-def test_the_name_of_an_array_leads_to_no_other_folder(tmp_path, features):
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "data" / "sub").mkdir(parents=True)
-    for folder in ("secret", "data/sub", "data"):
-        np.save(tmp_path / folder / "x.npy", np.zeros((3, 4, 4), np.uint8))
-        np.save(tmp_path / folder / "y.npy", np.arange(3))
-    with pytest.raises(UserError, match=r"data\.features"):
-        arrays.scan(DataSettings(source="arrays", path=str(tmp_path / "data"), features=features))
-
-
 @pytest.mark.parametrize(
     "text",
-    ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"],
+    ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "`" * 500 + "\n# x"],
     ids=repr,
 )
 def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(text):
     made = artifacts.describe_failure("lively-owl", Failed(message=text))
     tokens = markdown_it.MarkdownIt().parse(made)
-    assert [token.type for token in tokens if token.type != "inline"] == [
-        *("heading_open", "heading_close", "fence")
-    ]
-    assert next(token.content for token in tokens if token.type == "fence").rstrip(
-        "\n"
-    ) == text.rstrip("\n")
+    types = [token.type for token in tokens if token.type != "inline"]
+    assert types == ["heading_open", "heading_close", "fence"]
+    assert tokens[-1].content.rstrip("\n") == text.rstrip("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 
 import pytest
@@ -10,7 +11,6 @@ from tasks import report
 from tests.support.project import ROOT
 
 PICTURES = [
-    b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
     b"<svg onload='alert(1)'></svg></div><script>alert(1)</script>",
     b'"><img src=x onerror=alert(1)>',
 ]
@@ -21,19 +21,10 @@ def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
     (tmp_path / "steps.svg").write_bytes(picture)
     address = report._svg(tmp_path / "steps.svg")
     head, _, data = address.partition(",")
-    assert (
-        head == "data:image/svg+xml;base64"
-        and b64decode(data) == picture
-        and not set(address) & set("<>\"'")
-    )
+    assert head == "data:image/svg+xml;base64" and b64decode(data) == picture
+    assert not set(address) & set("<>\"'")
 
 
 def test_the_page_escapes_everything_and_runs_nothing():
-
     page = (ROOT / "throughline" / "reporting" / "report.html").read_text()
-    assert (
-        "| safe" not in page
-        and "|safe" not in page
-        and "<script" not in page
-        and "default-src 'none'" in page
-    )
+    assert not re.search(r"\|\s*safe|<script", page) and "default-src 'none'" in page
