@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.project import SMALL, run_quietly, share_servers, start, write_params
 from tests.support.shared_servers import shared_libraries, shared_prefect
+from tests.support.stack import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
@@ -36,6 +37,19 @@ def project(first) -> Path:
     folder, _ = first
     write_params(folder, {**SMALL, "shard": {**SMALL["shard"], "min_shards": 4}})
     return folder
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none once it is gone."""
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 @pytest.mark.parametrize("two", TWO)
@@ -63,7 +77,7 @@ def test_both_complete(project, two):
 def test_a_run_waits_for_dvc_at_work_by_hand(project):
     # DVC's own record of a process that works on the shards: this one's child, which looks like
     # DVC.
-    (project / "dvc").write_text("import time; print(flush=True); time.sleep(60)")
+    (project / "dvc").write_text("import signal; print(flush=True); signal.pause()")
     with subprocess.Popen(
         [sys.executable, "dvc", "repro"], cwd=project, stdout=subprocess.PIPE
     ) as dvc:
@@ -91,13 +105,16 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
     for line in flow.stdout:
         if "Running stage 'shard'" in line:
             break
-    below = psutil.Process(flow.pid).children(recursive=True)
-    ours = [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
-    assert len(ours) >= 6, "two supervisors, DVC and the stage, and the server below two of its own"
-    assert any("uvicorn" in process.cmdline() for process in ours)
+
+    def find_all() -> list[psutil.Process] | None:
+        """Two supervisors, DVC and the stage, and the server below two of its own."""
+        below = [one for one in psutil.Process(flow.pid).children(recursive=True) if is_alive(one)]
+        return below if len(below) >= 6 else None
+
+    ours = wait_for(find_all)
+    assert any("uvicorn" in words_of(process) for process in ours)
     os.kill(flow.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(ours, timeout=20)
-    assert not alive
+    assert psutil.wait_procs(ours, timeout=240)[1] == []
     (project / ".throughline" / "workspaces" / "x" / ".dvc" / "tmp" / "rwlock").write_text("")
     again = start(project, *command, shared=share_servers(command))
     said = again.communicate()[0]
@@ -110,15 +127,20 @@ def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(
     for line in flow.stdout:
         if "python -m tasks.snapshot" in line:
             break
-    time.sleep(0.5)
-    supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in p.cmdline())
-    stages = [p for p in supervisor.children(recursive=True) if "tasks.snapshot" in p.cmdline()]
+    supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in words_of(p))
+    stages = wait_for(
+        lambda: [
+            process
+            for process in supervisor.children(recursive=True)
+            if "tasks.snapshot" in words_of(process)
+        ]
+    )
     supervisor.kill()
     for line in flow.stdout:
         if "tasks.snapshot" in line:
-            assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in stages)
+            assert not [p for p in stages if is_alive(p)]
             break
     else:
         pytest.fail("it was not tried again")
     said = flow.communicate()[0]
-    assert stages and flow.returncode == 0, said
+    assert flow.returncode == 0, said
