@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.lanes import slow_but_first
 from throughline.training import checkpoint_store
 from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 
@@ -146,9 +145,7 @@ def laid_out(moment, into, root, *, entries, torn):
     lay(root, into)
 
 
-@pytest.mark.parametrize(
-    ("entries", "torn"), slow_but_first([("seen", False), ("seen", True), ("flushed", False)])
-)
+@pytest.mark.parametrize(("entries", "torn"), [("seen", False), ("seen", True), ("flushed", False)])
 def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
     disk, tmp_path, entries, torn, monkeypatch, capsys
 ):
