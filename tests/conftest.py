@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = (
@@ -15,3 +16,7 @@ pytest_plugins = (
     "tests.support.trainings",
     "tests.support.fixtures",
 )
+
+# How fast examples are drawn depends on the machine, and is no property of the program.
+settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no clock")

@@ -50,7 +50,7 @@ SECOND = len(b"".join(frame(RECORDS[0])))  # where the second record begins
 
 
 @given(key=st.integers(0, 2**63 - 1), label=st.integers(0, 2**40), image=st.binary(max_size=400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
     parsed = tf.train.Example.FromString(encode_example(key=key, label=label, value=image))
     assert parsed.features.feature["key"].int64_list.value[:] == [key]
@@ -59,7 +59,7 @@ def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
     count, size, numbers = (
         data.draw(st.integers(1, 7)),
@@ -142,7 +142,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_example_of_tensorflow_s_is_read_as_it_was_written(features):
     record = example(**features)
     found = parse_features(record)
@@ -184,7 +184,7 @@ def part(field: int, payload: bytes) -> bytes:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_an_example_or_refused(record):
     try:
         features = parse_features(record)

@@ -93,7 +93,7 @@ def test_a_step_is_the_same_wherever_the_epoch_is_entered(kind):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120),
     boundaries=st.sets(st.integers(1, 39), max_size=4),
@@ -128,7 +128,7 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),
     each=st.integers(1, 4),
@@ -209,14 +209,14 @@ def one_by_one(lengths, room):
     return free
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80), room=st.integers(30, 50))
 def test_lengths_dealt_at_once_fill_rows_as_documents_dealt_one_by_one(lengths, room):
     plan = plan_packs(np.array(lengths), room)
     assert sorted(room - sum(row) for row in packs_of(plan)) == sorted(one_by_one(lengths, room))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=60))
 def test_every_document_has_one_slot_of_its_length(lengths):
     plan = plan_packs(np.array(lengths), 20)

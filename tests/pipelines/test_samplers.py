@@ -46,7 +46,7 @@ def test_the_permutation_is_a_bijection(count):
     ) == list(range(count))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     count=st.integers(1, 3000),
     window=st.integers(1, 4000),
@@ -93,7 +93,7 @@ def test_seed_and_epoch_are_a_pair_not_a_sum():
     assert not np.array_equal(one, other)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(labels=st.lists(st.integers(0, 4), min_size=20, max_size=400), seed=st.integers(0, 99))
 def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
     labels = np.asarray([*labels, *range(5)])
@@ -147,7 +147,7 @@ def test_the_order_of_a_small_split_is_traced_once_for_all_datasets():
     assert samplers._swap_in_graphs.experimental_get_tracing_count() == traced > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     lanes=st.integers(2, 12),
     each=st.integers(1, 4),
