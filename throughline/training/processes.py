@@ -102,12 +102,6 @@ def reserve_addresses(count: int) -> Iterator[list[str]]:
         yield [f"{LOOPBACK}:{one.getsockname()[1]}" for one in sockets]
 
 
-def find_free_ports(count: int) -> list[int]:
-    """Ports of this host that nothing listens on."""
-    with reserve_addresses(count) as addresses:
-        return [int(address.rpartition(":")[2]) for address in addresses]
-
-
 def run_one_of_several(main: Callable[[], None]) -> None:
     """Run the main function of a process that may train with others: it ends when the one does that
     has started it, and where it fails at once. Of those that are ended together the chief is first:
