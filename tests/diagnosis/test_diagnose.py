@@ -201,6 +201,7 @@ THREE_MAPS = HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3)
         (HostLoad(serial_ms=25).overlap(1), STEP, 4, 25),  # as long as it is the shorter
         (FOUR_THREADS, STEP, 4, 15),  # several threads share it
         (THREE_MAPS, STEP, 2, 30),  # as far as there are cores
+        (replace(FOUR_THREADS, serial_ms=20), QUEUED, 2, 40),  # for all of the input
         (FOUR_THREADS, replace(STEP, on_accelerator=False), 4, 25),  # the model wants cores, too
     ],
 )
