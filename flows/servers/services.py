@@ -184,12 +184,6 @@ def reserved_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def find_free_port() -> int:
-    """A port of this machine's loopback that nothing listens on now."""
-    with reserved_port() as port:
-        return port
-
-
 def is_listening(port: int) -> bool:
     """Whether something accepts connections at a port of this machine's loopback."""
     with socket.socket() as probe:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers.services import find_free_port
+from flows.servers.services import reserved_port
 from infra.local import postgres
 from infra.local.stack_config import SETTINGS_FILE, load_stack
 from tests.support.skips import need
@@ -64,9 +64,9 @@ def test_settings_that_cannot_be_read_are_never_replaced(tmp_path, content):
 @pytest.mark.slow
 def test_a_first_start_that_was_killed_is_made_good_by_the_next():
     need("postgres")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         Path(folder).chmod(0o755)
-        opened = load_stack(Path(folder) / "stack", postgres_port=find_free_port())
+        opened = load_stack(Path(folder) / "stack", postgres_port=port)
         (opened.folder / "postgres.partial" / "base").mkdir(parents=True)
         (opened.folder / "postgres.partial" / "PG_VERSION").write_text("15\n")
         with postgres.postgres(opened):
