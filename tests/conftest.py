@@ -13,7 +13,6 @@ pytest_plugins = (
     "tests.support.skips",
     "tests.support.object_stores",
     "tests.support.stored_snapshots",
-    "tests.support.trainings",
     "tests.support.fixtures",
 )
 

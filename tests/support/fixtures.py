@@ -1,4 +1,7 @@
-"""Fixtures that several folders of tests use; tests/support/README.md says which is which."""
+"""Fixtures that several folders of tests use; tests/support/README.md says which is which.
+
+Slow libraries are imported within them: the process that deals out the tests needs none.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -170,6 +172,8 @@ def mlflow_store(shared, tmp_path, monkeypatch) -> Iterator[Path]:
     """The folder of a test with a store of MLflow that runs are sent to; migrations, which take
     seconds, are those of one store for all.
     """
+    import mlflow
+
     template = shared / "mlflow.db"
     with FileLock(shared / "mlflow.lock"):
         if not template.exists():
@@ -201,6 +205,21 @@ def _op_determinism_ends_with_its_test() -> Iterator[None]:
         from tensorflow.python.framework import config
 
         config.disable_op_determinism()
+
+
+@pytest.fixture(scope="session")
+def layout(arrays):
+    """The layout of a project of the arrays with their snapshot, for small trainings."""
+    from tests.support.prepared import take_snapshot
+    from tests.support.project import SMALL
+    from throughline.config.params import check
+    from throughline.shared.layout import Layout
+
+    root = arrays.parent / "resume"
+    root.mkdir(exist_ok=True)
+    (root / "data").symlink_to(arrays)
+    take_snapshot(check(SMALL), Layout(root))
+    return Layout(root)
 
 
 @pytest.fixture(scope="session")

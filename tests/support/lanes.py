@@ -45,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         groups.setdefault(_group_of(item), []).append(item)
     items[:] = [
         item
-        for group in sorted(groups.values(), key=lambda group: min(map(_rank, group)))
+        for group in sorted(
+            groups.values(), key=lambda group: (min(map(_rank, group)), -len(group))
+        )
         for item in group
     ]
 

@@ -18,7 +18,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import psutil
 import pytest
 import requests
@@ -83,6 +82,8 @@ class Stack:
 
     def use_mlflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let MLflow's client of this process ask this stack's server, for the length of a test."""
+        import mlflow
+
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", self.user[0])
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", self.user[1])
         mlflow.set_tracking_uri(self.tracking)

@@ -10,7 +10,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows.run.changed_params import merge
-from tests.support.prepared import take_snapshot
 from tests.support.project import ROOT, SMALL
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
@@ -19,19 +18,9 @@ from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides
-from throughline.shared.layout import Layout
 from throughline.tracking.recorder import Recorder, RunKey
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback
-
-
-@pytest.fixture(scope="session")
-def layout(arrays):
-    root = arrays.parent / "resume"
-    root.mkdir(exist_ok=True)
-    (root / "data").symlink_to(arrays)
-    take_snapshot(check(SMALL), Layout(root))
-    return Layout(root)
 
 
 def params_of(*overrides, overlay=None):
