@@ -35,8 +35,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command_line import command_line, write_results
-
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from flows.run.fork_server import stage_server
 from tests.support.project import SMALL, environment, make_project, run_stages, write_params
 from throughline.plan.training_workers import TrainingWorker

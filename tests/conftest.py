@@ -12,7 +12,6 @@ pytest_plugins = (
     "tests.support.quick",
     "tests.support.skips",
     "tests.support.object_stores",
-    "tests.support.stored_snapshots",
     "tests.support.fixtures",
 )
 

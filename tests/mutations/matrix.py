@@ -165,15 +165,13 @@ def _run_tests(root: Path, tests: Sequence[str], failures: Path, log: Path) -> N
         os._exit(int(code))
 
 
-def run_all(
-    jobs: Sequence[tuple[Fault, tuple[str, ...]]], copies: Sequence[Path]
-) -> Iterator[Outcome]:
+def run_all(faults: Sequence[Fault], copies: Sequence[Path]) -> Iterator[Outcome]:
     """Plant each fault, run its tests, take it out again; as many at once as there are copies."""
-    waiting, free = list(reversed(jobs)), list(copies)
+    waiting, free = list(reversed(faults)), list(copies)
     running: dict[Path, tuple[Fault, Path, str, Run]] = {}
     while waiting or running:
         while waiting and free:
-            fault, tests = waiting.pop()
+            fault = waiting.pop()
             root = free.pop()
             sources = read_sources(root)
             path = find_file(sources, fault)
@@ -182,7 +180,7 @@ def run_all(
                 yield Outcome(name=fault.name, state="does not apply")
                 continue
             write_source(path, plant(sources[path], fault))
-            running[root] = (fault, path, sources[path], Run(root, tests, limit_s=LIMIT_S))
+            running[root] = (fault, path, sources[path], Run(root, fault.tests, limit_s=LIMIT_S))
         for root, (fault, path, text, run) in list(running.items()):
             code = run.poll()
             if code is None:
@@ -262,7 +260,7 @@ def main() -> None:
         broken = fail_without_faults(copies[0], faults)
         for test in sorted(broken):
             echo(f"fails without any fault, not counted: {test}")
-        for outcome in run_all([(fault, fault.tests) for fault in faults], copies):
+        for outcome in run_all(faults, copies):
             caught_by = tuple(test for test in outcome.caught_by if test not in broken)
             state = "survived" if outcome.caught_by and not caught_by else outcome.state
             outcomes.append(

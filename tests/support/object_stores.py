@@ -6,9 +6,7 @@ import fcntl
 import http.client
 import json
 import os
-import resource
 import secrets
-import signal
 import tempfile
 import threading
 import time
@@ -178,15 +176,3 @@ def fetch_slowly(columns: FetchedColumns, column: Column, endpoint: str) -> None
     fetching.RANGE_BYTES, stored.OBJECT_BYTES = RANGE_BYTES, RANGE_BYTES
     os.environ["AWS_ENDPOINT_URL"] = endpoint
     columns.fetch("train", column)
-
-
-def fetch_with_file_limit(columns: FetchedColumns, column: Column) -> None:
-    """Fetch a column of the training split where files may not grow; exits with 3 if that is said
-    as an error of the disk.
-    """
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-        columns.fetch("train", column)
-    except OSError:
-        os._exit(3)

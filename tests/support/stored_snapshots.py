@@ -1,23 +1,20 @@
-"""Snapshots that tests share: in small chunks, whole or in part, and with columns in an object
-store, in many small objects.
+"""Snapshots in small chunks, whole or in part, and with columns in an object store, in many small
+objects; tests/pipelines/conftest.py has the fixtures.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import multiprocessing
 import os
-import secrets
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tests.support.object_stores import BUCKET, RANGE_BYTES, Proxy
-from tests.support.small_pipelines import PREPROCESS, open_snapshot, prepare_snapshot
+from tests.support.object_stores import RANGE_BYTES, Proxy
+from tests.support.small_pipelines import PREPROCESS, open_snapshot
 from tests.support.stack import wait_for
 from throughline.data.columns import fetching, stored
 from throughline.data.columns.stored import Destination
@@ -37,29 +34,6 @@ def use_small_pieces(patched):
     patched.setattr(snapshot_writer, "ROWS_BYTES", CHUNK_BYTES)
     patched.setattr(stored, "OBJECT_BYTES", RANGE_BYTES)
     patched.setattr(fetching, "RANGE_BYTES", RANGE_BYTES)
-
-
-@pytest.fixture(scope="session")
-def snapshot_of(arrays, photos, tmp_path_factory) -> Callable[..., PreparedData]:
-    """A function that opens the snapshot of a kind that stores a fraction of the rows, in chunks of
-    a few; each is written once.
-    """
-
-    @functools.cache
-    def make(kind: str, fraction: float = 1.0) -> PreparedData:
-        folder = tmp_path_factory.mktemp(f"{kind}-{fraction}") / "snapshot"
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(snapshot_writer, "ROWS_BYTES", 5000)
-            return prepare_snapshot(
-                arrays if kind == "arrays" else photos, folder, kind, fraction=fraction
-            )
-
-    return make
-
-
-@pytest.fixture
-def small_pieces(monkeypatch):
-    use_small_pieces(monkeypatch)
 
 
 def write(folder: Path, out: Path, url: str = "", *, kind: str = "arrays", fraction: float = 1.0):
@@ -86,25 +60,6 @@ def fetch_all(data: PreparedData) -> dict[str, bytes]:
         for split in data.snapshot.splits
         for column in data.snapshot.columns
     }
-
-
-@pytest.fixture(scope="session")
-def arrays_in_store(arrays, tmp_path_factory, store_variables):
-    """Folder and URL of the arrays' snapshot in a store; to read, not to change."""
-    folder = tmp_path_factory.mktemp("put") / "snapshot"
-    url = f"s3://{BUCKET}/{secrets.token_hex(8)}"
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in store_variables.items():
-            patched.setenv(name, value)
-        use_small_pieces(patched)
-        write(arrays, folder, url)
-    return folder, url
-
-
-@pytest.fixture
-def put(arrays, arrays_in_store, tmp_path, object_store, small_pieces):
-    """A function that opens this snapshot with a cache folder."""
-    return lambda cache="cache": open_stored(arrays, *arrays_in_store, tmp_path / cache)
 
 
 def write_slowly(folder: Path, out: Path, url: str, endpoint: str) -> None:
