@@ -28,11 +28,13 @@ class Lane:
 
     marks: str
     processes: int = 3  # on 2 cores; one of them mostly waits for a server
+    options: tuple[str, ...] = ()
 
 
 LANES = {
-    # A third process would cost more in imports than it saves.
-    "quick": Lane(marks="not integration and not core and not slow", processes=2),
+    "quick": Lane(
+        marks="not integration and not core and not slow", processes=2, options=("--quick",)
+    ),
     "test": Lane(marks="not core and not slow"),
     "test-core": Lane(marks="core"),
     "nightly": Lane(marks="slow"),
@@ -44,9 +46,8 @@ def run_lanes(names: Sequence[str], options: Sequence[str]) -> tuple[int, list[s
     """Run the tests of lanes together, since each process of the tests takes 20 s to import them,
     and keep their durations; returns pytest's exit code, and the ids of the tests that failed.
     """
-    lanes = [LANES[name] for name in names]
-    marks = " or ".join(f"({lane.marks})" for lane in lanes)
-    processes = max(lane.processes for lane in lanes)
+    marks = " or ".join(f"({LANES[name].marks})" for name in names)
+    processes = max(LANES[name].processes for name in names)
     return _run_pytest(
         *("-m", marks, "--durations=10", f"--junitxml={RESULTS / '+'.join(names)}.xml"),
         *("--numprocesses", str(processes), "--dist", "loadgroup", "--no-loadscope-reorder"),
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         echo(f"there is no lane {', '.join(sorted(unknown))}: there are {', '.join(LANES)}")
         return 2
     RESULTS.mkdir(parents=True, exist_ok=True)
-    code, failed = run_lanes(names, options)
+    own_options = [option for name in names for option in LANES[name].options]
+    code, failed = run_lanes(names, [*own_options, *options])
     if code not in (RAN, FAILED) or (code == FAILED and not failed):
         failed = [f"{DIED}{' and '.join(names)}: pytest ended with {code}", *failed]
     if len(failed) > MOST_AGAIN or any(test.startswith(DIED) for test in failed):
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     again: list[str] = []
     if failed:
         echo(f"\nonce more, alone: {len(failed)} tests")
-        code, again = _run_pytest("-p", "no:xdist", *failed)
+        code, again = _run_pytest("-p", "no:xdist", *own_options, *failed)
         again = again if code in (RAN, FAILED) else failed
     flaky = [f"flaky: {test}" for test in failed if test not in again]
     (RESULTS / "flaky.txt").write_text("".join(f"{line}\n" for line in flaky))

@@ -17,6 +17,8 @@ from throughline.plan.training_workers import TF_CONFIG, make_tf_config
 from throughline.shared.errors import ImpossiblePlan, InvalidParams, MissingInput
 from throughline.shared.limits import KEPT_SHARE
 
+pytestmark = pytest.mark.integration
+
 MEMORY = "throughline.assembly.inputs.available_memory"
 
 

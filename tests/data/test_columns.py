@@ -119,6 +119,7 @@ def test_a_column_without_bytes_is_empty(shape, count, mapped, tmp_path):
 SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1, 3)), max_size=12)
 
 
+@pytest.mark.integration
 @given(SHAPES, st.sampled_from(["uint8", "float32", "int64"]))
 def test_values_are_found_where_their_extents_say(shapes, dtype):
     draw = np.random.default_rng(0)

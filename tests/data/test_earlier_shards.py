@@ -24,6 +24,8 @@ from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import DataNotFound
 from throughline.shared.object_store import open_store
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = ShardSettings(min_shards=6, writers=2)
 
 
@@ -145,7 +147,6 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monk
         data.write_known(manifest, settings, kept)
 
 
-@pytest.mark.integration
 def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
     data, kept = Data(tmp_path, "photos", 20), tmp_path / "kept"
     upload(data.source, f"{bucket_url}/photos")

@@ -28,6 +28,8 @@ from throughline.data.sources import base, split_names, tfrecord
 from throughline.settings import DataSettings, RecordSettings, ShardSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
+pytestmark = pytest.mark.integration
+
 LABELED = {"label": [0]}
 
 
@@ -274,7 +276,6 @@ def test_worked_examples_hold(module):
     assert not result.failed
 
 
-@pytest.mark.integration
 def test_a_compressed_shard_is_refused_with_the_command_that_unpacks_it(tmp_path):
     path = tmp_path / "a shard.tfrecord"
     write(path, vectors(2))

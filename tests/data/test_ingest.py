@@ -33,6 +33,8 @@ from throughline.shared.errors import (
 )
 from throughline.shared.output_lock import hold_outputs
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -158,7 +160,6 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(converted, name):
     assert np.abs(seen.numpy() - expected).max() <= (3 if path.suffix == ".jpg" else 1)
 
 
-@pytest.mark.integration
 def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     """A frame without light stays black: its scale is that of its neighbors."""
     steps = np.arange(64, dtype=np.uint16).reshape(8, 8)
@@ -281,7 +282,6 @@ def test_a_table_may_lack_files_and_stays_inside_its_folder(folder, tmp_path):
     assert found["../secret.jpg"] == "leads outside the data root"
 
 
-@pytest.mark.integration
 def test_one_stage_at_a_time_prepares_data(tmp_path, capsys):
     (tmp_path / "source").mkdir()
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 6), np.uint8)

@@ -266,6 +266,7 @@ def test_only_what_is_new_or_changed_is_read(photos, capsys):
     assert unread(capsys) == "none"
 
 
+@pytest.mark.integration
 def test_the_manifest_is_that_of_reading_everything_byte_for_byte(photos, capsys):
     """After each of many changes: new, other, fewer files, of all kinds, good and bad."""
     draw = np.random.default_rng(5)

@@ -40,6 +40,8 @@ from throughline.data.shards.tfrecord import (
 from throughline.shared.errors import CorruptShard, MissingInput
 from throughline.shared.files import digest_file
 
+pytestmark = pytest.mark.integration
+
 RECORDS = [
     encode_example(
         key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)

@@ -18,6 +18,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 
+@pytest.mark.integration
 def test_labels_and_categories_are_the_text_of_their_cells(tmp_path):
     """Over more rows than one block of any reader."""
     count = 100_000

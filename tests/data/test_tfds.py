@@ -13,6 +13,8 @@ from throughline.data.sources import base, tfds
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
+pytestmark = pytest.mark.integration
+
 
 def feature(kind: str, module: str = "tensor_feature", **more) -> dict:
     return {"pythonClassName": f"tensorflow_datasets.core.features.{module}.{kind}", **more}

@@ -27,6 +27,7 @@ def find_problem(cells):
     return find_time_problem(read_moments(cells))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("pattern", FORMATS)
 def test_a_year_of_hours_increases_in_every_notation_and_sorted_as_text_it_does_not(pattern):
     first = datetime(2025, 12, 1)

@@ -40,6 +40,8 @@ from throughline.measurement.verdict import Stall
 from throughline.results.profiling import METRICS
 from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
+pytestmark = pytest.mark.integration
+
 
 def judged(config: dict, *, model_ms: float = 10.0, on_accelerator: bool = True, **known):
     """The diagnosis of a configuration whose step takes exactly what the cost model says."""

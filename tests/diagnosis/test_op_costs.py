@@ -18,6 +18,8 @@ from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShuffleSettings
 
+pytestmark = pytest.mark.integration
+
 BATCH, DECODE = 4, (Decode(),)
 REST_S = 0.002
 
@@ -72,7 +74,6 @@ def open_pipeline(data, config, *, preprocess=DECODE, augment=(), worker=Trainin
     return InputPipeline(plan=plan, data=data, split="train", seed=0, worker=worker)
 
 
-@pytest.mark.integration
 def test_every_part_of_a_stream_has_the_cost_of_its_calls(data):
     config = PipelineConfig(read="shards")
     costs = measure_costs(open_pipeline(data, config, augment=(Rest(),)), config, clock=Rest.clock)
@@ -87,7 +88,6 @@ def test_every_part_of_a_stream_has_the_cost_of_its_calls(data):
 STORED = {"shuffle": {"kind": "global"}}
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("config", "needed"),
     [
@@ -126,7 +126,6 @@ def test_the_slice_of_a_process_with_lanes_of_its_own_has_a_plan(data, read):
     assert share_of_worker(one, config) == (one, config)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("read", ["snapshot", "indexed_shards"])
 def test_the_parts_of_a_plan_with_lanes_have_prices_in_every_process(data, read):
     config = PipelineConfig(read=read, shuffle=LANES, prefetch=2)

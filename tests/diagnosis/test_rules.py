@@ -39,6 +39,8 @@ from throughline.plan.parallelism import Parallelism
 from throughline.plan.steps import BucketBatch, Map
 from throughline.settings import BatchSettings
 
+pytestmark = pytest.mark.integration
+
 STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.made_up import made_up, write_made_up
 from throughline.diagnosis.summary import print_summary
 from throughline.results.profiling import (
@@ -13,6 +15,8 @@ from throughline.results.profiling import (
     ProfileResult,
     RoundTimes,
 )
+
+pytestmark = pytest.mark.integration
 
 
 def said_of(hosts, tmp_path, capsys):

@@ -12,6 +12,8 @@ from throughline.diagnosis.trace_breakdown import break_down
 from throughline.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace, record_trace
 from throughline.shared.errors import MissingInput
 
+pytestmark = pytest.mark.integration
+
 # 12 steps on a prefetch of two maps, `decode` and `flip`, of two parallel calls each. A call of
 # `decode` sleeps for 5 ms.
 RECORDED = Path(__file__).parent / "recorded"

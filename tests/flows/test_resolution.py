@@ -162,6 +162,7 @@ def test_what_was_handed_on_is_for_the_same_request_alone(project):
 KEYS = st.text(max_size=5).filter(lambda key: not key.endswith("!"))  # a mark of overlays
 
 
+@pytest.mark.integration
 @given(
     st.recursive(
         st.text(max_size=8) | st.integers() | st.booleans() | st.none(),

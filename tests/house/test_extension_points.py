@@ -21,6 +21,8 @@ from throughline.plan.schema import find_encoding
 from throughline.settings import PipelineConfig
 from throughline.settings.source_kinds import SOURCES
 
+pytestmark = pytest.mark.integration
+
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
     *("__init__", "base", "class_folders", "column_kinds", "delimited", "file_folder"),

@@ -49,6 +49,7 @@ def normalize(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+@pytest.mark.integration
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
@@ -77,6 +78,7 @@ def test_a_stage_depends_on_its_identity_and_identities_on_all_of_the_program():
     assert program <= set(stages["identities"]["deps"])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("stage", [stage for stage in LIBRARIES if stage != "fetch"])
 def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
     modules = project_files(*stage_modules(stage), roots=ROOTS, without=SUPPORTING)

@@ -21,6 +21,8 @@ from throughline.pipelines.read.cropped_rows import make_crop_fn
 from throughline.plan.augmentations import Flip, RandomCrop, RandomResizedCrop, ResizedCenterCrop
 from throughline.plan.ops import CenterCrop, Op, Resize
 
+pytestmark = pytest.mark.integration
+
 KEYS = np.arange(20_000, dtype=np.int64) * 7919
 CROP = RandomResizedCrop(height=8, width=8)
 

@@ -17,6 +17,8 @@ from throughline.kernels.sequences import pack_rows, pad_rows
 from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.ops import Op, Rescale, Standardize
 
+pytestmark = pytest.mark.integration
+
 COUNT = 64
 EPOCH = tf.constant(2, tf.int64)
 

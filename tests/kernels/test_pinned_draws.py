@@ -37,6 +37,8 @@ from throughline.plan.augmentations import (
 )
 from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
 
+pytestmark = pytest.mark.integration
+
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 

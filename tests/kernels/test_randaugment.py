@@ -12,6 +12,8 @@ from throughline.kernels.randaugment import CHANGES
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.augmentations import RandAugment
 
+pytestmark = pytest.mark.integration
+
 NAMES = (
     "identity", "shear_x", "shear_y", "move_x", "move_y", "rotate", "brightness", "color",
     "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",

@@ -18,6 +18,8 @@ from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import UnequalConfigurations
 
+pytestmark = pytest.mark.integration
+
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUFFER = {"kind": "buffer", "size": 32}
 UNIFORM = {

@@ -12,6 +12,8 @@ from tests.support.project import SMALL, run_stages, write_params
 from throughline.data.columns.index import column_path
 from throughline.measurement.equality import digest_example
 
+pytestmark = pytest.mark.integration
+
 KEY, LABEL, VALUE = np.int64(3), np.int64(1), np.arange(24, dtype=np.uint8).reshape(6, 4, 1)
 OTHERS = {
     "shape": (KEY, LABEL, VALUE.reshape(4, 6, 1)),
@@ -28,7 +30,6 @@ def test_examples_that_differ_in_anything_have_other_digests(example):
     assert digest_example(*example) != digest_example(KEY, LABEL, VALUE)
 
 
-@pytest.mark.integration
 def test_a_configuration_with_a_wrong_label_in_validation_is_not_built(layout, tmp_path, capsys):
     project = link_data(layout.root / "data", tmp_path, snapshot=False)
     shutil.copytree(layout.snapshot, project.snapshot)

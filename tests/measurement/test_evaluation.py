@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from throughline.measurement.evaluation import _keep_worst, count_confusions
+
+pytestmark = pytest.mark.integration
 
 
 def test_every_example_is_counted_in_the_row_of_its_class():

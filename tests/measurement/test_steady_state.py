@@ -117,6 +117,7 @@ CASES = list(
 )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("times", "capacity"), CASES)
 def test_an_accelerator_waits_for_what_its_input_cannot_deliver(times, capacity):
     input_ms, model_ms = times

@@ -11,6 +11,8 @@ from throughline.measurement.throughput import join_slices, measure_input
 from throughline.results.build import InputThroughput
 from throughline.shared.errors import EmptyDataset
 
+pytestmark = pytest.mark.integration
+
 BATCH_S, GAP_S = 0.02, 0.5
 
 

@@ -14,6 +14,8 @@ from throughline.models.builders import BUILDERS, Models, Target, build_models, 
 from throughline.plan.ops import Categories, Op, Rescale, Standardize
 from throughline.settings import ModelSettings, TrainSettings
 
+pytestmark = pytest.mark.integration
+
 YEARS = np.asarray([[2015.0, 257, 1], [2010.0, 259, 0]], np.float32)
 CLASSES = Target(kind="class", shape=(3,))
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)

@@ -20,6 +20,8 @@ from throughline.shared.errors import ImpossiblePlan, UnknownModel
 from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
 
+pytestmark = pytest.mark.integration
+
 CLASSES = Target(kind="class", shape=(4,))
 
 

@@ -20,6 +20,8 @@ from throughline.plan.schema import Encoding, Feature, Schema
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     "op",

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tests.support.lanes import mostly, slow_but_first
+from tests.support.lanes import slow_but_first
 from tests.support.small_pipelines import (
     APPROXIMATE,
     CONFIGS,
@@ -42,6 +42,8 @@ from throughline.settings import PipelineConfig, ShardSettings
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.limits import usable_cores
 
+pytestmark = pytest.mark.integration
+
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at
 # Whose batches are made as those of others: only threads, files, buffers and order differ.
@@ -66,7 +68,7 @@ def kinds(stored, snapshot_of):
     ("kind", "names"),
     [
         pytest.param("photos", QUICK, id="photos in some"),
-        pytest.param("photos", (*DIFFERENT, "files"), id="photos", marks=pytest.mark.integration),
+        pytest.param("photos", (*DIFFERENT, "files"), id="photos"),
         pytest.param("photos", tuple(CONFIGS), id="photos in all", marks=pytest.mark.slow),
         pytest.param("unlike", UNLIKE, id="photos of unlike sizes", marks=pytest.mark.slow),
     ],
@@ -81,7 +83,6 @@ def test_configurations_deliver_the_same_examples(kinds, request, kind, names):
     assert digest.examples == kinds[kind].shards.examples("train")
 
 
-@pytest.mark.integration
 def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
     shard(
         replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest"),
@@ -105,7 +106,6 @@ def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
     assert are_permutations(pipe, batches(pipe, epochs=2))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "crop"),
     slow_but_first(
@@ -160,7 +160,6 @@ def test_a_snapshot_gives_every_op_what_it_takes(stored, augment):
     assert same(found, expected)
 
 
-@pytest.mark.integration
 def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stored):
     crop = {"augment": (RandomResizedCrop(height=9, width=11), Flip()), "postprocess": ()}
     host, resident = (
@@ -174,11 +173,7 @@ def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stor
 
 
 @pytest.mark.parametrize(
-    "name",
-    mostly(
-        (*QUICK, "in_memory", "shards_global", "device_resident", "balanced_stream"),
-        quick=QUICK,
-    ),
+    "name", (*QUICK, "in_memory", "shards_global", "device_resident", "balanced_stream")
 )
 def test_shapes_dtypes_and_cardinality_are_known(stored, name):
     pipe = pipeline(stored, "photos", augment=(Flip(),), **CONFIGS[name])
@@ -207,7 +202,6 @@ def test_the_rows_of_a_split_on_the_device_are_gathered_of_variables(stored):
     assert whole == {pipe.examples} and not copied
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(3, 9), (5, 50)]))
 def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
@@ -319,7 +313,6 @@ def test_original_files_come_in_the_order_of_the_shards(stored):
     assert list(photos.files("train").keys) == photos.memmap("train", "key").tolist()
 
 
-@pytest.mark.integration
 def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     # Refused here, where a crop counts pixels; benchmarks measure it.
     assert APPROXIMATE["decode"] == {"ratio": 2}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tests.support.lanes import mostly, slow_but_first
+from tests.support.lanes import slow_but_first
 from tests.support.small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
@@ -17,6 +17,8 @@ from throughline.plan.ops import Decode, Resize
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
+
+pytestmark = pytest.mark.integration
 
 SPEC = InputSpec(
     schema=labeled(image_feature()),
@@ -57,7 +59,7 @@ STREAMS = (
 )
 
 
-@pytest.mark.parametrize("name", mostly(STREAMS, quick=("naive",)))
+@pytest.mark.parametrize("name", STREAMS)
 def test_every_epoch_of_a_stream_is_another_permutation_and_any_can_be_started_from(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), with_keys=True, **CONFIGS[name])
     whole, steps = batches(pipe, epochs=3), pipe.steps_per_epoch
@@ -70,7 +72,6 @@ def test_every_epoch_of_a_stream_is_another_permutation_and_any_can_be_started_f
         assert same(rest, whole[first:])
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     "name",
     slow_but_first(["snapshot", "snapshot_window", "snapshot_part", "device_resident", "balanced"]),
@@ -88,7 +89,6 @@ def test_a_step_of_the_snapshot_is_the_same_wherever_one_begins_and_whoever_gath
     assert same([gather(tf.constant(step, tf.int64)) for step in range(len(whole))], whole)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", ["naive", "cache_memory", "snapshot", "shards_global"])
 def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name):
     pipe = pipeline(stored, augment=(Flip(),), **CONFIGS[name])
@@ -105,7 +105,6 @@ def test_augmentation_differs_from_epoch_to_epoch(stored):
     assert same(two, batches(pipe, epochs=2))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", ["naive", "snapshot"])
 def test_equal_seeds_give_equal_batches_and_others_do_not(stored, name):
     one, two, other = (

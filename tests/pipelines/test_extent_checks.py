@@ -25,6 +25,8 @@ from throughline.pipelines.sizes import estimate_record_bytes
 from throughline.settings import ShardSettings
 from throughline.shared.errors import ImpossiblePlan
 
+pytestmark = pytest.mark.integration
+
 LARGE = 1 << 50  # bytes
 ROWS = 160_000_000  # of 12×10: 20 GB
 

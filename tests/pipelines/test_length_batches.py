@@ -16,6 +16,8 @@ from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatche
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import ImpossiblePlan
 
+pytestmark = pytest.mark.integration
+
 LENGTHS = {
     "bucket": np.array([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8]),
     "pack": np.array([3, 9, 4, 1, 8, 2, 2, 7, 10, 5, 4, 3]),
@@ -83,7 +85,6 @@ def test_the_batches_of_two_epochs_are_pinned(kind):
         assert batches.length(steps_of(batches, 0)).numpy().tolist() == PINNED_BOUNDARIES
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_step_is_the_same_wherever_the_epoch_is_entered(kind):
     batches = MAKERS[kind](LENGTHS[kind])
@@ -172,7 +173,6 @@ def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
         sizes_for_tokens(1000, [64, 512], workers=2)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("tokens", [None, 400], ids=["batch_size", "tokens"])
 def test_joined_slices_are_one_process_batches_whatever_their_number(tokens):
     lengths = np.random.default_rng(0).integers(1, 40, 203)

@@ -24,6 +24,8 @@ from throughline.pipelines.order.samplers import (
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import ShuffleSettings
 
+pytestmark = pytest.mark.integration
+
 
 def positions(count):
     return tf.range(count, dtype=tf.int64)

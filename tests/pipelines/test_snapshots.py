@@ -36,6 +36,8 @@ from throughline.results.base import read_value
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
 from throughline.shared.files import write_json
 
+pytestmark = pytest.mark.integration
+
 INDEX = ShardIndex(
     schema=labeled(pixels_feature((8, 8, 1))),
     classes=("a", "b"),
@@ -142,7 +144,6 @@ def interrupt_at_the_third(monkeypatch):
     return seen
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [("unlike", 1.0, 1.0), ("photos", 0.3, 0.5)],

@@ -34,6 +34,8 @@ from throughline.plan.steps import Read, Window
 from throughline.settings import InterleaveSettings
 from throughline.shared.errors import ImpossiblePlan
 
+pytestmark = pytest.mark.integration
+
 KEYS = ((10, 11, 12), (20, 21))  # of the examples of two shards
 LABELS = {10: 0, 11: 0, 12: 0, 20: 0, 21: 1}
 

@@ -25,6 +25,8 @@ from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer, fit
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.errors import InvalidParams
 
+pytestmark = pytest.mark.integration
+
 WORDS = (
     *("the", "wolf", "and", "lamb", "came", "to"),
     *("same", "river", "drink", "water", "warm", "day"),

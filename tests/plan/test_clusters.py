@@ -24,6 +24,8 @@ from throughline.plan.training_workers import (
 )
 from throughline.shared.errors import ImpossiblePlan
 
+pytestmark = pytest.mark.integration
+
 SLURM = {
     "SLURM_PROCID": "3",
     "SLURM_JOB_ID": "1230042",
@@ -95,7 +97,6 @@ def test_a_task_of_an_indexed_job_is_on_one_of_the_hosts():
     assert training_worker_from_tf_config(config) == TrainingWorker(index=1, count=2)
 
 
-@pytest.mark.integration
 def test_a_command_runs_with_its_tf_config_and_its_exit_code():
     program = "import os, sys; print(os.environ['TF_CONFIG']); sys.exit(7)"
     done = subprocess.run(

@@ -24,6 +24,8 @@ from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.limits import usable_cores
 
+pytestmark = pytest.mark.integration
+
 JPEG = labeled(image_feature())
 RAW = labeled(pixels_feature((28, 28, 1)))
 VECTORS = labeled(array_feature("numbers", (6,), "float32"))
@@ -377,7 +379,6 @@ def test_evaluation_keeps_storage_order():
     )
 
 
-@pytest.mark.integration
 def test_planning_needs_no_tensorflow():
     imported = "throughline.plan.plan, throughline.config.params"
     code = f"import sys, {imported}; sys.exit('tensorflow' in sys.modules)"

@@ -24,6 +24,8 @@ from throughline.prediction.tables import read_rows
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
+pytestmark = pytest.mark.integration
+
 
 def read_table(folder, text, *names, **columns):
     """The rows that a file of this text gives to a model of these columns."""
@@ -119,7 +121,6 @@ def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path
     assert "passed over 1 .svg, 1 .txt: no images" in capsys.readouterr().err
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("end", "code_of_end"), [("os.abort()", -signal.SIGABRT), ("sys.exit(3)", 3)]
 )
@@ -145,7 +146,6 @@ os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
     assert shown == expected
 
 
-@pytest.mark.integration
 def test_chatter_is_shown_to_who_asks_tensorflow_for_it():
     code = "from throughline.shared.chatter import hide_tensorflow_chatter as hide\nhide()\n"
     code += "import os\nos.write(2, b'I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN')"

@@ -23,6 +23,7 @@ def draw_rows(draw, count, rounds, *, uneven=False):
     ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("count", "rounds"), [(7, 3), (5, 9)])
 @pytest.mark.parametrize("uneven", [False, True])
 def test_of_equal_configurations_none_is_called_faster_in_19_of_20_comparisons(
@@ -36,6 +37,7 @@ def test_of_equal_configurations_none_is_called_faster_in_19_of_20_comparisons(
     assert wrong <= 11, "5 of 100 but for the chance of 100 comparisons"
 
 
+@pytest.mark.integration
 def test_a_difference_that_is_more_than_noise_is_found():
     draw = np.random.default_rng(1)
     found = 0

@@ -31,6 +31,8 @@ from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
 from throughline.shared.errors import MissingInput
 
+pytestmark = pytest.mark.integration
+
 
 def texts_of(stem: Path) -> list[str]:
     """The texts of an SVG file; its PNG must be a picture."""

@@ -40,6 +40,8 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import MissingInput, UnequalConfigurations
 from throughline.shared.layout import Layout
 
+pytestmark = pytest.mark.integration
+
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
     rows = [

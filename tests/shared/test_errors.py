@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from throughline.shared.failures import describe_failure
 
+pytestmark = pytest.mark.integration
+
 # As a GPU says it.
 ON_A_GPU = """Graph execution error:
 

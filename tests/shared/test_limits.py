@@ -21,6 +21,8 @@ from throughline.pipelines import sizes
 from throughline.plan.steps import Cache
 from throughline.shared.limits import available_memory, usable_cores
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
 
@@ -118,7 +120,6 @@ def test_without_a_quota_below_them_the_cores_are_those_that_it_may_run_on(lay_o
     assert usable_cores(Path("/nowhere")) == here
 
 
-@pytest.mark.integration
 def test_a_cache_takes_what_examples_take_at_its_place(photo_folder, tmp_path):
     """Before images are made smaller that is more, here by a factor of about 40."""
     cached = {"read": "shards", "cache": {"where": "memory", "after": "decode"}}
@@ -153,7 +154,6 @@ def run_limited() -> Iterator[Callable[..., dict]]:
     limit.parent.rmdir()
 
 
-@pytest.mark.integration
 def test_a_real_limit_counts_and_what_is_allocated_below_it(run_limited, tmp_path):
     (tmp_path / "read").write_bytes(bytes(100 * MIB))
     found = run_limited(f"""

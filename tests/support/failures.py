@@ -25,7 +25,7 @@ class FailureFile:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file of tests cannot be collected."""
         if report.failed:
-            self._add(report.nodeid)
+            self._add(report.nodeid if ".py" in report.nodeid else DIED + report.nodeid)
 
     def _add(self, nodeid: str) -> None:
         with self._path.open("a") as file:

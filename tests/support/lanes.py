@@ -16,14 +16,6 @@ STACK = "stack"  # the fixture of several files that takes longest to start
 _FIRST = (STACK, "local", "slow", "core", "integration")  # fixtures and marks
 
 
-def mostly(names: Sequence[str], *, quick: Sequence[str]) -> list:
-    """Values for `parametrize`: all names, of which only those in `quick` are in `make quick`."""
-    return [
-        name if name in quick else pytest.param(name, marks=pytest.mark.integration)
-        for name in names
-    ]
-
-
 def slow_but_first(cases: Sequence[Any]) -> list:
     """Values for `parametrize`: all cases, of which all but the first are slow; a case of several
     values is a tuple.

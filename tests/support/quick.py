@@ -1,16 +1,20 @@
-"""Quick tests start no process: one that does is to be marked `integration`."""
+"""Quick tests start no process and import no TensorFlow: others are to be marked `integration`."""
 
 from __future__ import annotations
 
 import multiprocessing.util
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 MARKS = ("integration", "core", "slow")
+_MARKED = re.compile(rf"^pytestmark = (?:.*|\[[^]]*)\bmark\.({'|'.join(MARKS)})\b", re.MULTILINE)
 _started: list[str] = []
 
 
@@ -22,14 +26,40 @@ def _recording(function: Callable, name: str) -> Callable:
     return record
 
 
-def pytest_configure() -> None:
-    """Record what starts a process from now on."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--quick`, for the lane of quick tests alone."""
+    parser.addoption(
+        "--quick", action="store_true", help="do not import files without any quick test"
+    )
+
+
+class _NoTensorFlow:
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "tensorflow":
+            raise ImportError("a quick test imports no TensorFlow: mark it integration")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record what starts a process from now on, and keep TensorFlow out of the quick lane."""
+    if config.getoption("quick"):
+        sys.meta_path.insert(0, _NoTensorFlow())
     for owner, name in (
         (subprocess.Popen, "__init__"),
         (os, "fork"),
         (multiprocessing.util, "spawnv_passfds"),
     ):
         setattr(owner, name, _recording(getattr(owner, name), f"{owner.__name__}.{name}"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file that is marked as a whole, and a folder of such files, and with them the
+    libraries that they import.
+    """
+    if not config.getoption("quick"):
+        return None
+    files = collection_path.glob("test_*.py") if collection_path.is_dir() else [collection_path]
+    texts = [file.read_text() for file in files if file.suffix == ".py"]
+    return True if texts and all(map(_MARKED.search, texts)) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,6 +41,8 @@ from throughline.shared.errors import ImpossiblePlan, InvalidParams, UnknownMode
 from throughline.shared.layout import Layout
 from throughline.training.compiling import SquaredErrorInUnits, compile_model
 
+pytestmark = pytest.mark.integration
+
 SOFTMAX = """
 import keras
 
@@ -182,7 +184,6 @@ def model_of(listed, name="mlp", **changes):
     return build_models_for(replace(params, model=settings), data)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", ["mlp", "my_both:build"])
 @pytest.mark.usefixtures("own")
 def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name):
@@ -202,7 +203,6 @@ def test_a_builder_says_whether_it_takes_columns():
     assert not needs_columns(lambda shape, outputs, **options: 0)
 
 
-@pytest.mark.integration
 def test_what_is_frozen_is_of_the_images_and_their_head_learns(listed):
     models = model_of(listed, freeze=["all_but_last"])
     learned = {one.path.split("/")[-2] for one in models.network.trainable_weights}
@@ -211,7 +211,6 @@ def test_what_is_frozen_is_of_the_images_and_their_head_learns(listed):
     assert [one.trainable for one in images.layers if one.weights] == [False, True]
 
 
-@pytest.mark.integration
 def test_a_model_goes_on_with_what_it_has_learned_of_the_same_columns(listed, tmp_path):
     params, data = listed
     before, ops = model_of(listed), inference_ops(params, "naive", data)
@@ -225,13 +224,11 @@ def test_a_model_goes_on_with_what_it_has_learned_of_the_same_columns(listed, tm
         model_of((params, changed), from_file=str(tmp_path / "model.keras"))
 
 
-@pytest.mark.integration
 def test_an_emulated_model_looks_at_no_columns(listed):
     said = model_of(listed, "emulated", options={"step_ms": 1.0}).full_model(BATCH).numpy()
     np.testing.assert_array_equal(said[0], said[2])
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("builder", "said"),
     [
@@ -246,7 +243,6 @@ def test_a_builder_that_cannot_take_columns_is_refused(listed, builder, said):
         model_of(listed, f"my_images:{builder}")
 
 
-@pytest.mark.integration
 def test_mixed_images_have_no_columns(listed):
     params, data = listed
     spec = make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
@@ -254,7 +250,6 @@ def test_mixed_images_have_no_columns(listed):
         make_plan(params.pipelines["naive"], spec)
 
 
-@pytest.mark.integration
 def test_what_has_no_columns_is_not_predicted(listed, tmp_path):
     params, data = listed
     params = replace(params, pipelines={"p": params.pipelines["naive"]})
@@ -278,7 +273,6 @@ def test_errors_count_in_the_unit_of_each_target():
     assert isinstance(model.loss, SquaredErrorInUnits)
 
 
-@pytest.mark.integration
 def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
     write_csv(tmp_path / "items.csv", make_items(60))
     targets = {"label_kind": "number", "label_column": ["price", "weight"]}

@@ -24,6 +24,8 @@ from tests.support.project import ROOT, SMALL, write_params
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import WorkspaceProblem, WrongVersion
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def own(tmp_path) -> Path:

@@ -31,6 +31,8 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
 
+pytestmark = pytest.mark.integration
+
 STEPS, COLUMNS = 5000, 3
 
 

@@ -17,6 +17,8 @@ from throughline.results.train import TrainResult
 from throughline.settings import TrainSettings
 from throughline.shared.errors import MissingInput, ObjectStoreFailed
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_difference_counts_every_example_alike(monkeypatch):
     of_splits = {

@@ -36,6 +36,8 @@ from throughline.shared.errors import (
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import StoredObject, open_store
 
+pytestmark = pytest.mark.integration
+
 NO_USER = 65534
 FILES = {"cats/1.jpg": b"one", "cats/2.jpg": b"two", "dogs/1.jpg": b"three"}
 FIRST, SECOND, TRIED, NOBODY = (digit * 32 for digit in "1234")  # keys of snapshots
@@ -183,7 +185,6 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
     assert list(find_unreachable(objects, {SECOND}, now=now)) == [FIRST]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("damaged", ["shard", "column"])
 def test_verify_reads_every_object_and_names_one_that_is_damaged(
     arrays, tmp_path, bucket_url, damaged
@@ -229,7 +230,6 @@ def read_all(url: str) -> dict[str, bytes]:
     return {one.name: store.read(one.name) for one in store.list()}
 
 
-@pytest.mark.integration
 def test_a_folder_or_a_file_is_put_into_a_bucket(folder, bucket_url):
     assert upload(folder, f"{bucket_url}/all") == f"3 objects, 0.0 MiB, in {bucket_url}/all"
     assert read_all(f"{bucket_url}/all") == FILES
@@ -241,7 +241,6 @@ def test_a_folder_or_a_file_is_put_into_a_bucket(folder, bucket_url):
     assert open_store(bucket_url).read("2.jpg") == b"two"
 
 
-@pytest.mark.integration
 def test_links_count_as_what_they_lead_to(folder, bucket_url):
     (folder / "dogs").rename(folder / ".store")
     (folder / "dogs").symlink_to(".store")
@@ -268,7 +267,6 @@ def name_wrongly(bad):
     Path(os.fsdecode(os.fsencode(bad) + b"/\xff.png")).write_bytes(b"1")
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("make", [link_outside, link_twice, link_nowhere, name_wrongly, os.mkfifo])
 def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bucket_url, make):
     make(folder / "birds")
@@ -277,7 +275,6 @@ def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bu
     assert not read_all(bucket_url)
 
 
-@pytest.mark.integration
 def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_url):
     need("root")
     assert not read_all(bucket_url), "with all that this imports"
@@ -299,7 +296,6 @@ def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_ur
     assert not read_all(bucket_url)
 
 
-@pytest.mark.integration
 def test_what_is_not_there_and_what_is_no_bucket_is_refused(folder, tmp_path, bucket_url):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataNotFound, match="nowhere is no file"):

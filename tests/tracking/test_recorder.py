@@ -26,6 +26,8 @@ from throughline.shared.layout import STORE_HOME
 from throughline.tracking.lineage import read_lineage
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey, find_sent
 
+pytestmark = pytest.mark.integration
+
 KEY = RunKey(dataset="lost", pipeline="naive", data_digest="d")
 
 
@@ -39,7 +41,6 @@ DVC_YAML = """stages:
 """
 
 
-@pytest.mark.integration
 def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_files_do(
     tmp_path, monkeypatch
 ):
@@ -66,7 +67,6 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
     assert "git.commit" not in read_lineage(), "without git nothing is known of it"
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("after", [False, True])
 def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
     mlflow_store, monkeypatch, after
@@ -157,7 +157,6 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(
     assert not list((tmp_path / UNSENT).iterdir())
 
 
-@pytest.mark.integration
 def test_a_run_that_goes_on_logs_no_step_twice(mlflow_store):
     with Recorder(KEY) as recorder:
         recorder.log_metrics({"train/loss": 2.0, "val/loss": 3.0}, step=0)

@@ -35,6 +35,7 @@ def _own_store(monkeypatch) -> Iterator[None]:
     mlflow.set_tracking_uri(None)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("address", "absolute"),
     [

@@ -32,6 +32,8 @@ from throughline.training.callbacks import dump_states, make_callbacks
 from throughline.training.compiling import compile_model, describe_own_compile, make_schedule
 from throughline.training.step_model import Feed, compute_class_weights, make_step_model
 
+pytestmark = pytest.mark.integration
+
 CLASSES = Target(kind="class", shape=(4,))
 OWN = """
 import keras
@@ -207,7 +209,6 @@ def test_names_and_arguments_reach_keras(own):
     assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
 
 
-@pytest.mark.integration
 def test_numbers_are_learned_whatever_their_unit():
     unit = 1e6
     draw = np.random.default_rng(0)
@@ -273,7 +274,6 @@ def test_class_weights_are_those_of_keras(layout):
         compute_class_weights({"nobody": 1.0}, data)
 
 
-@pytest.mark.integration
 def test_weighted_steps_are_those_of_fit_with_class_weights():
     draw = np.random.default_rng(3)
     inputs, labels = draw.normal(size=(32, 4)).astype(np.float32), np.arange(32) % 4

@@ -16,6 +16,8 @@ from throughline.training.epoch_rows import (
     read_row,
 )
 
+pytestmark = pytest.mark.integration
+
 LOGS = {"accuracy": 0.5, "loss": 1.0, "val_loss": float("nan"), "val_accuracy": 0.25}
 
 

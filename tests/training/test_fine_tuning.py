@@ -21,6 +21,8 @@ from throughline.models.transformers import Transformer
 from throughline.settings import ModelSettings, WindowSettings
 from throughline.shared.errors import UnknownModel
 
+pytestmark = pytest.mark.integration
+
 
 def pretrained(path, *, outputs=7, activation="softmax"):
     """A network of two layers over four numbers in a file, and its first layer's weights."""
@@ -169,7 +171,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         build(tmp_path / "unsafe.keras", outputs=4)
 
 
-@pytest.mark.integration
 def test_the_model_of_a_series_is_trained_on(tmp_path):
     def series(horizon, **settings):
         target = Target(kind="regression", shape=(horizon, 2), mean=(5.0, 7.0), scale=(2.0, 3.0))
@@ -194,7 +195,6 @@ def test_the_model_of_a_series_is_trained_on(tmp_path):
     assert series(5, **{"from": str(path)}).full_model.output_shape == (None, 5, 2)
 
 
-@pytest.mark.integration
 def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
     def text(target, **settings):
         return build_models(

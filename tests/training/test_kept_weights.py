@@ -12,6 +12,8 @@ from tests.support.trainings import params_of, train_once
 from throughline.assembly.inputs import open_inputs
 from throughline.training.callbacks import make_early_stopping, may_replace_weights
 
+pytestmark = pytest.mark.integration
+
 OWN = """
 import keras
 import numpy as np

@@ -15,6 +15,8 @@ from throughline.training.model_state import (
     list_variables,
 )
 
+pytestmark = pytest.mark.integration
+
 
 class Keeping(keras.Model):
     """A model whose train step may keep more than Keras knows."""

@@ -16,6 +16,8 @@ from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.one_ahead import OneAhead, StepFollower
 from throughline.training.step_function import StepFunction
 
+pytestmark = pytest.mark.integration
+
 STEPS, STEP_S = 6, 0.1  # of a virtual clock
 PATIENCE_S = 240
 

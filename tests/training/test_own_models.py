@@ -16,6 +16,8 @@ from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.shared.errors import UnsavableModel
 from throughline.tracking.recorder import Recorder, RunKey
 
+pytestmark = pytest.mark.integration
+
 HEAD = "import keras\nfrom keras import layers\n\n\n"
 SCALE = """class Scale(layers.Layer):
     def __init__(self, factor=2.0, **options):

@@ -30,6 +30,8 @@ from throughline.training.replicated_model import (
     synchronize_normalization,
 )
 
+pytestmark = pytest.mark.integration
+
 PACKED = {"batch": BatchSettings(pack=64)}
 
 
@@ -208,7 +210,6 @@ ENDS = {
 }
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("ends", "said"), ENDS.items(), ids=ENDS)
 def test_the_process_that_ends_first_is_named(ends, said):
     code = f"""import json, os, sys

@@ -13,6 +13,8 @@ from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
 
+pytestmark = pytest.mark.integration
+
 STEPS, EPOCHS = 5, 3
 
 
@@ -75,7 +77,6 @@ def alone():
     return train(1)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("count", "sizes"), [(2, [2, 2, 1]), (4, [4, 1]), (8, [5])])
 def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alone, count, sizes):
     one, order, model = alone

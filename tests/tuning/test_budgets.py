@@ -22,6 +22,8 @@ from throughline.tuning.budgets import (
 from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
 from throughline.tuning.preparation import refuse_large_snapshot
 
+pytestmark = pytest.mark.integration
+
 
 def test_sizes_and_times():
     texts = ("8GiB", "1.5 MiB", "2GB", "3kb", "7B")

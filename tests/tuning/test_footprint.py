@@ -19,6 +19,8 @@ from throughline.tuning.journal import Journal
 from throughline.tuning.question import Question
 from throughline.tuning.search import Search
 
+pytestmark = pytest.mark.integration
+
 PARAMS = {
     **SMALL,
     "batch_size": 4,

@@ -31,6 +31,8 @@ from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import survey
 
+pytestmark = pytest.mark.integration
+
 PARAMS = check({**SMALL, "batch_size": 4})  # epochs of 30 steps
 
 
@@ -93,7 +95,6 @@ def add_rounds(search, rates, *, heat="own", count=5):
         search.journal.add(replace(one, heat=heat))
 
 
-@pytest.mark.integration
 def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_path):
     early = search_in(tmp_path, racing=False, disk="1kB")
     assert early.run().outcome == "undecided", "the time was up before the first family"
@@ -119,7 +120,6 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_p
     assert again.race.rounds == search.race.rounds, "nothing is raced twice"
 
 
-@pytest.mark.integration
 def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, tmp_path):
     search = search_in(tmp_path)
     given = [name for name in search._candidates if not search._is_searched(name)]
@@ -128,7 +128,6 @@ def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, t
     assert len(search.race.rounds) == 3
 
 
-@pytest.mark.integration
 def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(search_in, tmp_path):
     search, leads = search_in(tmp_path, racing=False), {}
     for family in ("stream", "indexed_shards"):
@@ -152,7 +151,6 @@ def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(search_in, tmp_p
     assert "by fit" in dropped[first.name]
 
 
-@pytest.mark.integration
 def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp_path, monkeypatch):
     monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)  # opened at a time
     search = search_in(tmp_path)
@@ -168,7 +166,6 @@ def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp
     assert search.journal.pages.lost == ["naive"], "it may race the next time"
 
 
-@pytest.mark.integration
 def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
     search = search_in(tmp_path, racing=False)
     allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
@@ -184,7 +181,6 @@ def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
         search.run()
 
 
-@pytest.mark.integration
 def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_time_is_up(
     search_in, contestants, tmp_path, monkeypatch
 ):
@@ -203,7 +199,6 @@ def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_t
         assert pool.names == ["autotune"] and cached not in search.journal.pages.dropped
 
 
-@pytest.mark.integration
 def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
     search = search_in(tmp_path)
     add_rounds(search, {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0})
@@ -215,7 +210,6 @@ def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
     assert choice.reason == "`optimized`, one of your own, was killed by SIGKILL"
 
 
-@pytest.mark.integration
 def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, monkeypatch):
     short = replace(surveyed, steps_per_epoch=4)
     monkeypatch.setattr("throughline.tuning.question.do_once", lambda *_, **__: short)
@@ -239,7 +233,6 @@ def test_real_contestants_race(prepared, tmp_path, monkeypatch):
         assert search.journal.pages.proven.keys() == {choice.name}
 
 
-@pytest.mark.integration
 def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     params, budgets = params_of(), read_budgets(epochs=3)
 
@@ -302,7 +295,6 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
 
 
-@pytest.mark.integration
 def test_a_disk_that_fills_meanwhile_leaves_the_journal_as_it_was(small_disk):
     journal = Journal(small_disk)
     journal.note_prices({"a": 5.0})

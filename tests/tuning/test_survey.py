@@ -30,6 +30,8 @@ from throughline.tuning.survey import (
     survey,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def root(layout, tmp_path_factory):
@@ -67,7 +69,6 @@ def surveyed(root, params):
     return survey(params, root, [], find_limits(read_budgets(epochs=1), root))
 
 
-@pytest.mark.integration
 def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, surveyed):
     data = open_inputs(params, Layout(root))
     assert surveyed.examples == data.shards.examples("train")
@@ -92,7 +93,6 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, s
     assert families["cache_disk"].kept_bytes == families["stream"].kept_bytes == 0.0
 
 
-@pytest.mark.integration
 def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are(root, params):
     data = open_inputs(params, Layout(root))
     splits = data.shards.splits
@@ -174,7 +174,6 @@ def test_prices_are_rates_and_want_of_memory_for_one_form_leaves_the_others_thei
     assert estimate_costs(own, root, [*chosen, *arrays], step).keys() == {"naive"}
 
 
-@pytest.mark.integration
 def test_examples_are_proven_to_be_the_snapshots(root, params):
     cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
     stored = PipelineConfig.model_validate({"read": "snapshot", "shuffle": {"kind": "global"}})
@@ -184,7 +183,6 @@ def test_examples_are_proven_to_be_the_snapshots(root, params):
     assert prove_equal(one) == prove_equal(two)
 
 
-@pytest.mark.integration
 def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
     change_a_pixel(layout.root / "data", tmp_path)
     stream = Entry(params=params, root=tmp_path, name="stream", config=PipelineConfig())
@@ -192,7 +190,6 @@ def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
         prove_equal(stream)
 
 
-@pytest.mark.integration
 def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
     whole = data.shards.for_split("train")
@@ -209,7 +206,6 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     assert surveyed.sampled_share == pytest.approx(share)
 
 
-@pytest.mark.integration
 def test_a_sample_has_each_class_that_is_drawn(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
     monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", 1)

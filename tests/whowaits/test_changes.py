@@ -16,6 +16,8 @@ from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from whowaits.changes.digests import FEWEST_PROVEN, digest_some
 from whowaits.changes.proposals import CACHED_STEPS, propose_changes
 
+pytestmark = pytest.mark.integration
+
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"

@@ -38,6 +38,8 @@ from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
 from whowaits.timing.waits import Waits
 from whowaits.within import register_magic
 
+pytestmark = pytest.mark.integration
+
 
 class Batches(keras.utils.PyDataset):
     """Batches that are made by workers."""
@@ -117,7 +119,6 @@ class Interrupts(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.integration
 def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said(watched):
     """As of an agent that learns from what it has just seen."""
     session, _ = watched()
@@ -128,7 +129,6 @@ def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said(watched):
     assert "fewer than 8 steps in all" in session.make_report().reason
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(watched, interrupted):
     session, _ = watched(keep=True)
@@ -147,7 +147,6 @@ def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(watched, in
     assert [each() for each in gone] == [None, None]
 
 
-@pytest.mark.integration
 def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(watched, capsys):
     session, watch = watched(keep=True)
     model = Small()

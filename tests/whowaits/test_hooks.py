@@ -25,6 +25,8 @@ from whowaits.imports import ImportWatch
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.waits import Waits
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def imports(tmp_path, monkeypatch):
@@ -86,7 +88,6 @@ def test_epochs_that_are_left_early_are_of_one_training(loops):
     assert len(training.timing.epochs) == 4
 
 
-@pytest.mark.integration
 def test_a_prediction_of_keras_is_a_part_of_the_step(loops):
     model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     for _ in tf.data.Dataset.range(6):

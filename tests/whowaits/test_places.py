@@ -23,6 +23,8 @@ from whowaits.hooks.tensorflow import _Hooks
 from whowaits.session import Options, Session
 from whowaits.timing.waits import Waits
 
+pytestmark = pytest.mark.integration
+
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
 
 

@@ -24,6 +24,8 @@ from whowaits.changes.edits import edit_source
 from whowaits.changes.proof import NoPatch, Proof, prove, prove_side_by_side
 from whowaits.report import Report
 
+pytestmark = pytest.mark.integration
+
 PARALLEL = "num_parallel_calls=8"
 
 
@@ -154,7 +156,6 @@ def report_with(*changes):
     return Report("train.py", "model.fit at train.py:9", "input-bound", changes=changes).json
 
 
-@pytest.mark.integration
 def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbinary):
     proven = Proof(2.0, 1.5, 2.5, 9, "the batches are equal")
     unwritable = change_of(gain=9, low=9, inside="")
@@ -167,7 +168,6 @@ def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbi
     assert b"2.00 \xc3\x97 as fast (1.50 to 2.50, 9 pairs); the batches are equal" in printed.err
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("report", "outcome", "said"),
     [

@@ -13,6 +13,8 @@ from whowaits.session import Options, Session
 from whowaits.timing.blocks import Block, Round
 from whowaits.timing.waits import Waits
 
+pytestmark = pytest.mark.integration
+
 EPOCHS, GAP_S = 4, 0.02
 
 

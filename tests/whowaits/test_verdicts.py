@@ -30,6 +30,8 @@ from whowaits.timing.verdict import (
     judge,
 )
 
+pytestmark = pytest.mark.integration
+
 ACCELERATED = {"on_accelerator": True, "synchronous": False}
 DISTURBED = {"others_pct": 60.0, "others": "stress (process 7)"}
 
