@@ -62,6 +62,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if texts and all(map(_MARKED.search, texts)) else None
 
 
+def pytest_collection_finish() -> None:
+    """What a library starts while it is imported counts for no test."""
+    _started.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """Fail a test of the quick lane that has started a process, itself or by its fixtures."""

@@ -35,7 +35,6 @@ def _own_store(monkeypatch) -> Iterator[None]:
     mlflow.set_tracking_uri(None)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("address", "absolute"),
     [
