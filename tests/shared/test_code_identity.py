@@ -160,6 +160,7 @@ def test_what_the_garbage_collection_runs_does_not_disturb_the_reading_of_a_file
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(parse)
+    gc.enable()
     gc.set_threshold(1)
     try:
         tree = parse_source(path)
