@@ -42,6 +42,9 @@ def test_folders_named_as_splits_are_splits(tmp_path):
         ("Val/cat/2.png", "cat", "validation"),
         ("test/bird/owl/3.png", "bird/owl", "test"),
     }
+    (tmp_path / "Val" / "cat" / "2.png").unlink()
+    files, _ = scan(tmp_path)
+    assert ("train/cat/1.png", "cat", None) in files, "some of training is to validate"
 
 
 @pytest.mark.parametrize(
@@ -77,25 +80,6 @@ def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
     with pytest.raises(UnreadableSource, match=r"7\.png: cannot be read: .*run the stage again"):
         ingest(settings, tmp_path / "manifest")
     assert not (tmp_path / "manifest").exists()
-
-
-def test_without_a_folder_for_validation_some_of_training_is_assigned(tmp_path):
-    names = [
-        f"{part}/{label}/{row}.png"
-        for part in ("train", "test")
-        for label in "ab"
-        for row in range(40)
-    ]
-    lay_out(tmp_path / "photos", *names)
-    settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
-    manifest = ingest(settings, tmp_path / "manifest")
-    assert manifest.classes == ("a", "b")
-    examples = manifest.examples
-    assert set(examples[examples["id"].str.startswith("test/")]["split"]) == {"test"}
-    assert set(examples[examples["id"].str.startswith("train/")]["split"]) == {
-        "train",
-        "validation",
-    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.small_data import flip_bit
@@ -57,17 +57,12 @@ def written(tmp_path):
     return tmp_path
 
 
-def test_rows_come_back_wherever_they_were_written(written):
+def test_rows_come_back_and_whoever_changes_them_does_so_for_himself_alone(written):
     index = read_index(written, key="k")
     for column in index.columns:
+        map_column(written, "train", column, 10)[:] = 0
         np.testing.assert_array_equal(map_column(written, "train", column, 10), VALUES[column.name])
     verify(written, index)
-
-
-def test_whoever_changes_a_mapped_column_changes_it_for_himself_alone(written):
-    column = COLUMNS[0]
-    map_column(written, "train", column, 10)[:] = 0
-    np.testing.assert_array_equal(map_column(written, "train", column, 10), VALUES["image"])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +116,7 @@ SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1,
 
 @pytest.mark.integration
 @given(SHAPES, st.sampled_from(["uint8", "float32", "int64"]))
+@settings(max_examples=30)
 def test_values_are_found_where_their_extents_say(shapes, dtype):
     draw = np.random.default_rng(0)
     values = [draw.integers(0, 100, shape).astype(dtype) for shape in shapes]
@@ -143,7 +139,7 @@ def test_tokens_have_no_gaps_between_documents():
     assert ragged.end_offset(offsets, 2) == len(data) == 88
 
 
-@pytest.mark.parametrize("sizes", [(0,), (5, 0, 7), (3_000_000, 20_000_000, 1)])
+@pytest.mark.parametrize("sizes", [(0,), (5, 0, 7), (3_000_000, 1)])
 def test_parts_are_joined_in_their_order_and_stay(tmp_path, sizes):
     parts = [tmp_path / f"part-{number}" for number in range(len(sizes))]
     contents = [np.random.default_rng(number).bytes(size) for number, size in enumerate(sizes)]

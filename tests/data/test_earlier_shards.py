@@ -32,7 +32,7 @@ SETTINGS = ShardSettings(min_shards=6, writers=2)
 class Data:
     """A folder of photos or of texts, its shards, and those of before."""
 
-    def __init__(self, folder: Path, kind: str, count: int = 60) -> None:
+    def __init__(self, folder: Path, kind: str, count: int = 30) -> None:
         self.folder, self.source = folder, folder / "source"
         self.shards, self.earlier = folder / "shards", folder / "earlier"
         for number in range(count):
@@ -135,7 +135,7 @@ def ingest_known(data: Data, settings: DataSettings, kept: Path) -> Manifest:
 
 def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection_cache, "SETTLED_NS", -1_000_000_000)  # settled at once
-    data, kept = Data(tmp_path, "photos", 20), tmp_path / "kept"
+    data, kept = Data(tmp_path, "photos", 12), tmp_path / "kept"
     changed = data.source / "a" / "4.jpg"
     os.utime(changed, (1, 1))
     settings = data_settings(data.source)
@@ -148,7 +148,7 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monk
 
 
 def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
-    data, kept = Data(tmp_path, "photos", 20), tmp_path / "kept"
+    data, kept = Data(tmp_path, "photos", 12), tmp_path / "kept"
     upload(data.source, f"{bucket_url}/photos")
     settings = data_settings(f"{bucket_url}/photos")
     manifest = ingest_known(data, settings, kept)
@@ -157,7 +157,7 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
     store.write("a/4.jpg", store.read("a/4.jpg"))  # the same again, as its tag says
     written = data.write_known(manifest, settings, kept)
     assert len(written) <= 1, "a store may count when it was written"
-    store.write("a/4.jpg", store.read("a/6.jpg"))
+    store.write("a/4.jpg", store.read("a/8.jpg"))
     with pytest.raises(DataNotFound, match=r"a/4\.jpg .*(other contents|another size)"):
         data.write_known(manifest, settings, kept)
     store.delete(["a/4.jpg"])

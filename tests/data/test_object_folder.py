@@ -88,6 +88,8 @@ def test_many_folders_are_listed_as_one(bucket_url):
 
 
 def test_a_folder_that_is_an_object_too_is_refused_because_dvc_would_watch_that_alone(bucket_url):
+    with pytest.raises(DataNotFound, match="no object has this name or is below it"):
+        open_folder(bucket_url)
     store = open_store(bucket_url)
     for name, data in (("photos/cat/1.png", b"1"), ("photos", b"")):
         store.write(name, data)
@@ -101,11 +103,6 @@ def test_a_name_with_a_percent_sign_is_taken_as_it_is(bucket_url):
     open_store(f"{bucket_url}/a%20b").write("y.csv", b"1")
     assert [one.name for one in open_folder(f"{bucket_url}/a%20b").objects] == ["y.csv"]
     assert [one.name for one in open_folder(f"{bucket_url}/a b").objects] == ["x.csv"]
-
-
-def test_a_place_with_no_object_is_said_to_be_none(bucket_url):
-    with pytest.raises(DataNotFound, match="no object has this name or is below it"):
-        open_folder(bucket_url)
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(bucket_url, proxy):

@@ -13,7 +13,6 @@ from throughline.data.sources import fashion_mnist, image_table
 from throughline.data.sources.base import ExampleFile, Rejected
 from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import check_names, name_columns, read_listing
-from throughline.data.sources.tabular import read_split
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -86,20 +85,6 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
     (tmp_path / "other.tsv").touch()
     with pytest.raises(DataNotFound, match=r"holds 2 tables \(images.csv, other.tsv\)"):
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("value", "split", "reason"),
-    [
-        (" train ", "train", None),
-        (float("nan"), None, None),
-        ("", None, None),
-        ("dev", None, "split is not one of train, validation, test: dev"),
-        (["train"], None, "split is no name: ['train']"),
-    ],
-)
-def test_a_table_may_name_a_row_s_split(value, split, reason):
-    assert read_split(value) == (split, reason)
 
 
 PATH = Path("items.csv")

@@ -102,17 +102,6 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
     assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(number)
 
 
-def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignored(tmp_path):
-    rows = [["1.234", row / 2, "xy"[row % 2]] for row in range(4)]
-    path = write(tmp_path, "size;age;label", rows, delimiter=";")
-    assert scan(path, decimal=".").values[0, 0] == np.float32(1.234)
-    assert scan(path, ignore=["age"]).values[0, 0] == np.float32(1.234), "as what is ignored shows"
-    path = write(tmp_path, "size;label", [["1.234", "x"], ["1.234", "y"]], delimiter=";")
-    series = DataSettings(source="time_series", path=str(path), numeric=["size"])
-    with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
-        time_series.scan(series)
-
-
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
     rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
     rows[10][0], rows[30][0] = '"text 10', 'text 30"'

@@ -17,7 +17,6 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
 from throughline.data.sources import scan, text_folder, text_lines, text_table
 from throughline.data.sources.base import Document, Rejected
-from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.sources.text_records import read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
@@ -62,13 +61,6 @@ def test_a_folder_per_class_gives_a_document_per_file(tmp_path):
     source = text_folder.scan(settings("text_folder", tmp_path))
     assert found(source) == [("ham/a.txt", "ham", b"hello"), ("spam/x/b.md", "spam/x", b"buy")]
     assert (source.total, source.empty_classes) == (2, ["none"])
-
-
-def test_a_folder_without_texts_says_what_it_looked_for(tmp_path):
-    with pytest.raises(DataNotFound, match=r"no class folder with texts \(\.eml.*\.txt\)"):
-        list_class_folders(settings("text_folder", tmp_path), text_folder.SUFFIXES, what="texts")
-    with pytest.raises(DataNotFound, match="is not a folder"):
-        text_folder.scan(settings("text_folder", tmp_path / "nowhere"))
 
 
 def test_files_that_are_no_documents_are_rejected_unread(tmp_path):

@@ -31,11 +31,11 @@ def find_problem(cells):
 @pytest.mark.parametrize("pattern", FORMATS)
 def test_a_year_of_hours_increases_in_every_notation_and_sorted_as_text_it_does_not(pattern):
     first = datetime(2025, 12, 1)
-    hours = [(first + timedelta(hours=7 * step)).strftime(pattern) for step in range(1_250)]
+    hours = [(first + timedelta(hours=29 * step)).strftime(pattern) for step in range(300)]
     assert find_problem(hours) is None
     if not pattern.startswith("%Y"):
         assert find_problem(sorted(hours)) is not None
-    assert find_problem([*hours[:700], hours[3], *hours[700:]]) == TimeProblem(row=700)
+    assert find_problem([*hours[:170], hours[3], *hours[170:]]) == TimeProblem(row=170)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,10 @@ def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
     )
     assert series.values.dtype == np.float32
     assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
+    np.save(tmp_path / "series.npy", np.arange(4))
+    array = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+    assert array.schema.input.columns.names == ("column_0",)
+    assert array.values.tolist() == [[0], [1], [2], [3]]
 
 
 def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
@@ -82,13 +86,6 @@ def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
         assert f"first before row 9 ({times[7]}, {times[8]})" in warning
     path.write_text("\n".join(["day,heat", *rows[:8]]))
     assert time_series.scan(settings).warnings == []
-
-
-def test_one_array_is_a_series_of_one_column(tmp_path):
-    np.save(tmp_path / "series.npy", np.arange(4))
-    series = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
-    assert series.schema.input.columns.names == ("column_0",)
-    assert series.values.tolist() == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
