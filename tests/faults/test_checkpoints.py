@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.lanes import slow_but_first
 from throughline.training import checkpoint_store
 from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 
@@ -145,7 +146,9 @@ def laid_out(moment, into, root, *, entries, torn):
     lay(root, into)
 
 
-@pytest.mark.parametrize(("entries", "torn"), [("seen", False), ("seen", True), ("flushed", False)])
+@pytest.mark.parametrize(
+    ("entries", "torn"), slow_but_first([("flushed", False), ("seen", True), ("seen", False)])
+)
 def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
     disk, tmp_path, entries, torn, monkeypatch, capsys
 ):
@@ -235,24 +238,25 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("target", "error"),
     [
-        tf.errors.ResourceExhaustedError(None, None, "no room on the device"),
-        OSError(errno.EIO, "input/output error"),
+        ((checkpoint_store, "digest_file"), OSError(errno.EIO, "input/output error")),
+        (
+            (tf.train.Checkpoint, "read"),
+            tf.errors.ResourceExhaustedError(None, None, "no room on the device"),
+        ),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=["reading", "loading"],
 )
-@pytest.mark.parametrize("where", ["reading", "loading"])
-def test_an_error_that_proves_no_damage_leaves_the_checkpoints(tmp_path, monkeypatch, error, where):
+def test_an_error_that_proves_no_damage_leaves_the_checkpoints(
+    tmp_path, monkeypatch, target, error
+):
     for position in POSITIONS:
         write(CheckpointStore(tmp_path, WORK), position)
 
     def fail(*_, **__):
         raise error
 
-    target = (
-        (checkpoint_store, "digest_file") if where == "reading" else (tf.train.Checkpoint, "read")
-    )
     with monkeypatch.context() as patched:
         patched.setattr(*target, fail)
         with pytest.raises(type(error)):

@@ -86,17 +86,16 @@ def whole(arrays, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "read", "stage"), CASES, ids=[case[0] for case in CASES])
-def test_a_damaged_file_is_named_with_what_makes_it_again(whole, tmp_path, name, read, stage):
-    folder = tmp_path / "data"
-    shutil.copytree(whole, folder)
-    read(folder)
-    data = (folder / name).read_bytes()
+def test_a_damaged_file_is_named_with_what_makes_it_again(whole, request, name, read, stage):
+    read(whole)
+    data = (whole / name).read_bytes()
+    request.addfinalizer(lambda: (whole / name).write_bytes(data))
     for damage, change in DAMAGES.items():
-        (folder / name).write_bytes(change(data))
+        (whole / name).write_bytes(change(data))
         with pytest.raises(UserError) as caught:
-            read(folder)
+            read(whole)
         said = str(caught.value)
-        assert str(folder / name) in said and f"`dvc repro {stage}`" in said, damage
+        assert str(whole / name) in said and f"`dvc repro {stage}`" in said, damage
         assert "\n" not in said and (damage != "empty" or "is empty" in said), damage
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from tests.support.lanes import slow_but_first
 from tests.support.small_data import data_settings
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -49,7 +50,7 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
     shutil.rmtree(partial)
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("compression", slow_but_first(["none", "gzip"]))
 def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
     small_disk, tmp_path, capsys, compression
 ):

@@ -20,6 +20,7 @@ from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
 from flows.run.workspace import open_workspace
+from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
 from tests.support.worktrees import CHEAP, cheap_project, git, opened
 from throughline.config.params_file import read_yaml
@@ -38,7 +39,7 @@ stages:
   report: {cmd: echo report > report.txt, params: [batch_size], outs: [report.txt]}
 """
 # What DVC, its configuration and git each read in another way.
-NAMES = ["comma, #1;", "100%(home)s", '-n "größe"', "new\nline"]
+NAMES = ["comma #1; 100%(home)s 'größe'", '-n "x"', "new\nline"]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_worktree_lacks_a_python_file_until_git_tracks_it(project, name):
     assert name in list_files(project, "--", "*.py")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but_first(NAMES))
 def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
     project = cheap_project(tmp_path / name)
     with opened(project) as workspace:
@@ -133,14 +134,14 @@ def lose_the_folder(root: Path, admin: Path) -> None:
 
 # What a kill leaves of a worktree, and of what git keeps of it.
 DAMAGES: dict[str, Callable[[Path, Path], object]] = {
-    "no link": lambda root, admin: (root / ".git").unlink(),
     "no folder": lose_the_folder,
+    "no link": lambda root, admin: (root / ".git").unlink(),
     "a locked index": lambda root, admin: (admin / "index.lock").touch(),
     "a cut index": lambda root, admin: (admin / "index").write_bytes(b"DIRC"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", slow_but_first([*DAMAGES]))
 def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage):
     with opened(project) as workspace:
         pass

@@ -25,6 +25,7 @@ from flows.run.workspace import (
     sweep_workspaces,
 )
 from tests.support.kills import kills_at_each_operation
+from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
 from tests.support.small_data import read_files
 from tests.support.worktrees import CHEAP, age, cheap_project, git, leave, opened
@@ -43,18 +44,17 @@ def project(tmp_path) -> Path:
 def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
     swept = leave(project, "swept")
     stay = [
-        leave(project, "named", ephemeral=False),
         leave(project, "young", age_s=SWEPT_AFTER_S - 600),
         leave(project, "busy-lately"),
         leave(project, "finished"),
         leave(project, "named-since"),
     ]
-    (stay[2] / "runs" / "naive" / "checkpoint").touch()
+    (stay[1] / "runs" / "naive" / "checkpoint").touch()
     with opened(project, "finished", ephemeral=True) as workspace:
         keep_worktree(workspace)  # of a run that could not be saved as an experiment
     with opened(project, "named-since"):
         pass
-    for root in stay[3:]:
+    for root in stay[2:]:
         age(root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == ["swept"]
     assert not swept.exists() and all(root.exists() for root in stay)
@@ -76,8 +76,14 @@ def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(pr
         assert workspace.root == root and not workspace.ephemeral
     age(root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == [] and root.exists()
+    leave(project, "tried-again")
+    with opened(project, "tried-again", ephemeral=True) as workspace:
+        assert workspace.ephemeral
+        remove_workspace(workspace)
+    assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
 
 
+@pytest.mark.slow
 def test_a_worktree_is_new_until_dvc_has_looked_at_its_data(project):
     with opened(project) as workspace:
         assert workspace.is_new
@@ -86,14 +92,6 @@ def test_a_worktree_is_new_until_dvc_has_looked_at_its_data(project):
         assert not workspace.is_new
     with open_workspace(resolve(project, Changes()), name="x") as workspace:
         assert not workspace.is_new
-
-
-def test_a_run_that_is_tried_again_is_still_one_without_a_name(project):
-    leave(project, "x")
-    with opened(project, "x", ephemeral=True) as workspace:
-        assert workspace.ephemeral
-        remove_workspace(workspace)
-    assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_whenever_a_run_without_a_name_is_killed_its_worktree_is_swept(project):
     assert left > 3
 
 
-@pytest.mark.parametrize("kept", ["dvc.yaml", ".git", None])
+@pytest.mark.parametrize("kept", slow_but_first([".git", "dvc.yaml", None]))
 def test_a_worktree_that_was_being_removed_is_swept_and_can_be_made_again(project, kept):
     """Git removes its files one after another, in any order."""
     root = leave(project, "x")
@@ -142,16 +140,12 @@ def test_a_worktree_that_was_being_removed_is_swept_and_can_be_made_again(projec
         assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [("my/photos/new", "my/photos"), ("my/photos", "my/texts")],
-    ids=["to a folder above or below", "to another one"],
-)
-def test_a_name_may_be_used_again_with_other_data(project, first, then):
+def test_a_name_may_be_used_again_with_other_data(project):
+    first, above, other = "my/photos/new", "my/photos", "my/texts"
     for path in ("my/photos/1.txt", "my/photos/new/2.txt", "my/texts/3.txt"):
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(path)
-    for data in (first, then, first):
+    for data in (first, above, other, first):
         changes = Changes(overrides=[f"data.path={data}"])
         with open_workspace(resolve(project, changes), name="x") as workspace:
             files = read_files(workspace.root / data)
