@@ -1,6 +1,4 @@
-"""What a `fit` of Keras is given, when it ends, and what times it within a program:
-`whowaits.hooks.fits`, `whowaits.hooks.sources`, `whowaits.timing.feeds`, `whowaits.within`.
-"""
+"""What a `fit` of Keras is given, when it ends, and what times it within a program."""
 
 from __future__ import annotations
 
@@ -53,7 +51,6 @@ class Batches(keras.utils.PyDataset):
         ({"x": np.zeros((65, 2))}, 3),
         ({"x": [np.zeros((65, 2))], "batch_size": 5, "epochs": 4}, 52),
         ({"x": {"a": np.zeros(65)}, "steps_per_epoch": 2, "epochs": 9, "initial_epoch": 8}, 2),
-        ({"x": tf.data.Dataset.range(2)}, math.inf),
         ({"x": Batches()}, math.inf),
     ],
 )
@@ -69,20 +66,19 @@ def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
 
 def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
     model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
-    assert tried_dataset(model, {"x": numbers}) is numbers
-    for given, said in [
-        ({"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
-        ({"x": np.zeros((4, 2))}, "`fit` was given arrays"),
-        ({"x": (n for n in [1])}, "`fit` was given a generator"),
-        ({"x": Batches(workers=3)}, "a Batches with workers=3"),
-        ({"x": Batches(), "workers": 8}, "a Batches with workers=8"),
-    ]:
-        assert tried_dataset(model, given) is None
-        assert said in explain_untried(model, given)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         distributed = keras.Sequential()
-    assert tried_dataset(distributed, {"x": numbers}) is None
-    assert "under MirroredStrategy" in explain_untried(distributed, {"x": numbers})
+    assert tried_dataset(model, {"x": numbers}) is numbers
+    for of, given, said in [
+        (model, {"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
+        (model, {"x": np.zeros((4, 2))}, "`fit` was given arrays"),
+        (model, {"x": (n for n in [1])}, "`fit` was given a generator"),
+        (model, {"x": Batches(workers=3)}, "a Batches with workers=3"),
+        (model, {"x": Batches(), "workers": 8}, "a Batches with workers=8"),
+        (distributed, {"x": numbers}, "under MirroredStrategy"),
+    ]:
+        assert tried_dataset(of, given) is None
+        assert said in explain_untried(of, given)
     assert "num_workers=2 or more" in explain_loader(0) and "persistent" in explain_loader(2)
 
 
@@ -119,25 +115,20 @@ class Interrupts(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_calls_of_fit_with_few_steps_are_left_as_they_are_and_said(watched):
+def test_a_fit_of_few_steps_is_left_as_it_is_and_said(watched):
     """As of an agent that learns from what it has just seen."""
     session, _ = watched()
-    model = Small()
-    for _ in range(3):
-        assert model.fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
-    assert not session.trainings and session.marks == 3, "steps of a loop, if there is one"
+    assert Small().fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
+    assert not session.trainings and session.marks == 1, "a step of a loop, if there is one"
     assert "fewer than 8 steps in all" in session.make_report().reason
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(watched, interrupted):
+def test_of_a_fit_that_is_interrupted_only_its_timing_is_kept(watched):
     session, _ = watched(keep=True)
     model = Small()
-    data = tf.data.Dataset.from_tensor_slices((np.zeros((40, 2)), np.zeros((40, 1)))).batch(2)
-    try:
-        model.fit(data, epochs=2, callbacks=[Interrupts()] if interrupted else None)
-    except KeyboardInterrupt:
-        assert interrupted
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((20, 2)), np.zeros((20, 1)))).batch(2)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, callbacks=[Interrupts()])
     (training,) = session.trainings
     assert training.timing.seen
     assert training.conditions is training.freeze_conditions(), "those of its end"
@@ -149,14 +140,14 @@ def test_what_was_watched_is_not_kept_and_others_count_until_it_ends(watched, in
 
 def test_a_fit_with_a_callback_that_is_interrupted_leaves_nothing(watched, capsys):
     session, watch = watched(keep=True)
-    model = Small()
+    model, zeros = Small(), (np.zeros((400, 2)), np.zeros((400, 1)))
     session.close()  # as `whowaits.Callback` has it
     reports = make_reporting_callback(keras, session, watch)
     with pytest.raises(KeyboardInterrupt):
-        model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports, Interrupts()])
+        model.fit(*zeros, callbacks=[reports, Interrupts()])
     assert session.trainings[0].timing.seen
     assert not watch.active and not isinstance(model.train_function, TimedFunction)
-    model.fit(np.zeros((400, 2)), np.zeros((400, 1)), callbacks=[reports])
+    model.fit(*zeros, callbacks=[reports])
     assert "a step takes" in capsys.readouterr().out
     assert not watch.active and not isinstance(model.train_function, TimedFunction)
 
@@ -190,21 +181,18 @@ def test_what_a_later_training_would_go_on_from_is_not_written():
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas", "because"),
+    ("kind", "because"),
     [
-        ("OneDeviceStrategy", 1, ""),
-        ("MirroredStrategy", 2, "the model alone is not timed on 2 replicas"),
-        ("MultiWorkerMirroredStrategy", 1, "the model alone is not timed on several hosts"),
+        ("MirroredStrategy", "the model alone is not timed on 2 replicas"),
+        ("MultiWorkerMirroredStrategy", "the model alone is not timed on several hosts"),
     ],
 )
-def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is(kind, replicas, because):
-    strategy = type(kind, (), {"num_replicas_in_sync": replicas})()
-    model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
-    session = Session(Options(), print)
+def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is(kind, because):
+    session, strategy = Session(Options(), print), type(kind, (), {"num_replicas_in_sync": 2})
+    model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy()})()
     begin(session, model)
     (training,) = session.trainings
-    assert training.passive_because.startswith(because)
-    assert training.timing.active == (not because)
+    assert training.passive_because.startswith(because) and not training.timing.active
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -236,19 +224,14 @@ def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     assert session.repeats
 
 
-class Later:
-    """A value that a device has not computed yet; notes when it is waited for."""
-
-    def __init__(self, number, waited_for):
-        self.number, self.waited_for = number, waited_for
-
-    def block_until_ready(self):
-        self.waited_for.append(self.number)
-
-
 def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
     waited_for, steps = [], itertools.count()
-    feed = JaxFeed(lambda state, _: ({"loss": Later(next(steps), waited_for)}, state), Waits())
+
+    def train(state, _):
+        step = next(steps)
+        return {"loss": SimpleNamespace(block_until_ready=lambda: waited_for.append(step))}, state
+
+    feed = JaxFeed(train, Waits())
     for _ in range(6):
         feed.train(((), iter(())))
     assert waited_for == list(range(6 - MAX_AHEAD))
@@ -257,12 +240,10 @@ def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
 
 
 @pytest.mark.parametrize(
-    ("counts", "ended", "kept"),
-    [([8, 8, 3], True, 2), ([3], True, 0), ([8, 8], True, 2), ([8, 3], False, 2)],
+    ("counts", "ended", "kept"), [([8, 8, 3], True, 2), ([3], True, 0), ([8, 3], False, 2)]
 )
 def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
-    batches = [SimpleNamespace(shape=(count, 2)) for count in counts]
-    taken = BatchesTaken(batches, ended=ended)
+    taken = BatchesTaken([SimpleNamespace(shape=(count, 2)) for count in counts], ended=ended)
     taken.drop_remainder(8)
     assert len(taken.batches) == kept
 

@@ -1,10 +1,9 @@
-"""Where TensorFlow and PyTorch give a batch, and where they train: `whowaits.imports`,
-`whowaits.hooks.tensorflow`, `whowaits.hooks.torch`. This environment lacks PyTorch, for whose
-parts there are stand-ins.
-"""
+"""Where TensorFlow and PyTorch give a batch, and where they train. PyTorch is a stand-in."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,43 +27,28 @@ from whowaits.timing.waits import Waits
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def imports(tmp_path, monkeypatch):
-    """An import watch, and the errors that were reported; `watched.py` is on the path."""
+def test_a_module_is_acted_on_once_it_is_complete_and_not_before(tmp_path, monkeypatch):
     (tmp_path / "watched.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    monkeypatch.delitem(sys.modules, "watched", raising=False)
-    errors = []
-    made = ImportWatch(errors.append)
-    made.install()
-    yield made, errors
-    sys.modules.pop("watched", None)
-
-
-def test_a_module_is_acted_on_once_it_is_complete_and_not_before(imports):
-    watch, errors = imports
-    seen = []
+    monkeypatch.setitem(sys.modules, "watched", None)
+    del sys.modules["watched"]
+    seen, errors = [], []
+    watch = ImportWatch(errors.append)
+    watch.install()
+    watch.on_import("watched", lambda module: module.nothing)
     watch.on_import("watched", lambda module: seen.append(module.value))
     assert not seen and "watched" not in sys.modules
     import watched  # pyright: ignore[reportMissingImports]
 
-    assert seen == [1] and not errors
+    assert seen == [1]
+    assert [type(error) for error in errors] == [AttributeError], "which fails no import"
     assert vars(watched)["__loader__"].get_source("watched") == "value = 1\n"
 
 
-def test_an_action_that_fails_does_not_fail_the_import(imports):
-    watch, errors = imports
-    watch.on_import("watched", lambda module: module.nothing)
-    import watched  # pyright: ignore[reportMissingImports]
-
-    assert watched.value == 1
-    assert [type(error) for error in errors] == [AttributeError]
-
-
-def make_hooks(module, *, waits=None, **options):
+def make_hooks(module, **options):
     session = Session(Options(**{"keep": True, **options}), print)
-    return module._Hooks(FitWatch(session, waits or Waits()), LoopWatch(session))
+    return module._Hooks(FitWatch(session, Waits()), LoopWatch(session))
 
 
 @pytest.fixture
@@ -88,6 +72,7 @@ def test_epochs_that_are_left_early_are_of_one_training(loops):
     assert len(training.timing.epochs) == 4
 
 
+@pytest.mark.slow
 def test_a_prediction_of_keras_is_a_part_of_the_step(loops):
     model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     for _ in tf.data.Dataset.range(6):
@@ -121,20 +106,16 @@ def test_a_batch_with_nothing_in_a_place_is_waited_for_within_a_graph():
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_parameter_server_is_refused_when_it_is_made(keep):
-    def make_class():  # another one for each case, since it is patched
-        return type("ParameterServerStrategyV2", (), {"__init__": lambda self: None})
-
+    kinds = "ParameterServerStrategyV2", "OneDeviceStrategy"
+    module = SimpleNamespace(
+        **{each: type(each, (), {"__init__": lambda self: None}) for each in kinds}
+    )
     hooks = make_hooks(tensorflow_hooks, keep=keep)
-    module = SimpleNamespace(ParameterServerStrategyV2=make_class(), OneDeviceStrategy=make_class())
     hooks.patch_refused(module)
     module.OneDeviceStrategy()
     assert not hooks._loops.session.refusal
-    try:
-        module.ParameterServerStrategyV2()
-    except Ended:
-        assert not keep
-    else:
-        assert keep, "the script trains on, untimed"
+    with contextlib.nullcontext() if keep else pytest.raises(Ended):
+        module.ParameterServerStrategyV2()  # with keep=True the script trains on, untimed
     report = hooks._loops.session.make_report()
     assert report.reason.startswith("a ParameterServerStrategyV2 was made")
 
@@ -178,33 +159,44 @@ class Optimizer:
         self.param_groups = [{"params": [SimpleNamespace(device=each)]} for each in devices]
 
 
-def patch_loader(hooks, iterator, loader=None):
-    """Watch the iterators of that kind, and the loader that makes them, if there is one."""
-    loader = loader or type("DataLoader", (), {"__iter__": iter})
-    hooks.patch_loader(SimpleNamespace(DataLoader=loader, _BaseDataLoaderIter=iterator))
-
-
 class Iterator:
     """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
 
-    _num_workers = 2
+    _num_workers, left = 2, 99
 
     def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
         return [1]
+
+
+class Three(Iterator):
+    left = 3
+
+
+class Loader:
+    def __iter__(self):
+        return Three()
 
 
 @pytest.fixture
 def run_loop(monkeypatch):
-    """Train on the batches of an iterator that no `__iter__` of DataLoader has made."""
+    """Train on batches of the iterator that is returned by a function at first, and at its end."""
 
-    def run(torch, *devices):
+    def run(torch, *devices, begin=Iterator, steps=5):
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
-        hooks = make_hooks(torch_hooks)
-        patch_loader(hooks, Iterator)
-        iterator, optimizer = Iterator(), Optimizer(*devices)
-        for _ in range(5):
-            next(iterator)
+        monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
+        hooks, optimizer = make_hooks(torch_hooks), Optimizer(*devices)
+        hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Iterator))
+        batches = begin()
+        for _ in range(steps):
+            try:
+                next(batches)
+            except StopIteration:
+                batches = begin()
+                next(batches)
             hooks._mark(optimizer, (), {})
         (training,) = hooks._loops.session.trainings
         return training
@@ -212,7 +204,7 @@ def run_loop(monkeypatch):
     return run
 
 
-def test_the_loop_over_a_loader_with_iterators_of_its_own_is_timed(run_loop):
+def test_a_loop_over_iterators_that_no_loader_has_made_is_timed(run_loop):
     training = run_loop(make_torch(), Device("cpu"))
     assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
     assert not training.on_accelerator and training.synchronous
@@ -228,30 +220,7 @@ def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     assert {device.index for (device,) in torch.cuda.waited_for} == {0, 1}
 
 
-def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
-    class Loader:
-        def __iter__(self):
-            return Three()
-
-    class Three(Iterator):
-        left = 3
-
-        def __next__(self):
-            if not self.left:
-                raise StopIteration
-            self.left -= 1
-            return [1]
-
-    monkeypatch.setitem(sys.modules, "torch", make_torch())
-    hooks, loader, optimizer = make_hooks(torch_hooks), Loader(), Optimizer(Device("cpu"))
-    patch_loader(hooks, Three, Loader)
-    batches = iter(loader)
-    for _ in range(20):
-        try:
-            next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            next(batches)
-        hooks._mark(optimizer, (), {})
-    (training,) = hooks._loops.session.trainings
+def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(run_loop):
+    begin = functools.partial(iter, Loader())
+    training = run_loop(make_torch(), Device("cpu"), begin=begin, steps=20)
     assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3

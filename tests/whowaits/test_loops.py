@@ -36,12 +36,12 @@ class Script:
     def wait(self, seconds):
         self.now += seconds
 
-    def loop(self, batches, key="train.py:7", *, input_s=0.004, **source):
+    def loop(self, batches, key="train.py:7", **source):
         """What `for batch in batches` does in a line of the script."""
 
         def take():
             batch = next(batches)
-            self.wait(input_s)
+            self.wait(0.004)
             return batch
 
         made = Source(key=key, name=lambda: f"the loop at {key}", facts=dict, **source)
@@ -75,52 +75,66 @@ def until_measured(script, epoch=10_000, **source):
 
 
 def test_a_loop_that_trains_is_measured_and_ended():
-    script, given = Script(), 0
-    for _ in until_measured(script):
+    script, given, sizes = Script(), 0, set()
+    for batch in until_measured(script, epoch=300, copy=list):
         given += 1
+        sizes.add(len(batch))
+        batch.append("a script may change what it is given")
         script.train()
     timing = script.training.timing
     assert script.training.name == "the loop at train.py:7"
     assert [each.stall_pct for each in timing.rounds] == pytest.approx([67] * 3, abs=1)
+    assert timing.steps_per_epoch == 300 and sizes == {1}
     assert timing.seen < given, "the model alone trains on some from memory"
     script.session.print_report()
     assert script.written[0].startswith("train.py: ")
 
 
-def test_a_loop_that_does_not_train_is_left_alone():
+def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():
     script = Script()
     assert list(script.loop(Batches(50))) == [[number] for number in reversed(range(50))]
+    for _ in script.loop(Batches(1), "train.py:3"):
+        script.train()
     assert not script.session.trainings
 
 
-def test_the_steps_of_an_epoch_are_all_the_batches_that_it_gave():
-    script = Script()
-    for _ in until_measured(script, epoch=300):
+def validated(script):
+    for number, _ in enumerate(script.loop(Batches(30))):
         script.train()
-    assert script.training.timing.rounds and script.training.timing.steps_per_epoch == 300
+        if number % 20 == 19:
+            for _ in script.loop(Batches(5), "train.py:9"):
+                script.wait(0.01)
+        elif number % 10 == 9:
+            script.watch.pass_by(lambda: script.wait(0.1))
+    for _ in script.loop(Batches(5), "train.py:12"):
+        script.wait(0.01)
 
 
-def test_a_script_may_change_what_it_is_given():
-    script, sizes = Script(), set()
-    for batch in until_measured(script, copy=list):
-        sizes.add(len(batch))
-        batch.append("changed")
+def followed_by_one_without_gradients(script):
+    for _ in script.loop(Batches(20)):
         script.train()
-    assert sizes == {1}
+    for _ in script.loop(Batches(20)):
+        script.wait(0.1)
 
 
-def test_validation_within_and_between_epochs_is_not_the_trainings_time():
+def left_before_its_end(script):
+    for number, _ in enumerate(script.loop(Batches(50))):
+        script.train()
+        if number == 20:
+            break
+    script.wait(10)
+
+
+@pytest.mark.parametrize(
+    "epoch", [validated, followed_by_one_without_gradients, left_before_its_end]
+)
+def test_what_is_no_step_of_a_training_is_not_its_time(epoch):
     script = Script(keep=True)
     for _ in range(4):
-        for number, _ in enumerate(script.loop(Batches(30))):
-            script.train()
-            if number % 20 == 19:
-                for _ in script.loop(Batches(5), "train.py:9"):
-                    script.wait(0.01)
-        for _ in script.loop(Batches(5), "train.py:12"):
-            script.wait(0.01)
+        epoch(script)
     assert script.training.timing.passive.step_ms == pytest.approx(6)
     assert len(script.training.timing.epochs) == 4
+    assert not script.training.passive_because
 
 
 @pytest.mark.parametrize("lines", [("a.py:1", "a.py:2"), ("a.py:1", "a.py:1")])
@@ -141,41 +155,7 @@ def test_what_is_taken_within_a_batch_is_a_part_of_it():
     inner = script.loop(Batches(30), "train.py:9")
     for _ in script.loop(iter(lambda: next(inner), None)):
         script.train()
-    assert script.training.name == "the loop at train.py:7"
-    assert not script.training.passive_because
-
-
-def test_epochs_of_a_line_in_which_nothing_is_learned_are_no_epochs():
-    script = Script(keep=True)
-    for _ in range(4):
-        for _ in script.loop(Batches(20)):
-            script.train()
-        for _ in script.loop(Batches(20)):
-            script.wait(0.1)
-    assert [block.steps for block in script.training.timing.epochs][1:] == [20, 20, 20]
-    assert script.training.timing.passive.step_ms == pytest.approx(6)
-
-
-def test_what_comes_after_a_loop_that_is_left_is_no_step():
-    script = Script(keep=True)
-    for _ in range(4):
-        for number, _ in enumerate(script.loop(Batches(50))):
-            script.train()
-            if number == 20:
-                break
-        script.wait(10)
-    assert script.training.timing.passive.step_ms == pytest.approx(6)
-    assert len(script.training.timing.epochs) == 4
-
-
-def test_a_step_with_a_batch_of_a_validation_is_left_out():
-    script = Script(keep=True)
-    for number, _ in enumerate(script.loop(Batches(60))):
-        script.train()
-        if number % 10 == 9:
-            script.watch.pass_by(lambda: script.wait(0.1))
-    assert script.training.timing.passive.step_ms == pytest.approx(6)
-    assert not script.training.passive_because
+    assert script.training.name == "the loop at train.py:7" and not script.training.passive_because
 
 
 def test_a_look_at_another_dataset_leaves_its_step_out_and_keeps_the_others():
@@ -186,8 +166,8 @@ def test_a_look_at_another_dataset_leaves_its_step_out_and_keeps_the_others():
             if number % 10 == 0:  # in an epoch's first step, too
                 next(script.loop(Batches(9), "train.py:9"))
     timing = script.training.timing
-    assert not script.training.passive_because and timing.seen == 54
-    assert timing.epochs[1].gaps == 0, "its first batch was that of a step that is left out"
+    assert not script.training.passive_because
+    assert (timing.seen, timing.epochs[1].gaps) == (54, 0), "the gap was of a step left out"
 
 
 @pytest.mark.parametrize("in_a_row", [False, True])
@@ -224,21 +204,12 @@ def test_the_device_does_nothing_while_batches_are_copied():
     assert not any(copied)
 
 
-def test_one_step_that_compiles_is_no_training():
-    script = Script(keep=True)
-    for line, count in (("train.py:3", 1), ("train.py:5", 20)):
-        for _ in script.loop(Batches(count), line):
-            script.train()
-    assert script.training.name == "the loop at train.py:5"
-
-
 def test_a_model_whose_batches_are_not_seen_is_said():
     script = Script()
-    script.watch.mark()
-    assert "it ended without a training" in script.session.make_report().lines[1]
-    for _ in range(19):
-        script.watch.mark()
-    assert "its batches come from" in script.session.make_report().lines[1]
+    for marks, said in ((1, "it ended without a training"), (19, "its batches come from")):
+        for _ in range(marks):
+            script.watch.mark()
+        assert said in script.session.make_report().lines[1]
 
 
 def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
@@ -251,8 +222,7 @@ def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
         script.train()
     assert script.training.passive_because == "timing the model alone failed"
     assert "cannot pickle a lock" in capsys.readouterr().err
-    taken = 3000 - len(seen)
-    assert taken <= 1 and seen == sorted(set(seen), reverse=True), "its own, in order"
+    assert len(seen) >= 2999 and seen == sorted(set(seen), reverse=True), "its own, in order"
 
 
 def test_an_error_of_the_scripts_own_input_is_the_scripts():
@@ -268,7 +238,26 @@ def test_an_error_of_the_scripts_own_input_is_the_scripts():
             script.train()
 
 
-def test_batches_are_kept_up_to_a_number_and_a_time():
+class Sparse:
+    """As PyTorch's sparse and nested tensors: no size, and exceptions that say so."""
+
+    dtype = None
+
+    def __init__(self, *shape):
+        self._shape = shape
+
+    @property
+    def shape(self):
+        if not self._shape:
+            raise RuntimeError("NestedTensorImpl doesn't support sizes")
+        return self._shape
+
+    @property
+    def nbytes(self):
+        raise RuntimeError("nbytes is not defined for sparse tensors")
+
+
+def test_batches_are_kept_up_to_a_number_and_a_time_whatever_they_say_of_their_size():
     now = [0.0]
 
     def take_slowly():
@@ -278,30 +267,6 @@ def test_batches_are_kept_up_to_a_number_and_a_time():
     assert len(keep_batches(lambda: ([1],)).batches) == 64
     assert len(keep_batches(take_slowly, clock=lambda: now[0]).batches) == 5, "more than 2 s"
     assert not keep_batches(lambda: None).batches
-
-
-class Sparse:
-    """As PyTorch's sparse tensors: no size in bytes, and no exception that says so."""
-
-    shape, dtype = (8, 2), None
-
-    @property
-    def nbytes(self):
-        raise RuntimeError("nbytes is not defined for sparse tensors")
-
-
-class Nested:
-    """As PyTorch's nested tensors: no shape, and an exception that says so."""
-
-    @property
-    def shape(self):
-        raise RuntimeError("NestedTensorImpl doesn't support sizes")
-
-
-@pytest.mark.parametrize(
-    ("batch", "examples"),
-    [({"texts": Nested()}, None), ([Nested(), Sparse()], 8)],
-)
-def test_a_batch_that_does_not_say_its_size_does_no_harm(batch, examples):
-    assert count_examples(batch) == examples
-    assert keep_batches(iter([(batch,), None]).__next__).batches == [batch]
+    for batch, examples in (({"texts": Sparse()}, None), ([Sparse(), Sparse(8, 2)], 8)):
+        assert count_examples(batch) == examples
+        assert keep_batches(iter([(batch,), None]).__next__).batches == [batch]

@@ -32,8 +32,7 @@ data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
 
 def measure(folder, code, *arguments):
     """The report on a script, and the command, which has left no process."""
-    script = folder / "train.py"
-    script.write_text(MODEL + code)
+    (folder / "train.py").write_text(MODEL + code)
     with subprocess.Popen(
         [sys.executable, "-m", "whowaits", "--python", sys.executable, "--json", "--seconds", "3",
          *arguments, "train.py"],
@@ -41,8 +40,7 @@ def measure(folder, code, *arguments):
         start_new_session=True,
     ) as process:  # fmt: skip
         printed, error = process.communicate(timeout=400)
-    assert printed, error
-    assert "something here failed" not in error, error
+    assert printed and "something here failed" not in error, error
     wait_for(lambda: not has_processes(process.pid))
     return json.loads(printed), process.returncode, error
 
@@ -67,7 +65,6 @@ make().fit(data.repeat(9999).cache("kept"), None, None, tasks.epochs, 0, callbac
 print("trained")
 """
     report, exit_code, error = measure(tmp_path, code, "--no-try", "--fail-if", "stall > 1000")
-    assert report["script"] == "train.py"
     assert report["training"].startswith("model.fit at train.py:")
     assert report["backend"] == "tensorflow" and report["examples"] == 8
     assert report["steps"] > 0 and report["step_ms"] > 0

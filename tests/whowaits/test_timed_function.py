@@ -19,8 +19,6 @@ EPOCHS, GAP_S = 4, 0.02
 
 
 class Counted(Waits):
-    """Counts how often it is read."""
-
     reads = 0
 
     def take(self) -> float:
@@ -51,8 +49,7 @@ def watch(step_s, steps):
     return training.timing, waits
 
 
-@pytest.mark.parametrize("steps", [20, 90])
-@pytest.mark.parametrize("step_s", [0.0001, 0.003, 0.012])
+@pytest.mark.parametrize(("step_s", "steps"), [(0.0001, 90), (0.003, 20), (0.012, 20)])
 def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, steps):
     timing, waits = watch(step_s, steps)
     passive, epochs = timing.passive, EPOCHS - 1
