@@ -32,7 +32,6 @@ from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_example, iterate_examples
 from throughline.models.builders import Target
 from throughline.models.inference import save_trained_model
-from throughline.models.table_input import needs_columns
 from throughline.plan.augmentations import Mixup
 from throughline.plan.plan import make_plan
 from throughline.plan.schema import COLUMNS, TableColumns
@@ -197,12 +196,6 @@ def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name):
     np.testing.assert_allclose([coded[:, 0].mean(), coded[:, 0].std()], [0, 1], atol=1e-5)
 
 
-def test_a_builder_says_whether_it_takes_columns():
-    assert needs_columns(lambda shape, outputs, columns: 0)
-    assert not needs_columns(lambda shape, outputs, columns=0: 0)
-    assert not needs_columns(lambda shape, outputs, **options: 0)
-
-
 def test_what_is_frozen_is_of_the_images_and_their_head_learns(listed):
     models = model_of(listed, freeze=["all_but_last"])
     learned = {one.path.split("/")[-2] for one in models.network.trainable_weights}
@@ -285,26 +278,6 @@ def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"numeric": ["color"], "categorical": []}, "column color, of data.numeric, holds text"),
-        ({"numeric": ["siz"], "missing": "reject"}, "no column siz; did you mean size?"),
-        ({"numeric": ["size", "text"]}, r"text \(data.text_column and data.numeric\)"),
-        ({"missing": {"color": "median"}}, "column color holds categories"),
-        ({"label_kind": "number"}, "column label holds text, and data.label_kind: number"),
-        (
-            {"label_kind": "number", "label_column": ["price", "price"]},
-            r"price \(data.label_column and data.label_column\)",
-        ),
-    ],
-)
-def test_columns_and_targets_that_cannot_be_meant_are_refused(tmp_path, data, said):
-    write_csv(tmp_path / "items.csv", make_items(40))
-    with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path / "items.csv", tmp_path / "manifest", **data)
-
-
-@pytest.mark.parametrize(
     ("sections", "said"),
     [
         (
@@ -371,15 +344,3 @@ def test_a_cell_of_a_line_is_one_value(tmp_path):
     first = {"text": "a", "label": "x", "size": [1], "color": "red"}
     manifest = scan(json_items(tmp_path / "items.jsonl", first), tmp_path / "manifest")
     assert manifest.rejected["reason"].tolist() == ["size is list, no single value"]
-
-
-def test_a_stray_quote_joins_no_rows_with_numbers_to_predict(tmp_path):
-    rows = [f"text {number},{number}.5" for number in range(30)]
-    rows[7:10] = ['"two,20.5', "three,30.5", 'four",40.5']
-    (tmp_path / "items.csv").write_text("\n".join(["text,price", *rows]) + "\n")
-    settings = {"label_kind": "number", "label_column": "price"}
-    with pytest.raises(UnreadableSource, match="line 9 in it reads as a row of its own"):
-        ingest(
-            DataSettings(source="text_table", path=str(tmp_path / "items.csv"), **settings),
-            tmp_path / "manifest",
-        )

@@ -211,13 +211,6 @@ def test_verifying_reads_every_byte(first, capsys):
 
 
 @pytest.mark.slow
-def test_a_configuration_that_does_not_exist_is_reported(finished, capsys):
-    assert "--pipeline optimised: there is no such configuration; there are: " in refused(
-        finished[0], "build@optimised", capsys
-    )
-
-
-@pytest.mark.slow
 def test_a_second_training_of_a_configuration_is_refused_while_one_writes(first, capsys):
     folder, _ = first
     out = folder / "runs" / "optimized"

@@ -169,14 +169,6 @@ def test_something_else_than_the_published_files_is_refused_wherever_it_comes_fr
 
 
 @pytest.mark.integration
-def test_a_package_that_is_not_the_one_listed_is_refused(dataset, tmp_path, repository):
-    deb = repository({f"datasets/{name}": data for name, data in dataset.items()})
-    deb.write_bytes(deb.read_bytes() + b" ")
-    with pytest.raises(DataNotFound, match="apt-get download"):
-        fetch("fashion_mnist", tmp_path / "raw")
-
-
-@pytest.mark.integration
 def test_wallpapers_come_out_of_packages_too(dataset, tmp_path, repository, monkeypatch):
     picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
     repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})

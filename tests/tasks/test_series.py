@@ -33,7 +33,7 @@ from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
 
-STEPS, COLUMNS = 5000, 3
+STEPS, COLUMNS = 1000, 3
 
 
 def opened(folder, params):
@@ -67,7 +67,7 @@ def series(tmp_path_factory):
 @pytest.mark.parametrize("name", ["naive", "windowed"])
 def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
     params, _, stored = series
-    bounds = {"train": (0, 3000), "validation": (3000, 4000), "test": (4000, 5000)}
+    bounds = {"train": (0, 600), "validation": (600, 800), "test": (800, 1000)}
     for split, (begin, end) in bounds.items():
         pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
         batches = list(pipe.dataset().as_numpy_iterator())
@@ -101,7 +101,7 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
 
 def test_statistics_come_from_the_training_part_alone(series):
     params, _, stored = series
-    train = np.arange(3000)
+    train = np.arange(600)
     standardize = stored.bind_to_data(params.postprocess)[0]
     np.testing.assert_allclose(
         standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6
@@ -132,8 +132,8 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
     _, layout, stored = series
-    too_long = check(series_document(layout.root / "series.npy", length=1000))
-    with pytest.raises(InvalidParams, match="the validation split has 1000 time steps, fewer"):
+    too_long = check(series_document(layout.root / "series.npy", length=500))
+    with pytest.raises(InvalidParams, match="the validation split has 200 time steps, fewer"):
         open_input_pipeline(too_long, "naive", stored, split="train", purpose="train")
     unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
     with pytest.raises(InvalidParams, match="load is not a column"):

@@ -163,13 +163,6 @@ SETTINGS = [
         'default=2,\n        description=(\n            "what the last batch',
         each("build", "train"),
     ),
-    # params.yaml says 1
-    (
-        "data",
-        "writers: int = Field(\n        default=4",
-        "writers: int = Field(\n        default=5",
-        set(),
-    ),
     ("training", "passes over the training split", "how often the training split is read", set()),
     # What is computed from settings concerns every stage.
     ("pipeline", "return self.model_dump() != EXACT_DECODING", "return True", each(*LIBRARIES)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,15 +161,6 @@ def test_what_another_worktree_and_unfinished_outputs_have_is_kept(history, tmp_
     run(history, "git", "worktree", "remove", "--force", str(tmp_path / "other"))
 
 
-def test_a_shard_that_somebody_writes_keeps_no_other():
-    now = datetime.now(UTC)
-    old, new = (
-        StoredObject(name=f"shards/{digest}", bytes=1, modified_at=now - ago, tag="")
-        for digest, ago in ((FIRST, 2 * LEFT_ALONE), (SECOND, LEFT_ALONE / 2))
-    )
-    assert find_unreachable([old, new], set(), now=now) == {"shards": [old]}
-
-
 def test_a_snapshot_that_somebody_writes_is_left_alone():
     now = datetime.now(UTC)
 
@@ -181,14 +173,15 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
         write_ago(f"{FIRST}/index/{DIGEST}.json", LEFT_ALONE),
         write_ago(f"{SECOND}/index/{DIGEST}.json", 2 * LEFT_ALONE),
         write_ago(f"{TRIED}/index/{DIGEST}.txt", 2 * LEFT_ALONE),
+        write_ago(f"shards/{FIRST}", 2 * LEFT_ALONE),
+        write_ago(f"shards/{SECOND}", LEFT_ALONE / 2),
     ]
-    assert list(find_unreachable(objects, {SECOND}, now=now)) == [FIRST]
+    found = find_unreachable(objects, {SECOND}, now=now)
+    assert {*found} == {FIRST, "shards"}
+    assert found["shards"] == [objects[-2]], "one that somebody writes keeps no other"
 
 
-@pytest.mark.parametrize("damaged", ["shard", "column"])
-def test_verify_reads_every_object_and_names_one_that_is_damaged(
-    arrays, tmp_path, bucket_url, damaged
-):
+def test_verify_reads_every_object_and_names_one_that_is_damaged(arrays, tmp_path, bucket_url):
     manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
     storage = Storage(url=bucket_url, cache=tmp_path / "cache")
     layout, store = Layout(tmp_path), open_store(bucket_url)
@@ -205,14 +198,13 @@ def test_verify_reads_every_object_and_names_one_that_is_damaged(
     )
     objects = [one for one in store.list() if "/index/" not in one.name]
     assert verify(params, layout).startswith(f"{len(objects)} objects, ")
-    where = "shards/" if damaged == "shard" else "/test/key/"
-    name = next(one.name for one in objects if where in one.name)
-    data = bytearray(store.read(name))
-    data[-1] ^= 1
-    store.write(name, bytes(data))
-    rows = r"\(shard " if damaged == "shard" else ".* rows"
-    with pytest.raises(ObjectStoreFailed, match=f"{name} does not match its digest.*{rows}"):
-        verify(params, layout)
+    for where, rows in (("shards/", r"\(shard "), ("/test/key/", ".* rows")):
+        name = next(one.name for one in objects if where in one.name)
+        data = store.read(name)
+        store.write(name, data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(ObjectStoreFailed, match=f"{name} does not match its digest.*{rows}"):
+            verify(params, layout)
+        store.write(name, data)
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["shards", "snapshot"]
 
 
@@ -250,24 +242,16 @@ def test_links_count_as_what_they_lead_to(folder, bucket_url):
     assert read_all(bucket_url) == FILES
 
 
-def link_outside(bad):
-    bad.symlink_to("/usr")
+BAD: dict[str, Callable[[Path], object]] = {
+    "a link outside": lambda bad: bad.symlink_to("/usr"),
+    "a second link": lambda bad: bad.symlink_to("cats"),
+    "a link to nothing": lambda bad: bad.symlink_to("nowhere"),
+    "no UTF-8": lambda bad: (bad.mkdir(), Path(f"{bad}/\udcff.png").write_bytes(b"1")),
+    "a pipe": os.mkfifo,
+}
 
 
-def link_twice(bad):
-    bad.symlink_to("cats")
-
-
-def link_nowhere(bad):
-    bad.symlink_to("nowhere")
-
-
-def name_wrongly(bad):
-    bad.mkdir()
-    Path(os.fsdecode(os.fsencode(bad) + b"/\xff.png")).write_bytes(b"1")
-
-
-@pytest.mark.parametrize("make", [link_outside, link_twice, link_nowhere, name_wrongly, os.mkfifo])
+@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
 def test_what_ingest_would_not_read_is_refused_before_anything_is_put(folder, bucket_url, make):
     make(folder / "birds")
     with pytest.raises(UnexpectedFiles, match="photos/birds"):

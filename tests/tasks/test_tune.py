@@ -63,13 +63,6 @@ def test_wrong_options_are_one_paragraph(project, command):
     assert not (project / FOLDER).exists()
 
 
-def test_several_hosts_are_refused(monkeypatch):
-    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(Untunable, match="TF_CONFIG names several workers"):
-        tune(check(SMALL), Layout(), read_budgets())
-
-
 def test_data_that_is_not_prepared_is_said(tmp_path, command):
     write_params(tmp_path, SMALL)
     code, _, said = command(tmp_path)
