@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
-from tests.support.prepared import prepare, take_snapshot
+from tests.support.prepared import link_data, prepare, take_snapshot
 from tests.support.saved_models import save_as_train_does
 from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_inputs
@@ -29,39 +27,39 @@ def build(params, layout, path=None):
     return models
 
 
-def replace_snapshot(layout, **sections):
-    """Parameters of texts, and their snapshot instead of the one that is there."""
-    params = params_of({}, **sections)
-    shutil.rmtree(layout.snapshot)
-    take_snapshot(params, layout)
-    return params
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
-def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(tmp_path):
-    layout, words = prepare_texts(tmp_path / "texts"), tmp_path / "words.txt"
-    first = tmp_path / "first.keras"
+def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(texts, tmp_path):
+    words, first = tmp_path / "words.txt", tmp_path / "first.keras"
+    tokenize = {"kind": "wordpiece", "model": str(words)}
 
-    def tokenized(*lines, **sections):
+    def build_with(*lines, path=None, **model):
+        """Build a model of texts in tokens of this vocabulary."""
         words.write_text("\n".join(lines) + "\n")
-        tokenize = {"kind": "wordpiece", "model": str(words)}
-        return replace_snapshot(layout, preprocess=[{"tokenize": tokenize}], **sections)
+        params = params_of({}, preprocess=[{"tokenize": tokenize}], model=model)
+        layout = Layout(tmp_path / "-".join(lines))
+        if not layout.root.exists():
+            take_snapshot(params, link_data(texts.root / "data", layout.root, snapshot=False))
+        return build(params, layout, path)
 
-    build(tokenized("[UNK]", "the", "fox", model={"name": "text_classifier"}), layout, first)
-    further = {"model": {"from": str(first)}}
-    assert build(tokenized("[UNK]", "the", "fox", **further), layout).network.output_shape[-1] == 2
+    build_with("[UNK]", "the", "fox", name="text_classifier", path=first)
+    again = build_with("[UNK]", "the", "fox", **{"from": str(first)})
+    assert again.network.output_shape[-1] == 2
     with pytest.raises(UnknownModel) as refusal:
-        build(tokenized("[UNK]", "fox", "the", **further), layout)
+        build_with("[UNK]", "fox", "the", **{"from": str(first)})
     take = "`tokenize: {kind: wordpiece, lower: auto, model: FILE}`"
     assert f"{take} and `unzip -p {first} {TOKENIZER} > FILE`" in str(refusal.value)
     with pytest.raises(UnknownModel, match="trained with another tokenizer"):
-        build(replace_snapshot(layout, **further), layout)
+        build(params_of({}, model={"from": str(first)}), texts)
 
 
-def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(tmp_path):
-    layout = prepare_texts(tmp_path / "texts")
+def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(texts, tmp_path):
     first, second = tmp_path / "first.keras", tmp_path / "second.keras"
-    expected = build(params_of({}), layout, first).full_model
-    build(params_of({}, model={"from": str(first)}), layout, second)
+    expected = build(params_of({}), texts, first).full_model
+    build(params_of({}, model={"from": str(first)}), texts, second)
     tokens = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
     with open_trained_model(second) as trained:
         np.testing.assert_array_equal(trained.model(tokens), expected(tokens))

@@ -70,7 +70,7 @@ def test_rectangles_have_the_sizes_that_torchvision_gives_them(op, size):
         assert abs(correlations[0] - correlations[1]) < 0.04
 
 
-@pytest.mark.parametrize("size", [(30, 40), (1, 1), (3, 900)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 900)])
 def test_rectangles_lie_within_their_image(size):
     top, left, height, width = boxes(CROP, size).T
     assert min(top.min(), left.min()) >= 0 and min(height.min(), width.min()) >= 1
@@ -109,14 +109,13 @@ def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
 
 @pytest.mark.parametrize("op", [CROP, CenterCrop(height=20, width=51)], ids=repr)
 def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
-    sizes = np.random.default_rng(0).integers(10, 300, (64, 2), np.int32)
-    together = draw_crop_windows(op, tf.constant(sizes), tf.constant(KEYS[:64]), draw()).numpy()
+    sizes = np.random.default_rng(0).integers(10, 300, (6, 2), np.int32)
+    together = draw_crop_windows(op, tf.constant(sizes), tf.constant(KEYS[:6]), draw()).numpy()
     traced = tf.function(lambda size, key: draw_crop_windows(op, size, key, draw()))
-    for size, key, box in zip(sizes, KEYS[:64], together, strict=True):
-        assert (
-            draw_crop_windows(op, tf.constant(size), tf.constant(key), draw()).numpy() == box
-        ).all()
-        assert (traced(tf.constant(size), tf.constant(key)).numpy() == box).all()
+    for size, key, box in zip(sizes, KEYS[:6], together, strict=True):
+        alone = tf.constant(size), tf.constant(key)
+        np.testing.assert_array_equal(draw_crop_windows(op, *alone, draw()), box)
+        np.testing.assert_array_equal(traced(*alone), box)
 
 
 def test_the_center_is_that_of_resizing_and_then_cropping():

@@ -16,7 +16,7 @@ from tests.support.small_pipelines import batches
 from throughline.data.shards.records import example_key
 from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.host_kernels import draw_changes, draw_sigma
-from throughline.kernels.randomness import RandomStream, mix64
+from throughline.kernels.randomness import RandomStream
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.order.samplers import (
@@ -24,7 +24,6 @@ from throughline.pipelines.order.samplers import (
     index_by_class,
     permute,
     sample_by_class,
-    swap_or_not,
     window_shuffle,
 )
 from throughline.plan.augmentations import (
@@ -57,11 +56,6 @@ def test_global_permutations_of_a_small_and_of_a_large_split():
     assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
 
-def test_the_cipher_for_small_domains_by_its_key():
-    rows = swap_or_not(positions(12), tf.constant(12, tf.int64), tf.constant(1234567, tf.uint64))
-    assert rows.numpy().tolist() == [4, 9, 0, 2, 7, 1, 5, 6, 11, 3, 10, 8]
-
-
 def test_a_shuffle_within_windows():
     rows = window_shuffle(positions(24), count=24, window=8, seed=5, epoch=tf.fill([24], epoch(3)))
     assert rows.numpy().tolist() == [
@@ -75,14 +69,6 @@ def test_draws_by_class():
     index = index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
     rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
-
-
-def test_scattered_bits():
-    assert mix64(tf.constant([0, 1, 2**64 - 1], tf.uint64)).numpy().tolist() == [
-        0,
-        6238072747940578789,
-        13029008266876403067,
-    ]
 
 
 def test_uniform_numbers_of_examples():

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.lanes import slow_but_first
 from throughline.assembly.process_configuration import configure_process
 from throughline.config.model_checks import BUILT_IN_MODELS
 from throughline.models.builders import BUILDERS, Models, Target, build_models, text_classifier
@@ -99,7 +100,7 @@ def test_predicted_numbers_have_their_unit_in_single_precision(shape):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize("name", ["small_cnn", "MobileNetV2", "emulated"])
+@pytest.mark.parametrize("name", ["emulated", *slow_but_first(["small_cnn", "MobileNetV2"])])
 def test_the_full_model_answers_in_single_precision(name):
     options = {"options": {"step_ms": 1}} if name == "emulated" else {}
     models = build_models(

@@ -23,7 +23,7 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.kernels.elements import apply_ops
 from throughline.kernels.tokenizers import tokenize
-from throughline.models.inference import TrainedModel
+from throughline.models.inference import TrainedModel, open_trained_model
 from throughline.models.serving import CLASSES, export_model, make_serve_fn
 from throughline.plan.augmentations import ResizedCenterCrop
 from throughline.plan.ops import DecodeImage, Op, Pad, Resize
@@ -67,9 +67,8 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
     model = save(params, layout, tmp_path / "model.keras")
-    export_file(tmp_path / "model.keras", tmp_path / "served")
-    loaded = tf.saved_model.load(str(tmp_path / "served"))
-    served = loaded.serve(tf.constant(TEXTS[2:]))
+    with open_trained_model(tmp_path / "model.keras") as trained:
+        served = make_serve_fn(trained)(tf.constant(TEXTS[2:]))
     tokens = np.array([[byte + 1 for byte in TEXTS[2].encode()][-24:]], np.int32)
     expected = tf.nn.softmax(model(tokens)[:, -1])
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)
@@ -107,12 +106,10 @@ def text_model(*ops: Op) -> TrainedModel:
     return TrainedModel(model=model, spec=spec, ops=ops)
 
 
-def test_ops_of_single_texts_get_single_texts(tmp_path):
+def test_ops_of_single_texts_get_single_texts():
     tokenize_bytes = Tokenize(kind="bytes")
     trained = text_model(Marked(), tokenize_bytes)
-    export_model(trained, tmp_path / "served")
-    loaded = tf.saved_model.load(str(tmp_path / "served"))
-    served = loaded.serve(tf.constant(["ab", "c"]))
+    served = make_serve_fn(trained)(tf.constant(["ab", "c"]))
     tokens = np.array([[98, 99, 34], [100, 34, 0]], np.int32)  # "ab!" and "c!", each byte plus one
     alone = trained.model(tokens)
     np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(alone), atol=1e-6)
@@ -160,12 +157,11 @@ def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
     return [tf.io.encode_png(image).numpy() for image in images]
 
 
-@pytest.mark.parametrize("shape", [(None, None, 3), (20, 30, 3)])
 @pytest.mark.parametrize(
-    "ops",
+    ("ops", "shape"),
     [
-        (DecodeImage(channels=3, crop=(8, 8)),),
-        (DecodeImage(channels=3, ratio=2), CROP),
+        ((DecodeImage(channels=3, crop=(8, 8)),), (None, None, 3)),
+        ((DecodeImage(channels=3, ratio=2), CROP), (20, 30, 3)),
     ],
     ids=["fused", "ratio"],
 )

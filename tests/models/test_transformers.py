@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.support.lanes import slow_but_first
 from throughline.models.builders import Target
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.models.transformers import (
@@ -31,7 +32,7 @@ DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
 def network():
     keras.utils.set_random_seed(3)
     text = keras.Input((None,), dtype="int32")
-    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, heads=2, blocks=2)
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, heads=2, blocks=1)
     return keras.Model(text, encoder(text))
 
 
@@ -78,7 +79,7 @@ def packed_batches():
     return [(packed_row(16), label, three), (few, label, np.array([[1, 0, 0, 0, 0]], np.float32))]
 
 
-@pytest.mark.parametrize("step", ["train_step", "test_step"])
+@pytest.mark.parametrize("step", slow_but_first(["train_step", "test_step"]))
 def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
     text = keras.Input((None,), dtype="int32")
     encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, blocks=1, dropout=0.0)
@@ -103,7 +104,7 @@ def test_training_on_packed_rows_trains_the_network(network):
     with tf.GradientTape() as tape:
         outputs = packed(packed_row(12), training=True)
     gradients = tape.gradient(outputs, [one.value for one in network.trainable_variables])
-    assert len(gradients) > 20 and all(gradient is not None for gradient in gradients)
+    assert gradients and all(gradient is not None for gradient in gradients)
 
 
 def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):
@@ -160,8 +161,8 @@ def test_every_block_drops_by_a_seed_of_its_own_that_follows_from_the_trainings(
         model = transformer_encoder((None,), 3, vocabulary=10, width=8, blocks=2)
         return [one.numpy().tolist() for one in model.variables if one.name == RANDOM_STATE]
 
-    assert len(states(1)) == 2 and states(1)[0] != states(1)[1]
-    assert states(1) == states(1) and states(1) != states(2)
+    (first, second), again, other = states(1), states(1), states(2)
+    assert first != second and again == [first, second] != other
 
 
 def test_a_model_that_mixes_documents_is_refused():

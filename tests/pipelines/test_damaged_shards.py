@@ -27,21 +27,18 @@ from throughline.shared.errors import CorruptShard
 pytestmark = pytest.mark.integration
 
 
+def take(index, shards, out, **skip):
+    """A snapshot of arrays; `skip` is what share of damaged examples may be left out."""
+    settings = SnapshotSettings(on_corrupt="skip" if skip else "fail", **skip)
+    return snapshot(index, shards, out, preprocess=(Decode(),), settings=settings)
+
+
 def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_path):
     index = read_shard_index(arrays / "shards")
-    longer = replace(
-        index.shards[0], records=index.shards[0].records + 1, examples=index.shards[0].examples + 1
-    )
-    with pytest.raises(
-        CorruptShard,
-        match=rf"{longer.name}: holds {longer.examples - 1} examples, the index",
-    ):
-        snapshot(
-            replace(index, shards=(longer, *index.shards[1:])),
-            arrays / "shards",
-            tmp_path / "snapshot",
-            preprocess=(Decode(),),
-        )
+    first, *others = index.shards
+    longer = replace(first, records=first.records + 1, examples=first.examples + 1)
+    with pytest.raises(CorruptShard, match=f"{first.name}: holds {first.examples} examples, the"):
+        take(replace(index, shards=(longer, *others)), arrays / "shards", tmp_path / "snapshot")
 
 
 def damaged_copy(source, folder, *, records, cut=0):
@@ -61,7 +58,7 @@ def damaged_copy(source, folder, *, records, cut=0):
 def test_a_damaged_shard_stops_the_snapshot_and_is_named(arrays, tmp_path):
     index, path = damaged_copy(arrays, tmp_path / "shards", records=1)
     with pytest.raises(CorruptShard, match=path.name):
-        snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
+        take(index, tmp_path / "shards", tmp_path / "snapshot")
     assert not (tmp_path / "snapshot").exists()
 
 
@@ -85,16 +82,11 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     assert found.shards.data_digest != index.data_digest
     repaired = next(shard for shard in found.shards.shards if shard.repaired)
     assert found.find_damage(repaired) == []
-    names = ("naive", "in_memory", "cache_memory", "shards_global", "snapshot")
     in_order = {"postprocess": (), "with_keys": True, "in_order": True}
+    configs = CONFIGS | {"files": {"read": "files"}}
+    names = ("naive", "in_memory", "cache_memory", "shards_global", "snapshot", "files")
     digest = digest_of_all(
-        {
-            name: pipeline({"photos": found}, "photos", **in_order, **config)
-            for name, config in [
-                *((name, CONFIGS[name]) for name in names),
-                ("files", {"read": "files"}),
-            ]
-        }
+        {name: pipeline({"photos": found}, "photos", **in_order, **configs[name]) for name in names}
     )
     assert digest.examples == index.examples("train") - 2
     found.shard_files.path(repaired).write_bytes(b"")
@@ -103,33 +95,20 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
 
 def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, capsys):
     index, path = damaged_copy(arrays, tmp_path / "shards", records=2)
-    skip = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.02)
-    written = snapshot(
-        index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=skip
-    )
-    assert written.splits["train"].count == index.examples("train") - 2
+    shards, out = tmp_path / "shards", tmp_path / "snapshot"
+    written = take(index, shards, out, max_corrupt_fraction=0.02)
+    count = written.splits["train"].count
+    assert count == index.examples("train") - 2
     assert f"{path}: record 1 at byte" in capsys.readouterr().out
     column = next(column for column in written.columns if column.name == "key")
-    kept = set(
-        map_column(tmp_path / "snapshot", "train", column, written.splits["train"].count).tolist()
-    )
-    whole = set(map_column(arrays / "snapshot", "train", column, index.examples("train")).tolist())
+    kept = {*map_column(out, "train", column, count).tolist()}
+    whole = {*stored["arrays"].memmap("train", "key").tolist()}
     assert kept < whole and len(whole - kept) == 2
-    assert index.with_repaired(written.repaired).data_digest != index.data_digest, (
-        "what is left is other data"
-    )
-    too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
-    with pytest.raises(
-        CorruptShard,
-        match=r"2 of 200 examples .*snapshot.max_corrupt_fraction allows 0.10%",
-    ):
-        snapshot(
-            index,
-            tmp_path / "shards",
-            tmp_path / "other",
-            preprocess=(Decode(),),
-            settings=too_many,
-        )
+    repaired = index.with_repaired(written.repaired)
+    assert repaired.data_digest != index.data_digest, "what is left is other data"
+    said = r"2 of 200 examples .*snapshot.max_corrupt_fraction allows 0.10%"
+    with pytest.raises(CorruptShard, match=said):
+        take(index, shards, tmp_path / "other", max_corrupt_fraction=0.001)
     assert not (tmp_path / "other").exists()
 
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
 from tests.support.small_pipelines import (
-    APPROXIMATE,
     CONFIGS,
     PREPROCESS,
     are_permutations,
@@ -21,7 +20,7 @@ from tests.support.small_pipelines import (
     by_key,
     digest_of_all,
     pipeline,
-    prepare_snapshots,
+    prepare_snapshot,
     same,
 )
 from throughline.data.manifest import read_manifest
@@ -45,42 +44,34 @@ from throughline.shared.limits import usable_cores
 pytestmark = pytest.mark.integration
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
-QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at
-# Whose batches are made as those of others: only threads, files, buffers and order differ.
-ALIKE = {
-    *("heuristic", "autotune", "prefetch", "interleave_sequential", "interleave_parallel"),
-    *("map_sequential", "map_parallel", "cache_disk", "low_memory", "unordered", "in_order"),
-    *("private_threads", "rewrites", "snapshot", "snapshot_window", "balanced"),
-}
-DIFFERENT = tuple(name for name in CONFIGS if name not in {*ALIKE, "service"})
+# One of each way in which batches are made; others differ in threads, files, buffers and order.
+WAYS = ("naive", "vectorized", "in_memory", "shards_global", "snapshot_part", "device_resident")
+UNLIKE = tuple(name for name in CONFIGS if name not in {"device_resident", "service"})
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
-UNLIKE = tuple(name for name in DIFFERENT if name != "device_resident")
 CROPS = {"unlike": (RandomResizedCrop(height=20, width=24).in_evaluation(),)}
 
 
 @pytest.fixture
-def kinds(stored, snapshot_of):
-    """Prepared data of each kind."""
-    return {**stored, "unlike": snapshot_of("unlike")}
+def photos_of(stored, snapshot_of):
+    """A function that returns prepared photos, of one size or unlike."""
+    return lambda kind: {kind: snapshot_of(kind) if kind == "unlike" else stored[kind]}
 
 
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        pytest.param("photos", QUICK, id="photos in some"),
-        pytest.param("photos", (*DIFFERENT, "files"), id="photos"),
+        pytest.param("photos", (*WAYS, "files"), id="photos"),
         pytest.param("photos", tuple(CONFIGS), id="photos in all", marks=pytest.mark.slow),
         pytest.param("unlike", UNLIKE, id="photos of unlike sizes", marks=pytest.mark.slow),
     ],
 )
-def test_configurations_deliver_the_same_examples(kinds, request, kind, names):
+def test_configurations_deliver_the_same_examples(photos_of, request, kind, names):
     address = request.getfixturevalue("service") if "service" in names else ""
     usual = {"augment": CROPS.get(kind, ()), "address": address, **IN_ORDER}
     configs = CONFIGS | {"files": {"read": "files"}}
-    digest = digest_of_all(
-        {name: pipeline(kinds, kind, **usual, **configs[name]) for name in names}
-    )
-    assert digest.examples == kinds[kind].shards.examples("train")
+    data = photos_of(kind)
+    digest = digest_of_all({name: pipeline(data, kind, **usual, **configs[name]) for name in names})
+    assert digest.examples == data[kind].shards.examples("train")
 
 
 def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
@@ -90,12 +81,12 @@ def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
         settings=ShardSettings(min_shards=3, compression="gzip"),
     )
     (tmp_path / "manifest").symlink_to(arrays / "manifest")
-    packed = prepare_snapshots({"arrays": tmp_path})
+    packed = {"arrays": prepare_snapshot(tmp_path, tmp_path / "snapshot", "arrays")}
     digest_of_all(
         {"plain": pipeline(stored, **IN_ORDER)}
         | {
             name: pipeline(packed, **IN_ORDER, **CONFIGS[name])
-            for name in ("naive", "in_memory", "heuristic", "cache_memory", "snapshot")
+            for name in ("naive", "in_memory", "snapshot")
         }
     )
 
@@ -117,18 +108,18 @@ def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
     ),
     ids=str,
 )
-def test_whoever_crops_and_flips_does_the_same(kinds, kind, crop):
+def test_whoever_crops_and_flips_does_the_same(photos_of, kind, crop):
     """A fetch from the snapshot, a map of examples, and one of batches."""
+    data = photos_of(kind)
     found = {
-        name: by_key(pipeline(kinds, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name]))
-        for name in ("naive", "vectorized", "cache_memory", "snapshot", "rewrites")
+        name: by_key(pipeline(data, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name]))
+        for name in ("naive", "vectorized", "snapshot")
     }
     for name, images in found.items():
         assert images.keys() == found["naive"].keys()
-        assert all(np.array_equal(images[key], image) for key, image in found["naive"].items()), (
-            name
-        )
-    plan = str(pipeline(kinds, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
+        for key, image in found["naive"].items():
+            np.testing.assert_array_equal(images[key], image, name)
+    plan = str(pipeline(data, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
     assert f"+{crop.name} fetched+flip fetched+rescale" in plan
 
 
@@ -144,15 +135,9 @@ class SumOfRows(Op):
         return {**element, "image": sums[None]}
 
 
-@pytest.mark.parametrize(
-    "augment",
-    [
-        (CenterCrop(height=20, width=20), ResizedCenterCrop(height=8, width=8, shorter=8)),
-        (Flip(), SumOfRows()),
-    ],
-    ids=["crop of a crop", "one example"],
-)
-def test_a_snapshot_gives_every_op_what_it_takes(stored, augment):
+def test_a_snapshot_gives_every_op_what_it_takes(stored):
+    crops = CenterCrop(height=20, width=20), ResizedCenterCrop(height=8, width=8, shorter=8)
+    augment = (*crops, Flip(), SumOfRows())
     found, expected = (
         batches(pipeline(stored, augment=augment, **config))
         for config in (CONFIGS["in_order"] | {"read": "snapshot"}, CONFIGS["in_order"])
@@ -160,6 +145,7 @@ def test_a_snapshot_gives_every_op_what_it_takes(stored, augment):
     assert same(found, expected)
 
 
+@pytest.mark.slow
 def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stored):
     crop = {"augment": (RandomResizedCrop(height=9, width=11), Flip()), "postprocess": ()}
     host, resident = (
@@ -173,7 +159,11 @@ def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stor
 
 
 @pytest.mark.parametrize(
-    "name", (*QUICK, "in_memory", "shards_global", "device_resident", "balanced_stream")
+    "name",
+    [
+        *("vectorized", "optimized"),
+        *slow_but_first(["shards_global", "in_memory", "device_resident", "balanced_stream"]),
+    ],
 )
 def test_shapes_dtypes_and_cardinality_are_known(stored, name):
     pipe = pipeline(stored, "photos", augment=(Flip(),), **CONFIGS[name])
@@ -191,18 +181,11 @@ def test_the_rows_of_a_split_on_the_device_are_gathered_of_variables(stored):
     pipe = pipeline(stored, **CONFIGS["device_resident"])
     gather = tf.function(pipe.gather_fn(), autograph=False)
     graph = gather.get_concrete_function(tf.TensorSpec((), tf.int64)).graph
-    gathered = {
-        node.op: tf.as_dtype(node.attr["dtype"].type).name
-        for node in graph.as_graph_def().node
-        if node.op == "ResourceGather" and node.attr["dtype"].type == tf.uint8.as_datatype_enum
-    }
-    assert gathered == {"ResourceGather": "uint8"}
-    whole = {variable.shape[0] for variable in pipe.reader.variables.values()}
-    copied = [node for node in graph.as_graph_def().node if node.op == "ReadVariableOp"]
-    assert whole == {pipe.examples} and not copied
+    used = [node.op for node in graph.as_graph_def().node]
+    assert "ResourceGather" in used and "ReadVariableOp" not in used, "nothing is copied"
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(3, 9), (5, 50)]))
+@pytest.mark.parametrize(("workers", "batch_size"), slow_but_first([(2, 14), (5, 50)]))
 def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
         return pipeline(
@@ -214,8 +197,7 @@ def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, 
 
     assert of(0, workers).examples_per_step == batch_size / workers, "of a slice"
     alone, *each = (
-        batches(of(*who), epochs=2)
-        for who in [(0, 1), *((index, workers) for index in range(workers))]
+        batches(of(*who)) for who in [(0, 1), *((index, workers) for index in range(workers))]
     )
     joined = [
         tuple(np.concatenate(parts) for parts in zip(*step, strict=True))
@@ -267,7 +249,7 @@ class Count(Op):
 COUNTED = []
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", slow_but_first(["memory", "disk"]))
 def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
     sampled = {"read": "shards", "sampling": "balanced", "shuffle": {"kind": "none"}}
     cached = pipeline(stored, **sampled, cache={"where": where})
@@ -303,9 +285,6 @@ def test_equal_ops_draw_independently(stored):
     plain, twice = images(), images(Flip(), Flip())
     flipped = np.mean([not np.array_equal(image, plain[key]) for key, image in twice.items()])
     assert 0.3 < flipped < 0.7, "two flips are one half of the time"
-    once, both = images(Cutout(size=3)), images(Cutout(size=3), Cutout(size=3))
-    more = np.mean([(both[key] == 0).sum() > (image == 0).sum() for key, image in once.items()])
-    assert more > 0.8, "two squares are rarely the same one"
 
 
 def test_original_files_come_in_the_order_of_the_shards(stored):
@@ -313,17 +292,13 @@ def test_original_files_come_in_the_order_of_the_shards(stored):
     assert list(photos.files("train").keys) == photos.memmap("train", "key").tolist()
 
 
-def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
-    # Refused here, where a crop counts pixels; benchmarks measure it.
-    assert APPROXIMATE["decode"] == {"ratio": 2}
-    exact = pipeline(stored, "photos", **IN_ORDER, **CONFIGS["snapshot"])
-    for decode in ({"dct": "accurate"}, {"crop": "fused"}):
-        pipe = pipeline(stored, "photos", **IN_ORDER, decode=decode)
-        apart = measure_difference(pipe, exact)
-        assert pipe.plan.approximate
-        assert apart.examples == pipe.examples
-        assert apart.mean < 2, decode
-    assert measure_difference(pipeline(stored, "photos", **IN_ORDER), exact).max == 0
+@pytest.mark.parametrize("decode", slow_but_first([{"dct": "accurate"}, {"crop": "fused"}]))
+def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored, decode):
+    pipe = pipeline(stored, "photos", **IN_ORDER, decode=decode)
+    apart = measure_difference(pipe, pipeline(stored, "photos", **IN_ORDER, **CONFIGS["snapshot"]))
+    assert pipe.plan.approximate
+    assert apart.examples == digest_examples(pipe).examples == pipe.examples
+    assert 0 < apart.mean < 2
 
 
 @pytest.mark.parametrize(
@@ -331,17 +306,13 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     [
         (lambda listed: {"labels": (1 - min(listed.labels[0], 1), *listed.labels[1:])},
          r"1 of \d+ examples are delivered with another label"),
-        (lambda listed: {"keys": (listed.keys[0] ^ 1, *listed.keys[1:])},
-         r"which are not the \d+ of the manifest"),
         (lambda listed: {"keys": listed.keys[1:], "labels": listed.labels[1:]},
          r"which are not the \d+ of the manifest"),
     ],
-    ids=["a label", "a key", "an example"],
+    ids=["a label", "an example"],
 )  # fmt: skip
 def test_what_is_approximate_has_the_manifests_examples_and_labels(stored, plant, said):
     right = pipeline(stored, "photos", **IN_ORDER, decode={"dct": "accurate"})
-    assert right.plan.approximate
-    digest_examples(right)
     listed = replace(right.data.files("train"), **plant(right.data.files("train")))
     with pytest.raises(UnequalConfigurations, match=said):
         digest_examples(replace(right, data=replace(right.data, files=lambda _: listed)))

@@ -51,21 +51,21 @@ def test_sources_and_caches_are_opened_once_and_prefetching_goes_on_across_epoch
     assert [" → ".join(map(str, part)) for part in parts] == [once, per_epoch, after]
 
 
-# One of each way in which an epoch of a stream is begun: with and without what is opened once, a
-# cache, and an epoch that is opened early.
-STREAMS = (
-    *("naive", "cache_memory", "save_load", "unordered"),
-    *("balanced_stream", "shards_global"),
+# Each begins its epochs in another way: with and without what is opened once, a cache, and an epoch
+# that is opened early.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("naive", "cache_memory"),
+        *slow_but_first(["shards_global", "save_load", "unordered", "balanced_stream"]),
+    ],
 )
-
-
-@pytest.mark.parametrize("name", STREAMS)
 def test_every_epoch_of_a_stream_is_another_permutation_and_any_can_be_started_from(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), with_keys=True, **CONFIGS[name])
-    whole, steps = batches(pipe, epochs=3), pipe.steps_per_epoch
+    whole, steps = batches(pipe, epochs=2), pipe.steps_per_epoch
     if name != "balanced_stream":
         assert are_permutations(pipe, whole)
-    rest = batches(pipe, first_step=steps + 3, epochs=3)
+    rest = batches(pipe, first_step=steps + 3, epochs=2)
     first = steps + 3 if pipe.plan.seekable else steps  # a stream begins with the epoch of a step
     assert len(rest) == len(whole) - first
     if pipe.plan.deterministic:
@@ -83,13 +83,15 @@ def test_a_step_of_the_snapshot_is_the_same_wherever_one_begins_and_whoever_gath
     whole = batches(pipe, epochs=2)
     if name != "balanced":
         assert are_permutations(pipe, whole)
-    for step in (1, pipe.steps_per_epoch):
-        assert same(batches(pipe, first_step=step, epochs=2), whole[step:]), step
+    step = pipe.steps_per_epoch + 1
+    assert same(batches(pipe, first_step=step, epochs=2), whole[step:])
     gather = tf.function(pipe.gather_fn())
     assert same([gather(tf.constant(step, tf.int64)) for step in range(len(whole))], whole)
 
 
-@pytest.mark.parametrize("name", ["naive", "cache_memory", "snapshot", "shards_global"])
+@pytest.mark.parametrize(
+    "name", ["naive", *slow_but_first(["snapshot", "cache_memory", "shards_global"])]
+)
 def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name):
     pipe = pipeline(stored, augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.epoch_by_epoch()
@@ -105,11 +107,9 @@ def test_augmentation_differs_from_epoch_to_epoch(stored):
     assert same(two, batches(pipe, epochs=2))
 
 
-@pytest.mark.parametrize("name", ["naive", "snapshot"])
-def test_equal_seeds_give_equal_batches_and_others_do_not(stored, name):
-    one, two, other = (
-        batches(pipeline(stored, augment=(Flip(),), seed=seed, **CONFIGS[name]))
-        for seed in (3, 3, 4)
+def test_another_seed_gives_other_batches(stored):
+    one, other = (
+        batches(pipeline(stored, augment=(Flip(),), seed=seed, **CONFIGS["naive"]))
+        for seed in (3, 4)
     )
-    assert same(one, two)
     assert not same(one, other)

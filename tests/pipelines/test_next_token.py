@@ -12,30 +12,25 @@ import pytest
 
 from tests.support.prepared import prepare
 from tests.support.small_pipelines import batches, digest_of_all, same
-from tests.support.texts import SPLIT, WORDS, write_texts
+from tests.support.texts import SPLIT, write_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.assembly.training import with_perplexity
 from throughline.config.params import check
-from throughline.data.sources import scan
 from throughline.measurement.baseline import describe_next_tokens
 from throughline.measurement.draws import check_epoch
 from throughline.models.builders import Target
-from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
 from throughline.training.compiling import compile_model
 
 pytestmark = pytest.mark.integration
 LENGTH = 24
-GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 CONFIGS = {
     "naive": {"read": "shards"},
-    "parallel": {"read": "shards", "map": {"parallel": "cores"}, "prefetch": 2},
     "cached": {"read": "shards", "cache": {"where": "memory", "after": "tokenize"}},
     "in_memory": {"read": "arrays"},
-    "snapshot": {**GLOBAL, "prefetch": 2},
-    "snapshot_window": {"read": "snapshot", "shuffle": {"kind": "window"}},
+    "snapshot": {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2},
 }
 
 
@@ -131,20 +126,6 @@ def test_the_constant_is_the_most_frequent_token(stored):
     used = tokens[1 : 1 + shown.examples * LENGTH]
     assert shown.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
     assert 0 < shown.constant_stderr < shown.constant_metric
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "content"),
-    [
-        ("text_table", "texts.csv", "text\n" + "\n".join(WORDS)),
-        ("text_lines", "texts.txt", "\n".join(WORDS)),
-    ],
-)
-def test_tables_and_lines_need_no_class(tmp_path, source, name, content):
-    (tmp_path / name).write_text(content)
-    found = scan(DataSettings(source=source, path=str(tmp_path / name), label_kind="none"))
-    documents = list(found.documents)
-    assert {one.label for one in documents} == {"text"} and len(documents) == len(WORDS)
 
 
 def test_a_split_shorter_than_a_window_is_refused(stored):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.lanes import slow_but_first
 from tests.support.object_stores import fetch_slowly
 from tests.support.small_data import flip_bit, read_files
 from tests.support.small_pipelines import batches, open_snapshot, pipeline, same
@@ -37,18 +38,30 @@ PAGE = 4096  # bytes; what a file on a tmpfs takes at least
 LANES = {"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}}
 
 
-@pytest.mark.parametrize(("kind", "fraction"), [("arrays", 1.0), ("unlike", 0.4)])
+def run_both(function, arguments):
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(function, arguments))
+
+
+@pytest.mark.parametrize(("kind", "fraction"), slow_but_first([("arrays", 0.7), ("unlike", 0.4)]))
 def test_digests_index_and_columns_are_those_of_files(
     arrays, photos, tmp_path, bucket_url, small_pieces, kind, fraction
 ):
     folder = arrays if kind == "arrays" else photos
-    write(folder, tmp_path / "files", kind=kind, fraction=fraction)
-    write(folder, tmp_path / "put", bucket_url, kind=kind, fraction=fraction)
+    for name, url in (("files", ""), ("put", bucket_url)):
+        write(folder, tmp_path / name, url, kind=kind, fraction=fraction)
     files = read_files(tmp_path / "files")
     assert read_files(tmp_path / "put") == {"index.json": files["index.json"]}
     data = open_stored(folder, tmp_path / "put", bucket_url, tmp_path / "cache", kind=kind)
     for name, values in fetch_all(data).items():
         assert values == files[f"{name}.bin"], name
+    verify(data.columns_folder, data.snapshot)
+
+
+def assert_whole(arrays, folder, url):
+    """Whatever others have put under its key, a snapshot has its own rows."""
+    data = open_stored(arrays, folder, url, folder / "cache")
+    fetch_all(data)
     verify(data.columns_folder, data.snapshot)
 
 
@@ -58,21 +71,25 @@ def test_two_shares_of_the_rows_are_under_one_key_without_harm(
     for name, fraction in (("all", 1.0), ("most", 0.7)):
         write(arrays, tmp_path / name, bucket_url, fraction=fraction)
     for name in ("most", "all"):
-        data = open_stored(arrays, tmp_path / name, bucket_url, tmp_path / "cache")
-        fetch_all(data)
-        verify(data.columns_folder, data.snapshot)
+        assert_whole(arrays, tmp_path / name, bucket_url)
+
+
+@pytest.mark.slow
+def test_two_writers_of_one_snapshot_do_no_harm(arrays, tmp_path, bucket_url, small_pieces):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    run_both(lambda folder: write(arrays, folder, bucket_url), folders)
+    for folder in folders:
+        assert_whole(arrays, folder, bucket_url)
 
 
 def test_what_is_read_is_fetched_once_and_nothing_else(put, proxy):
     data = put()
     data.memmap("validation", "label")
-    assert {path.split("/")[5] for _, path, _ in proxy.requests if "/index/" not in path} == {
-        "label"
-    }
+    read = [path.split("/")[5] for _, path, _ in proxy.requests if "/index/" not in path]
+    assert {*read} == {"label"}
     fetch_all(data)
-    index = sum(size for _, path, size in proxy.requests if "/index/" in path)
-    size = sum(map(data.snapshot.bytes, data.snapshot.splits))
-    assert proxy.bytes_of("GET") - index == size
+    got = sum(size for _, path, size in proxy.requests if "/index/" not in path)
+    assert got == sum(map(data.snapshot.bytes, data.snapshot.splits))
     proxy.requests.clear()
     fetch_all(put())
     assert not proxy.requests
@@ -163,7 +180,7 @@ def fill(disk: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("full", ["before", "meanwhile"])
+@pytest.mark.parametrize("full", slow_but_first(["meanwhile", "before"]))
 def test_on_a_full_disk_whole_columns_alone_are_left_and_the_next_run_fetches_the_rest(
     put, proxy, small_disk, full
 ):
@@ -201,26 +218,12 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy):
     assert values.tobytes() == np.asarray(put("other").memmap("train", "image")).tobytes()
 
 
-def run_both(function, arguments):
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(function, arguments))
-
-
 def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     proxy.fault = lambda method, path: "late"
     opened = [put(), put()]
     run_both(lambda data: data.memmap("train", "image"), opened)
     got = sum(length for _, path, length in proxy.requests if "/train/image/" in path)
     assert got == opened[0].snapshot.splits["train"].bytes(opened[0].input_column)
-
-
-def test_two_writers_of_one_snapshot_do_no_harm(arrays, tmp_path, bucket_url, small_pieces):
-    folders = [tmp_path / "one", tmp_path / "two"]
-    run_both(lambda folder: write(arrays, folder, bucket_url), folders)
-    for folder in folders:
-        data = open_stored(arrays, folder, bucket_url, folder / "cache")
-        fetch_all(data)
-        verify(data.columns_folder, data.snapshot)
 
 
 def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
@@ -304,10 +307,11 @@ def test_processes_fetch_the_rows_of_their_lanes_alone(
 
 
 def test_rows_of_a_region_are_fetched_and_no_others(put, proxy):
-    whole, data = put("other"), put()
+    whole, data, sizes = put("other"), put(), set()
     images = np.asarray(whole.memmap("train", "image"))
     proxy.requests.clear()
-    sizes = set()
+    assert np.array_equal(whole.for_rows((3, 9)).memmap("train", "image"), images)
+    assert not proxy.requests, "of rows that are there already"
     for rows in ((0, 1), (0, len(images) // 2), (len(images) // 2, len(images))):
         first, stop = rows
         found = data.for_rows(rows).memmap("train", "image")
@@ -326,14 +330,6 @@ def test_a_region_that_was_damaged_since_is_named(put):
     flip_bit(path, 5 * data.input_column.stride)
     with pytest.raises(CorruptColumn, match=r"rows-4-9/train/image.bin .* rows \d+ to \d+\); del"):
         fetched.verify_regions()
-
-
-def test_rows_that_are_there_already_are_not_fetched_again(put, proxy):
-    data = put()
-    images = np.array(data.memmap("train", "image"))
-    proxy.requests.clear()
-    assert np.array_equal(data.for_rows((3, 9)).memmap("train", "image"), images)
-    assert not proxy.requests
 
 
 def test_a_column_that_was_cut_off_since_is_fetched_again(put):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.lanes import slow_but_first
 from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
@@ -62,7 +63,7 @@ def write_shard(folder: Path, number: int, compression: Compression) -> Shard:
     )
 
 
-@pytest.fixture(params=["none", "gzip"])
+@pytest.fixture(params=slow_but_first(["none", "gzip"]))
 def data(tmp_path, monkeypatch, request) -> PreparedData:
     """Five examples in two shards, a snapshot of their labels, and names of files."""
     label = Column(name="label", dtype="int64", shape=())
@@ -110,19 +111,14 @@ def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, k
     assert keys_of(read(Read(source="shards", interleave=chosen), data, "train", seed=0)) == keys
 
 
-def test_shuffled_shards_stay_whole_and_another_seed_has_another_order(data):
-    step = Read(source="shards", shuffle_files=True)
-    orders = {tuple(keys_of(read(step, data, "train", seed=seed))) for seed in range(1, 9)}
-    assert orders == {KEYS[0] + KEYS[1], KEYS[1] + KEYS[0]}
-
-
-def test_the_order_of_shards_is_that_of_its_seed_alone(data):
-    orders = set()
-    for process_seed in range(4):
+def test_shuffled_shards_stay_whole_in_an_order_of_their_seed_alone(data):
+    def orders(process_seed):
         tf.random.set_seed(process_seed)
         step = Read(source="shards", shuffle_files=True)
-        orders.add(tuple(keys_of(read(step, data, "train", seed=4))))
-    assert len(orders) == 1
+        return [tuple(keys_of(read(step, data, "train", seed=seed))) for seed in range(1, 5)]
+
+    assert orders(0) == orders(1)
+    assert {*orders(0)} == {KEYS[0] + KEYS[1], KEYS[1] + KEYS[0]}
 
 
 def test_arrays_are_the_decoded_records_of_the_split(data):
@@ -172,7 +168,7 @@ def test_a_stream_of_one_order_begins_each_class_elsewhere_in_each_epoch(data):
     common = [key for key, label in LABELS.items() if label == 0]
     firsts = [first_of_the_common_class(epoch, reordered=False) for epoch in range(4)]
     assert firsts == common
-    assert {first_of_the_common_class(epoch, reordered=True) for epoch in range(4)} == {common[0]}
+    assert {first_of_the_common_class(epoch, reordered=True) for epoch in (0, 1)} == {common[0]}
 
 
 def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(data):

@@ -27,10 +27,7 @@ from throughline.shared.errors import InvalidParams
 
 pytestmark = pytest.mark.integration
 
-WORDS = (
-    *("the", "wolf", "and", "lamb", "came", "to"),
-    *("same", "river", "drink", "water", "warm", "day"),
-)
+WORDS = ("the", "wolf", "and", "lamb", "came", "to", "same", "river", "drink", "water", "warm")
 OPS = {
     "sentencepiece": Tokenize(kind="sentencepiece", vocabulary=60),
     "wordpiece": Tokenize(kind="wordpiece", vocabulary=60),
@@ -98,17 +95,19 @@ def test_a_tokenizer_for_lower_case_is_fitted_on_it(tmp_path):
     assert "wolf" in words and words == [word.lower() for word in words]
 
 
-def test_long_lines_are_fitted_to_their_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_fitting, "PIECE", 8)
-    shards = write_shard(tmp_path / "shard", ["abc abc abc abc abc xyz\nabc"] * 3)
-    assert {"a", "x"} <= words_of(shards)
-
-
-def test_wordpiece_is_fitted_on_the_words_that_come_most_often(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_fitting, "MOST_WORDS", 2)
-    shards = write_shard(tmp_path / "shard", ["lamb wolf lamb wolf lamb zz"] * 4)
-    words = words_of(shards)
-    assert {"l", "w"} <= words and "z" not in words
+@pytest.mark.parametrize(
+    ("limit", "value", "text", "known", "unknown"),
+    [
+        ("PIECE", 8, "abc abc abc abc abc xyz\nabc", {"a", "x"}, set()),  # of a long line all
+        ("MOST_WORDS", 2, "lamb wolf lamb wolf lamb zz", {"l", "w"}, {"z"}),  # most frequent ones
+    ],
+)
+def test_long_lines_are_fitted_to_their_ends_and_on_frequent_words(
+    tmp_path, monkeypatch, limit, value, text, known, unknown
+):
+    monkeypatch.setattr(tokenizer_fitting, limit, value)
+    words = words_of(write_shard(tmp_path / "shard", [text] * 4))
+    assert known <= words and not unknown & words
 
 
 def test_the_type_of_stored_tokens_holds_all_their_numbers():

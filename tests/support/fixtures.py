@@ -224,10 +224,12 @@ def layout(arrays):
 
 @pytest.fixture(scope="session")
 def stored(arrays, photos):
-    """Both datasets with their snapshots, for tests/pipelines/ and tests/kernels/."""
-    from tests.support.small_pipelines import prepare_snapshots
+    """Both datasets with their snapshots, each written when it is asked for; for tests/pipelines/
+    and tests/kernels/.
+    """
+    from tests.support.small_pipelines import SnapshotsOf
 
-    return prepare_snapshots({"arrays": arrays, "photos": photos})
+    return SnapshotsOf({"arrays": arrays, "photos": photos})
 
 
 @pytest.fixture(scope="module")

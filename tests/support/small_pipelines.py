@@ -22,7 +22,7 @@ GLOBAL = {"kind": "global"}
 PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
     "pipelines!"
 ]
-APPROXIMATE = PRESETS.pop("fast_decode")
+del PRESETS["fast_decode"]  # which delivers other pixels
 OTHERS = {
     "snapshot_part": {  # of images alone, so it is no preset
         "read": "snapshot",
@@ -46,12 +46,17 @@ BATCH = 16
 RESCALE = (Rescale(),)
 
 
-def prepare_snapshots(folders):
-    """Write and open the snapshot of each folder of prepared data, by the kind of its images."""
-    return {
-        kind: prepare_snapshot(folder, folder / "snapshot", kind)
-        for kind, folder in folders.items()
-    }
+class SnapshotsOf(dict):
+    """Prepared data with a snapshot, by the kind of their images; written when it is asked for."""
+
+    def __init__(self, folders):
+        super().__init__()
+        self.folders = folders
+
+    def __missing__(self, kind):
+        folder = self.folders[kind]
+        self[kind] = prepare_snapshot(folder, folder / "snapshot", kind)
+        return self[kind]
 
 
 def prepare_snapshot(prepared, out, kind, **settings):
