@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -32,7 +31,7 @@ from flows.run import fork_server as server_module
 from flows.run.dvc_calls import dvc_environment
 from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
-from tests.support.project import ROOT, Started, environment, run, run_python, start
+from tests.support.project import Started, environment, run_python, start
 from tests.support.stack import wait_for
 from throughline.shared import fork_client
 from throughline.shared.errors import StageFailed
@@ -63,22 +62,17 @@ def test_an_overdue_process_is_ended_with_its_children(tmp_path, monkeypatch):
 
 
 @pytest.mark.integration
-def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_path):
+def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_path, monkeypatch):
     variables = dvc_environment({})
+    monkeypatch.setenv(TIMEOUT_S, "600")
+    with (
+        supervised(["true"], folder=tmp_path, environment=variables) as process,
+        with_timeout(process) as timed_out,
+    ):
+        assert process.wait() == 0 and not timed_out.is_set(), "a quick one is left alone"
     with supervised(["sleep", "100"], folder=tmp_path, environment=variables) as process:
         pass
     assert process.returncode == 128 + signal.SIGTERM
-
-
-@pytest.mark.integration
-def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv(TIMEOUT_S, "600")
-    with (
-        supervised(["true"], folder=tmp_path, environment=dvc_environment({})) as process,
-        with_timeout(process) as timed_out,
-    ):
-        assert process.wait() == 0
-    assert not timed_out.is_set()
 
 
 @pytest.mark.integration
@@ -105,7 +99,7 @@ def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path,
     assert done.stdout == "✓ größe\n\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_stage_says_any_name_whatever_the_locale():
     program = (
         "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
@@ -137,56 +131,6 @@ def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
     reason.write_text("")
     failed = _describe_failure("shard", 2, ["DiskFull: no space is left"], reason)
     assert "DiskFull: no space is left" in str(failed) and failed.failure is None
-
-
-DAG = """
-stages:
-  first:
-    cmd: cp params.yaml first.txt
-    params: [epochs]
-    outs: [first.txt]
-  second:
-    cmd: cp first.txt second.txt
-    deps: [first.txt]
-    outs: [second.txt]
-"""
-CHAIN = """
-from pathlib import Path
-from prefect import flow
-from flows.orchestration.flow_run import Run
-from flows.orchestration.stages import StageEnvironment
-from flows.run.dvc_calls import stale_stages
-from flows.run.workspace import Workspace
-
-root = Path.cwd()
-
-@flow
-def chain():
-    stage_env = StageEnvironment(root, stale_stages(root, {}, print))
-    workspace = Workspace(root=root, project=root)
-    run = Run(name="x", workspace=workspace, params=None, stage_env=stage_env)
-    print("changed", run.chain(["first", "second"]).changed)
-
-chain()
-"""
-
-
-@pytest.mark.slow
-def test_what_comes_after_a_stage_from_dvcs_cache_is_not_called_up_to_date(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "dvc.yaml").write_text(DAG)
-    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    run(folder, "dvc", "init", "-q")
-    for epochs in (3, 5):
-        (folder / "params.yaml").write_text(f"epochs: {epochs}\n")
-        run(folder, "dvc", "repro")
-    (folder / "params.yaml").write_text("epochs: 3\n")
-    said = run(folder, "python", "-c", CHAIN)
-    assert "first came from DVC's cache" in said and "changed True" in said
-    assert (folder / "second.txt").read_text() == "epochs: 3\n"
-    assert "changed False" in run(folder, "python", "-c", CHAIN), "without asking stage by stage"
 
 
 @pytest.fixture
@@ -265,15 +209,11 @@ def test_a_server_that_imports_is_waited_for_unless_it_ends(listener):
     thread.join()
 
 
-def test_a_stage_that_imports_little_waits_for_no_server_that_imports(listener):
+def test_a_stage_that_imports_little_waits_for_no_server_that_imports(listener, monkeypatch):
     hand_over("tasks.ingest", [], server=STAGE_SERVER)
     assert not select.select([listener], [], [], 0)[0], "nobody has asked"
-
-
-def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(STAGE_SERVER, "nobody")
-    hand_over("tasks.build", [], server=STAGE_SERVER)
+    hand_over("tasks.build", [], server=STAGE_SERVER)  # goes on by itself
 
 
 @pytest.mark.parametrize(

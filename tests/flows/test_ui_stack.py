@@ -186,6 +186,8 @@ def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
         ("progress", "progress"),
     } <= stack.artifacts(trained)
     assert name in run(stack.project, "dvc", "exp", "list")
+    stages = ["fetch", "ingest", "shard", "snapshot", "build@naive", "train@naive", "profile@naive"]
+    assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
     assert not (stack.project / ".throughline" / "workspaces" / name).exists(), (
         "it cleans up after itself"
@@ -204,12 +206,6 @@ def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
 
 
 @pytest.mark.slow
-def test_the_graph_of_a_run_has_an_edge_from_each_stage_to_the_next(stack, trained):
-    stages = ["fetch", "ingest", "shard", "snapshot", "build@naive", "train@naive", "profile@naive"]
-    assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
-
-
-@pytest.mark.slow
 def test_cancelling_ends_every_process_and_frees_the_locks(stack):
     flow_run = stack.start("training", pipeline="naive", changes={"epochs": 50_000}, name="endless")
     wait_for(lambda: processes_of(stack.project, "tasks.train"))
@@ -219,14 +215,6 @@ def test_cancelling_ends_every_process_and_frees_the_locks(stack):
     ended = stack.ended(flow_run)
     assert (ended["state_type"], ended["name"]) == ("CANCELLED", "endless")
     run(stack.project, "dvc", "status")
-
-
-@pytest.mark.slow
-def test_runs_at_the_same_time_do_not_clash_and_measured_stages_take_turns(stack, trained_at_once):
-    runs, most = trained_at_once
-    assert most == 1, "never two measured stages at once"
-    names = run(stack.project, "dvc", "exp", "list")
-    assert all(stack.state(flow_run)["name"] in names for flow_run in runs)
 
 
 @pytest.mark.slow
@@ -318,7 +306,11 @@ def test_the_page_of_a_run_shows_its_stages_artifacts_and_timeline(stack, page, 
 
 
 @pytest.mark.slow
-def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained_at_once, monkeypatch):
+def test_runs_at_once_take_turns_and_mlflow_lists_them(stack, page, trained_at_once, monkeypatch):
+    started, most = trained_at_once
+    assert most == 1, "never two measured stages at once"
+    names = run(stack.project, "dvc", "exp", "list")
+    assert all(stack.state(flow_run)["name"] in names for flow_run in started)
     stack.use_mlflow(monkeypatch)
     runs = mlflow.search_runs(
         search_all_experiments=True,
@@ -327,7 +319,7 @@ def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained_at_o
     )
     pair = [
         next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run)
-        for flow_run in trained_at_once[0]
+        for flow_run in started
     ]
     page.goto(f"{stack.tracking}/#/experiments/{pair[0].experiment_id}")
     page.wait_for_url("**/runs?*")  # not the traces of language models
