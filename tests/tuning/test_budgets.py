@@ -13,22 +13,23 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.shared.errors import InvalidBudget
 from throughline.shared.limits import available_memory
-from throughline.tuning.budgets import (
-    find_limits,
-    parse_size,
-    parse_time,
-    read_budgets,
-)
+from throughline.tuning.budgets import find_limits, parse_size, parse_time, read_budgets
 from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
 from throughline.tuning.preparation import refuse_large_snapshot
 
 pytestmark = pytest.mark.integration
 
 
-def test_sizes_and_times():
+def test_sizes_times_and_allowances_are_read_and_written_as_people_write_them():
     texts = ("8GiB", "1.5 MiB", "2GB", "3kb", "7B")
     assert [*map(parse_size, texts)] == [8 * 2**30, 1.5 * 2**20, 2e9, 3e3, 7]
     assert [*map(parse_time, ("90s", "10min", "1.5h"))] == [90, 600, 5400]
+    written = [format_seconds(each) for each in (0.84, 41.2, 720, 12600, math.inf)]
+    assert written == ["0.8 s", "41 s", "12 min", "3.5 h", "any time"]
+    assert [format_bytes(each * 2**20) for each in (38, 1126)] == ["38 MiB", "1.1 GiB"]
+    assert read_budgets(allow=["approximate,unordered"]).allow == ("approximate", "unordered")
+    assert read_budgets(allow=["unordered"]).allow == ("unordered",)
+    assert read_budgets(allow=None).allow == ()
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,8 @@ def test_what_is_no_budget_is_named_by_its_option(options, said):
 def test_all_wrong_options_are_said_at_once():
     with pytest.raises(InvalidBudget) as refused:
         read_budgets(ram="8", time="1s", epochs=0)
-    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
-        "--ram",
-        "--epochs",
-        "--time",
-    ]
+    options = [line.partition(":")[0] for line in str(refused.value).splitlines()]
+    assert options == ["--ram", "--epochs", "--time"]
 
 
 def test_budgets_are_no_more_than_the_machine_has_left():
@@ -88,43 +86,26 @@ def test_what_a_training_would_refuse_to_keep_does_not_fit():
     assert "of memory to keep splits in" in excess["cached"]
 
 
-def test_allowances_are_one_each_or_joined():
-    assert read_budgets(allow=["approximate,unordered"]).allow == ("approximate", "unordered")
-    assert read_budgets(allow=["unordered"]).allow == ("unordered",)
-    assert read_budgets(allow=None).allow == ()
-
-
-def test_amounts_are_written_as_people_do():
-    assert [format_seconds(each) for each in (0.84, 41.2, 720, 12600, math.inf)] == [
-        "0.8 s",
-        "41 s",
-        "12 min",
-        "3.5 h",
-        "any time",
-    ]
-    assert [format_bytes(each * 2**20) for each in (38, 1126)] == ["38 MiB", "1.1 GiB"]
-
-
 def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
     data = open_inputs(check(SMALL), layout)
-    whole = sum(map(data.snapshot.bytes, data.shards.splits))
-    values = sum(
-        data.snapshot.splits[split].bytes(data.input_column) for split in data.shards.splits
+    splits, column = data.shards.splits, data.input_column
+    whole = sum(map(data.snapshot.bytes, splits))
+    part = (
+        f"{whole - 0.6 * sum(data.snapshot.splits[one].bytes(column) for one in splits) + 1:.0f}B"
     )
+    naive = {"naive": {"read": "shards"}}
 
-    def refuse(disk, fraction=1.0):
-        stored = {"snapshot": {"fraction": fraction}, "pipelines": {"naive": {"read": "shards"}}}
-        params = check({**SMALL, **stored})
-        refuse_large_snapshot(params, layout.root, read_budgets(disk=disk))
+    def refuse(disk, fraction=1.0, pipelines=naive):
+        stored = {"snapshot": {"fraction": fraction}, "pipelines": pipelines}
+        refuse_large_snapshot(check({**SMALL, **stored}), layout.root, read_budgets(disk=disk))
 
     refuse("available")
     refuse(f"{whole}B")
-    part = f"{whole - 0.6 * values + 1:.0f}B"
+    refuse(part, 0.4)
     with pytest.raises(InvalidBudget, match=r"fraction: 0\.4}` in params\.yaml .* raise --disk"):
         refuse(part)
-    refuse(part, 0.4)
-    whole_too = r"0\.4}` in params\.yaml and pipelines\.optimized stores"
-    with pytest.raises(InvalidBudget, match=whole_too):
-        refuse_large_snapshot(check(SMALL), layout.root, read_budgets(disk=part))
+    both = r"0\.4}` in params\.yaml and pipelines\.optimized stores"
+    with pytest.raises(InvalidBudget, match=both):
+        refuse(part, pipelines=SMALL["pipelines"])
     with pytest.raises(InvalidBudget, match=r"would take 27 kiB of disk, .* allowed; raise --disk"):
         refuse("1B")

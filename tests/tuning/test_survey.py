@@ -20,7 +20,6 @@ from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.contest import Training
-from throughline.tuning.footprint import measure_besides_steps
 from throughline.tuning.jobs import Entry
 from throughline.tuning.survey import (
     SnapshotBytes,
@@ -33,16 +32,16 @@ from throughline.tuning.survey import (
 pytestmark = pytest.mark.integration
 
 
+def project_in(folder, layout, **linked):
+    """A project with prepared data, whose snapshot took nine seconds."""
+    made = link_data(layout.root / "data", folder, **linked)
+    replace(made_up(SnapshotCost), seconds=9.0).write(made.root / "data")
+    return made
+
+
 @pytest.fixture(scope="module")
 def root(layout, tmp_path_factory):
-    linked = link_data(layout.root / "data", tmp_path_factory.mktemp("surveyed"))
-    note_cost(linked)
-    return linked.root
-
-
-def note_cost(layout):
-    """Write that the snapshot took nine seconds."""
-    replace(made_up(SnapshotCost), seconds=9.0).write(layout.root / "data")
+    return project_in(tmp_path_factory.mktemp("surveyed"), layout).root
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +50,10 @@ def params():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _measured_once():
-    """What a training holds besides its steps is measured by the first survey, for all of them."""
-    known: list[int] = []
-
-    def measure(*arguments):
-        known[:] = known or [measure_besides_steps(*arguments)]
-        return known[0]
-
+def _made_up_needs():
+    """What a training holds besides its steps takes a training to measure: see test_footprint."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("throughline.tuning.survey.measure_besides_steps", measure)
+        patched.setattr("throughline.tuning.survey.measure_besides_steps", lambda *_: 64 << 20)
         yield
 
 
@@ -118,13 +111,7 @@ def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are
 
 @pytest.mark.parametrize(
     ("disk", "memory", "fitting"),
-    [
-        (1100, 800, 1.0),
-        (400, 800, 0.3),
-        (50, 800, 0.0),
-        (1100, 400, 0.5),
-        (1100, -5, 0.0),
-    ],
+    [(1100, 800, 1.0), (400, 800, 0.3), (50, 800, 0.0), (1100, 400, 0.5), (1100, -5, 0.0)],
 )
 def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fitting):
     sizes = SnapshotBytes(least=100, most=1100, train=800)
@@ -137,9 +124,7 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
     part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
     pipelines = {"naive": {"read": "shards"}, "part": part}
     params = check({**SMALL, "batch_size": 16, "pipelines": pipelines})
-    partly = link_data(layout.root / "data", tmp_path, snapshot=False)
-    note_cost(partly)
-    written = take_snapshot(params, partly)
+    written = take_snapshot(params, project_in(tmp_path, layout, snapshot=False))
     surveyed = survey(params, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
     stored = sum(map(written.bytes, written.splits))
     assert surveyed.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
@@ -174,6 +159,7 @@ def test_prices_are_rates_and_want_of_memory_for_one_form_leaves_the_others_thei
     assert estimate_costs(own, root, [*chosen, *arrays], step).keys() == {"naive"}
 
 
+@pytest.mark.slow
 def test_examples_are_proven_to_be_the_snapshots(root, params):
     cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
     stored = PipelineConfig.model_validate({"read": "snapshot", "shuffle": {"kind": "global"}})
@@ -198,12 +184,18 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
-    config = PipelineConfig(read="arrays")
-    one = Training(Entry(params=params, root=root, name="arrays", config=config))
-    assert one._pipeline.data.shards == sampled.shards
     surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
     share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
     assert surveyed.sampled_share == pytest.approx(share)
+
+
+@pytest.mark.slow
+def test_a_contestant_opens_the_sample(root, params, monkeypatch):
+    data = open_inputs(params, Layout(root))
+    first = data.shards.for_split("train")[0]
+    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", first.bytes)
+    entry = Entry(params=params, root=root, name="arrays", config=PipelineConfig(read="arrays"))
+    assert Training(entry)._pipeline.data.shards.for_split("train") == [first]
 
 
 def test_a_sample_has_each_class_that_is_drawn(root, params, monkeypatch):
