@@ -21,12 +21,8 @@ DOCKERFILE = (INFRA / "Dockerfile").read_text()
 TEXT = (INFRA / "compose.yaml").read_text()
 STACK = YAML(typ="safe").load(TEXT)
 SECRETS = {
-    "PREFECT_AUTH",
-    "MLFLOW_PASSWORD",
-    "MLFLOW_SECRET",
-    "POSTGRES_PASSWORD",
-    "S3_KEY",
-    "S3_SECRET",
+    *("PREFECT_AUTH", "MLFLOW_PASSWORD", "MLFLOW_SECRET"),
+    *("POSTGRES_PASSWORD", "S3_KEY", "S3_SECRET"),
 }
 # Where secrets and results could be.
 PLANTED = """
@@ -42,6 +38,12 @@ PLANTED = """
 """
 
 
+NEEDED = """
+    LICENSE pyproject.toml uv.lock whowaits/README.md whowaits/pyproject.toml
+    flows/orchestration/job-template.json infra/store.py infra/mlflow-auth.ini
+"""  # besides code
+
+
 @pytest.mark.parametrize("name", STACK["services"])
 def test_a_service_is_pinned_healthy_and_not_exposed(name):
     service = STACK["services"][name]
@@ -51,21 +53,11 @@ def test_a_service_is_pinned_healthy_and_not_exposed(name):
     needed = service.get("depends_on", {})
     assert all(condition == {"condition": "service_healthy"} for condition in needed.values())
     assert set(needed) <= set(STACK["services"])
-    assert (service["read_only"], service["cap_drop"], service["security_opt"]) == (
-        True,
-        ["ALL"],
-        ["no-new-privileges:true"],
-    )
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
     assert set(service["networks"]) <= set(STACK["networks"])
     mounted = [volume.partition(":")[0] for volume in service.get("volumes", [])]
     assert all(volume in STACK["volumes"] or (INFRA / volume).exists() for volume in mounted)
-
-
-def test_links_lead_to_pages_where_browsers_reach_them():
-    environment = STACK["services"]["worker"]["environment"]
-    for name, variable in (("prefect", "PREFECT_UI_URL"), ("mlflow", UI_URL)):
-        (port,) = STACK["services"][name]["ports"]
-        assert environment[variable] == f"http://{port.rpartition(':')[0]}"
 
 
 def test_every_secret_comes_from_the_environment_and_none_has_a_default():
@@ -79,15 +71,15 @@ def test_every_secret_comes_from_the_environment_and_none_has_a_default():
 
 def test_servers_that_others_reach_ask_who_is_there():
     prefect = STACK["services"]["prefect"]["environment"]
-    assert (
-        "PREFECT_SERVER_API_AUTH_STRING" in prefect
-        and prefect["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
-    )
-    assert all(
-        re.fullmatch(r"http://(127\.0\.0\.1|localhost):4200", origin)
-        for origin in prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
-    )
+    assert "PREFECT_SERVER_API_AUTH_STRING" in prefect
+    assert prefect["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
+    for origin in prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(","):
+        assert re.fullmatch(r"http://(127\.0\.0\.1|localhost):4200", origin)
     assert "--app-name basic-auth" in STACK["services"]["mlflow"]["command"]
+    environment = STACK["services"]["worker"]["environment"]
+    for name, variable in (("prefect", "PREFECT_UI_URL"), ("mlflow", UI_URL)):
+        (port,) = STACK["services"][name]["ports"]  # links lead to where browsers reach it
+        assert environment[variable] == f"http://{port.rpartition(':')[0]}"
 
 
 def test_the_service_that_runs_anybodys_graphs_reaches_neither_the_stores_nor_the_world():
@@ -124,9 +116,8 @@ def test_volumes_belong_to_the_user_that_writes_them():
 
 def test_the_image_is_built_from_the_lock():
     text = DOCKERFILE
-    assert (
-        re.search(r"^ARG BASE=python:3\.11\.\d+-", text, re.MULTILINE) and "FROM ${BASE}\n" in text
-    )
+    assert re.search(r"^ARG BASE=python:3\.11\.\d+-", text, re.MULTILINE)
+    assert "FROM ${BASE}\n" in text
     assert "uv sync --quiet --locked --no-dev --group stack" in text
     assert "pip install" not in text.replace("pip install --quiet --no-cache-dir uv==", ""), (
         "everything else comes from uv.lock"
@@ -150,24 +141,10 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    context = {
-        path for path in exclude_paths(str(tmp_path), patterns) if (tmp_path / path).is_file()
-    }
-    needed = {
-        name
-        for name in tracked
-        if re.fullmatch(r"(throughline|tasks|flows|whowaits/src)/.*\.py", name)
-    }
-    needed |= {
-        "LICENSE",
-        "pyproject.toml",
-        "uv.lock",
-        "whowaits/README.md",
-        "whowaits/pyproject.toml",
-        "flows/orchestration/job-template.json",
-        "infra/store.py",
-        "infra/mlflow-auth.ini",
-    }
+    sent = exclude_paths(str(tmp_path), patterns)
+    context = {path for path in sent if (tmp_path / path).is_file()}
+    code = re.compile(r"(throughline|tasks|flows|whowaits/src)/.*\.py")
+    needed = {name for name in tracked if code.fullmatch(name)} | {*NEEDED.split()}
     sent_and_not_copied = {"Dockerfile", ".dockerignore"}  # the builder needs them
     assert context - sent_and_not_copied == needed
 

@@ -143,6 +143,8 @@ def test_every_pod_has_a_policy_and_arrows_are_allowed_on_both_sides(folder):
 
 @EVERY_FOLDER
 def test_no_pod_runs_as_root_writes_into_its_image_or_gets_more_rights(folder):
+    labels = of_kind(render(folder), "Namespace")["throughline"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     for one, container in containers_of(folder):
         security = one.pod["securityContext"]
         assert security["runAsNonRoot"] is True and security["runAsUser"], one.name
@@ -190,11 +192,6 @@ def test_an_overlay_adds_to_the_base_and_opens_nothing(folder):
     assert added and len(added) + len(render(BASE)) == len(render(folder)) + len(changed)
 
 
-def test_the_namespace_takes_restricted_pods_only():
-    labels = of_kind(render(BASE), "Namespace")["throughline"]["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
 def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_store():
     arrows = find_arrows(render(INPUT), "egress")
     assert {arrow for arrow in arrows if "store" in arrow} == {
@@ -234,14 +231,11 @@ def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another
         assert list_addresses(config) == [f"{host}:{FIRST_PORT}" for host in one.hosts]
 
 
-def test_the_service_of_several_hosts_names_pods_before_they_are_ready():
+def test_hosts_are_named_before_they_are_ready_and_each_stage_of_a_jobset_has_its_own():
+    """A process that has not ended would answer those of the next stage."""
     spec = of_kind(render(HOSTS), "Service")["training-hosts"]["spec"]
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
     assert workload(HOSTS, "CronJob training-hosts").pod["subdomain"] == "training-hosts"
-
-
-def test_the_stages_of_a_jobset_follow_one_another_on_other_names():
-    """A process that has not ended would answer those of the next stage."""
     (jobset,) = of_kind(render(JOBSET), "JobSet").values()
     parts = jobset["spec"]["replicatedJobs"]
     stages = [workload(JOBSET, f"JobSet training {part['name']}") for part in parts]

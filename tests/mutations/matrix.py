@@ -58,7 +58,9 @@ def pattern(snippet: str) -> re.Pattern:
 def find_file(sources: Mapping[Path, str], fault: Fault) -> Path | None:
     """The file in which a fault can be planted; None unless its snippet occurs once in all."""
     snippet = pattern(fault.before)
-    files = [path for path, text in sources.items() for _ in snippet.finditer(text)]
+    longest = max(re.findall(r"\w+", fault.before), key=len)  # found sooner than the whole
+    texts = {path: text for path, text in sources.items() if longest in text}
+    files = [path for path, text in texts.items() for _ in snippet.finditer(text)]
     return files[0] if len(files) == 1 else None
 
 

@@ -41,15 +41,6 @@ def texts_of(stem: Path) -> list[str]:
     return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text(), re.DOTALL)
 
 
-def test_a_timeline_has_its_lanes_below_its_title(tmp_path):
-    long_name = "parse_decode_resize_random_crop_flip"
-    lanes = {TRAIN_LANE: [(0.0, 4.0)], WAITING_LANE: [(4.0, 6.0)], long_name: [(0.0, 9.0)]}
-    plot_timelines({"naive: input-bound": lanes}, tmp_path / "timeline")
-    texts = texts_of(tmp_path / "timeline")
-    assert {"naive: input-bound", "train step", "waiting for input", "milliseconds"} <= set(texts)
-    assert f"{long_name[:25]}…" in texts and long_name not in texts
-
-
 def test_every_transformation_of_a_plan_has_its_color():
     """Maps apart, whose names are those of their ops; the timeline leaves out the prefetch."""
     known = {
@@ -84,11 +75,15 @@ def test_every_transformation_of_a_plan_has_its_color():
 
 
 def test_timelines_end_where_the_shortest_does(tmp_path):
-    within = {TRAIN_LANE: [(0.0, 3.0)]}
+    long_name = "parse_decode_resize_random_crop_flip"
+    within = {TRAIN_LANE: [(0.0, 3.0)], WAITING_LANE: [(1.0, 2.0)], long_name: [(0.0, 2.0)]}
     for stem, end in (("one", 40.0), ("other", 80.0)):
         longer = {TRAIN_LANE: [(0.0, 2.0), (5.0, end)]}
-        plot_timelines({"a": within, "b": longer}, tmp_path / stem)
+        plot_timelines({"naive: input-bound": within, "b": longer}, tmp_path / stem)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+    texts = texts_of(tmp_path / "one")
+    assert {"naive: input-bound", "train step", "waiting for input", "milliseconds"} <= set(texts)
+    assert f"{long_name[:25]}…" in texts and long_name not in texts
 
 
 def test_the_slowest_hundredth_of_steps_is_left_out(tmp_path):
@@ -103,7 +98,7 @@ def test_the_slowest_hundredth_of_steps_is_left_out(tmp_path):
     assert "model alone" in texts_of(tmp_path / "one" / "steps")
 
 
-@pytest.mark.parametrize(("fed", "noted"), [(129.0, False), (131.0, True), (12_345.0, True)])
+@pytest.mark.parametrize(("fed", "noted"), [(129.0, False), (12_345.0, True)])
 def test_a_ceiling_far_beyond_any_training_is_an_arrow_with_its_value(tmp_path, fed, noted):
     """The axis ends at 1.3 × 100 examples per second."""
     plot_throughput([row("naive", 0.5, input_examples_per_s=fed), row("optimized", 0.98)], tmp_path)
@@ -124,15 +119,9 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
         "validation accuracy",
     ]
     assert {"naive", "optimized", "epochs"} <= set(texts)
-    plot_histories({"naive": epochs}, "loss", tmp_path / "loss")
-    assert texts_of(tmp_path / "loss").count("validation loss") == 1
-
-
-def test_histories_without_a_validation_loss_are_no_picture(tmp_path):
-    """Such as those of a test step of one's own that names its metrics otherwise."""
-    epochs = [{"epoch": 0.0, "train_loss": 1.0, "val_score": 0.5}]
-    plot_histories({"naive": epochs}, "accuracy", tmp_path / "histories")
-    assert not list(tmp_path.iterdir())
+    unnamed = [{"epoch": 0.0, "train_loss": 1.0, "val_score": 0.5}]  # of a test step of one's own
+    plot_histories({"naive": unnamed}, "accuracy", tmp_path / "none")
+    assert not list(tmp_path.glob("none*"))
 
 
 def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
@@ -184,14 +173,12 @@ def test_the_picture_of_a_search_names_who_was_measured_and_how_long_it_takes(tm
     texts = texts_of(tmp_path / "tune")
     assert {"slow", "90.0", "fast", "12.3", "preparation and 1,200 epochs [s]"} <= set(texts)
     assert "refused" not in texts
+    (tmp_path / "none").mkdir()
+    plot_search(replace(FOUND, candidates=[REFUSED]), tmp_path / "none")
+    assert not list((tmp_path / "none").iterdir()), "nothing was measured"
 
 
 def test_the_choice_of_a_search_is_shown_however_many_were_faster():
     many = [replace(FAST, name=str(number), seconds=float(number)) for number in range(99)]
     names = [each.name for each in list_measured(replace(FOUND, candidates=many, chosen="77"))]
     assert names == [*map(str, range(MOST_SHOWN)), "77"]
-
-
-def test_there_is_no_picture_of_a_search_that_measured_nothing(tmp_path):
-    plot_search(replace(FOUND, candidates=[REFUSED]), tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,19 +151,22 @@ def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
     plot_steps((1.0, 2.0, 3.0), 1.5, folder / "profile")
 
 
-@pytest.fixture
-def layout(arrays, tmp_path) -> Layout:
-    """Shards, and results of two configurations."""
-    made = Layout(tmp_path / "project")
+@pytest.fixture(scope="module")
+def written(arrays, tmp_path_factory) -> Path:
+    """A project with shards, and results of two configurations."""
+    made = Layout(tmp_path_factory.mktemp("written") / "project")
     made.root.mkdir()
     (made.root / "data").symlink_to(arrays)
+    gathered = {"read": "snapshot", "shuffle": {"kind": "global"}}
     write_results(made.results("naive"), {"read": "shards"}, (0.5, 0.51, 0.52))
-    write_results(
-        made.results("optimized"),
-        {"read": "snapshot", "shuffle": {"kind": "global"}},
-        (0.9, 0.91, 0.92),
-    )
-    return made
+    write_results(made.results("optimized"), gathered, (0.9, 0.91, 0.92))
+    return made.root
+
+
+@pytest.fixture
+def layout(written, tmp_path) -> Layout:
+    """A copy of it, to change."""
+    return Layout(shutil.copytree(written, tmp_path / "project", symlinks=True))
 
 
 def read_and_compare(layout):
@@ -181,22 +185,6 @@ def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(la
         check_equal({"a": one, "b": other})
     approximate = replace(other, pixel_difference=Difference(mean=1.0, max=9.0, examples=100))
     check_equal({"a": one, "b": approximate})
-
-
-def test_without_any_result_there_is_no_report(tmp_path):
-    with pytest.raises(MissingInput, match=r"plan\.json.*history\.csv.*run `dvc repro`"):
-        report(["naive"], Layout(tmp_path), tmp_path / "report")
-
-
-def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
-    compared = report(["naive", "optimized"], layout, tmp_path / "report")
-    assert (compared.best, compared.baseline, compared.missing) == ("optimized", "naive", {})
-    page = (tmp_path / "report" / "index.html").read_text()
-    assert "".join(compared.headline.split("`")) in html.unescape(strip_tags(page))
-    for one in compared.configurations:
-        assert f'alt="step times of {one.pipeline}"' in page
-    for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
-        assert (tmp_path / "report" / "plots" / picture).stat().st_size
 
 
 @pytest.mark.slow
@@ -243,6 +231,8 @@ def test_training_above_a_ceiling_says_so():
 
 def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout, tmp_path):
     built = BuildResult.read(layout.results("naive"))
+    replace(built, machine={**built.machine, "host": "far"}).write(layout.results("naive"))
+    assert read_and_compare(layout).warning is None, "another name is no other machine"
     machine = {"cpu": "Other", "cores": 64, "gpus": ["H100"], "host": "far"}
     replace(built, machine={**built.machine, **machine}).write(layout.results("naive"))
     compared = read_and_compare(layout)
@@ -254,13 +244,9 @@ def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout,
     assert Comparison.read(tmp_path) == compared
 
 
-def test_another_name_is_no_other_machine(layout):
-    built = BuildResult.read(layout.results("naive"))
-    replace(built, machine={**built.machine, "host": "far"}).write(layout.results("naive"))
-    assert read_and_compare(layout).warning is None
-
-
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
+    with pytest.raises(MissingInput, match=r"plan\.json.*history\.csv.*run `dvc repro`"):
+        report(["never_built"], layout, tmp_path / "none")
     Breakdown.path(layout.results("naive")).unlink()
     compared = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
@@ -296,8 +282,13 @@ def test_the_page_says_who_was_disturbed_what_draws_by_class_and_what_the_best_g
     found = Evaluation(split="test", examples=6, confusion=confusion, worst=(worst,), picture=False)
     replace(found, mae_by_target={"load": 0.25, "wind": 12}).write(folder)
     plot_evaluation(layout.results("optimized"), layout.results("optimized") / "profile")
-    report(["naive", "optimized"], layout, layout.report)
+    compared = report(["naive", "optimized"], layout, layout.report)
+    assert (compared.best, compared.baseline, compared.missing) == ("optimized", "naive", {})
     page = (layout.report / "index.html").read_text()
+    assert "".join(compared.headline.split("`")) in html.unescape(strip_tags(page))
+    assert all(f'alt="step times of {one}"' in page for one in ("naive", "optimized"))
+    for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
+        assert (layout.report / "plots" / picture).stat().st_size
     assert "What optimized gets wrong" in page
     assert "which classes optimized takes for which" in page
     assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))

@@ -89,7 +89,7 @@ def test_a_run_that_was_kept_is_as_if_it_had_been_sent(away):
     assert run.data.metrics == {"train/loss": 1.0}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away):
     server = os.environ[ADDRESS]
     away.delenv(ADDRESS)
@@ -216,7 +216,7 @@ def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
     assert find_sent(KEY, recorder.unsent)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_of_another_store_is_kept_until_that_one_is_named(away, tmp_path, capsys):
     server, home = os.environ[ADDRESS], store_home()
     shutil.copy(home / "mlflow.db", tmp_path / "other.db")

@@ -150,6 +150,7 @@ def test_a_comparison_that_was_killed_is_no_running_one_when_the_next_begins(mlf
     assert not list((store_home() / OPEN).iterdir())
 
 
+@pytest.mark.slow
 def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
     trained, report, capsys
 ):
@@ -165,6 +166,10 @@ def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
 
 
 def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkeypatch):
+    server, half = "http://127.0.0.1:5000", "workflowType=machine_learning"  # not traces
+    shared = f"{server}/#/experiments/7/runs?viewStateShareKey=ab%201&{half}"
+    assert view_url(server, "7", "ab 1") == shared
+    assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
     with open_comparison(KEY, "comparison") as parent:
         assert run_urls(parent) is None, "a file has no pages"
         run = mlflow.get_run(parent)
@@ -173,15 +178,6 @@ def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkey
     assert all(page.startswith("http://mlflow:5000/#/") for page in run_urls(parent))
     monkeypatch.setenv(UI_URL, "https://runs.example/mlflow/")
     assert all(page.startswith("https://runs.example/mlflow/#/") for page in run_urls(parent))
-
-
-def test_addresses_lead_to_runs_and_not_to_traces():
-    server, half = "http://127.0.0.1:5000", "workflowType=machine_learning"
-    assert (
-        view_url(server, "7", "ab 1")
-        == f"{server}/#/experiments/7/runs?viewStateShareKey=ab%201&{half}"
-    )
-    assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
 
 
 def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(mlflow_store):
@@ -223,16 +219,12 @@ def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained,
     assert (tags["prefect.flow_run_id"], tags["verdict"]) == ("another", "stall of 7.0")
     assert measure(trained, 8.0) == copy, "once more"
     monkeypatch.setenv(EXPERIMENT, "other")
-    assert measure(trained, 9.0) not in (copy, trained)
+    other = measure(trained, 9.0)
+    assert other not in (copy, trained)
+    assert measure(other, 5.0) == other, "what it has made itself it adds to"
 
 
-def test_a_run_with_changes_adds_to_what_it_has_trained_itself(mlflow_store, monkeypatch):
-    monkeypatch.setenv(EXPERIMENT, "short")
-    with Recorder(KEY) as recorder:
-        pass
-    assert measure(recorder.run_id, 5.0) == recorder.run_id
-
-
+@pytest.mark.slow
 def test_a_comparison_shows_the_copy_in_which_it_has_measured(trained, report, monkeypatch):
     monkeypatch.setenv(EXPERIMENT, "short")
     with open_comparison(KEY, "comparison") as parent:
@@ -272,6 +264,7 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(mlflow_store, tmp_pa
     assert child.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_search_that_ends_while_mlflow_is_away_is_sent_with_its_children(
     mlflow_store, absent_server, tmp_path, monkeypatch
 ):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tasks.sync import main
+from tests.support.lanes import slow_but_first
 from tests.support.mlflow_servers import mlflow_server
 from tests.support.project import run_python
 from throughline.shared.layout import STORE_HOME
@@ -67,7 +68,7 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
     assert "git.commit" not in read_lineage(), "without git nothing is known of it"
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", slow_but_first([True, False]))
 def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
     mlflow_store, monkeypatch, after
 ):
@@ -101,9 +102,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(
     passing = tmp_path / "worktree"
     passing.mkdir()
     (passing / "train.json").write_text("{}")
-    network = keras.Sequential(
-        [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
-    )
+    network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Dense(3)])
     network.save(passing / "model.keras")
     recorder, alive = Recorder(KEY), ExitStack()
     alive.enter_context(mlflow_server(tmp_path, port))

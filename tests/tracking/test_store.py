@@ -14,6 +14,7 @@ import pytest
 import requests
 from mlflow.exceptions import MlflowException
 
+from tests.support.lanes import slow_but_first
 from tests.support.mlflow_servers import mlflow_server
 from tests.support.project import run_python
 from throughline.shared.errors import InvalidParams
@@ -165,11 +166,13 @@ print(
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("set_by_user", "direct"),
-    [
-        ({}, "127.0.0.1,localhost"),
-        ({"no_proxy": "localhost,x", "NO_PROXY": "y"}, "localhost,x,127.0.0.1"),
-        ({"NO_PROXY": "*"}, "*"),
-    ],
+    slow_but_first(
+        [
+            ({"no_proxy": "localhost,x", "NO_PROXY": "y"}, "localhost,x,127.0.0.1"),
+            ({}, "127.0.0.1,localhost"),
+            ({"NO_PROXY": "*"}, "*"),
+        ]
+    ),
 )
 def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
     """By requests (MLflow), httpx (Prefect) and what else reads the environment."""
