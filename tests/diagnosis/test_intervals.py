@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from throughline.diagnosis.intervals import difference, intersection, total_length, union
@@ -19,6 +19,7 @@ def instants(pairs) -> set[int]:
     return {step for begin, end in pairs for step in range(int(begin), int(end))}
 
 
+@settings(max_examples=40)
 @given(PAIRS, PAIRS)
 def test_they_are_what_sets_of_unit_steps_are(one, other):
     first, second = union(one), union(other)

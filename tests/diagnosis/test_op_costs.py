@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
+from tests.support.lanes import slow_but_first
 from throughline.diagnosis.cost_model import estimate_load
 from throughline.diagnosis.op_costs import measure_costs, share_of_worker
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -85,23 +86,19 @@ def test_every_part_of_a_stream_has_the_cost_of_its_calls(data):
     assert costs.ops["decode"].example_us == pytest.approx(0, abs=1e-6)
 
 
-STORED = {"shuffle": {"kind": "global"}}
-
-
 @pytest.mark.parametrize(
     ("config", "needed"),
-    [
-        ({"read": "snapshot", **STORED, "snapshot": {"fraction": 0.0}}, {"indexed_shards"}),
-        (
-            {"read": "snapshot", **STORED, "snapshot": {"fraction": 0.25}},
-            {"snapshot", "indexed_shards"},
-        ),
-        ({"read": "indexed_shards", **STORED, "vectorize": True}, {"indexed_shards"}),
-    ],
-    ids=["nothing stored", "a part stored", "indexed shards"],
+    slow_but_first(
+        [
+            ({"read": "snapshot", "snapshot": {"fraction": 0.25}}, {"snapshot", "indexed_shards"}),
+            ({"read": "snapshot", "snapshot": {"fraction": 0.0}}, {"indexed_shards"}),
+            ({"read": "indexed_shards", "vectorize": True}, {"indexed_shards"}),
+        ]
+    ),
+    ids=["a part stored", "nothing stored", "indexed shards"],
 )
 def test_a_plan_has_a_price_where_all_that_it_reads_has_one(data, config, needed):
-    config = PipelineConfig(**config)
+    config = PipelineConfig(**config, shuffle={"kind": "global"})
     pipeline = open_pipeline(data, config)
     costs, plan = measure_costs(pipeline, config, clock=Rest.clock), pipeline.plan
     assert set(costs.read_us) == {"snapshot", "indexed_shards"}
@@ -126,6 +123,7 @@ def test_the_slice_of_a_process_with_lanes_of_its_own_has_a_plan(data, read):
     assert share_of_worker(one, config) == (one, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", ["snapshot", "indexed_shards"])
 def test_the_parts_of_a_plan_with_lanes_have_prices_in_every_process(data, read):
     config = PipelineConfig(read=read, shuffle=LANES, prefetch=2)

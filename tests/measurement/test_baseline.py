@@ -10,7 +10,7 @@ from throughline.measurement.baseline import standard_error_in_time, standard_er
 STEPS, SERIES = 4000, 200
 
 
-@pytest.mark.parametrize("memory", [0.0, 0.9, 0.98])
+@pytest.mark.parametrize("memory", [0.0, 0.98])
 def test_the_error_of_a_series_is_the_spread_of_means_over_many_such_series(memory):
     """Each value is `memory` of the one before and noise; with independent values the error would
     be said ten times too small at 0.98.

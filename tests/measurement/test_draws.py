@@ -22,6 +22,7 @@ pytestmark = pytest.mark.integration
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUFFER = {"kind": "buffer", "size": 32}
+STREAM = {"read": "shards", "shuffle": BUFFER}
 UNIFORM = {
     "naive": {"read": "shards", "shuffle": {"kind": "none"}},
     "unordered": {
@@ -39,37 +40,36 @@ UNIFORM = {
 }
 
 
+LANE = ("naive", "unordered", "window")  # a stream, one of several threads, and a snapshot
+
+
 def params_of(config, preprocess=("decode",)):
-    return check(
-        {
-            "data": {"source": "arrays", "path": "unused.npz"},
-            "preprocess": [*preprocess],
-            "augment": ["flip"],
-            "batch_size": 32,
-            "pipelines": {"p": config},
-        }
-    )
+    data = {"source": "arrays", "path": "unused.npz"}
+    steps = {"preprocess": [*preprocess], "augment": ["flip"], "batch_size": 32}
+    return check({"data": data, **steps, "pipelines": {"p": config}})
 
 
 def pipeline_of(layout, config):
     params = params_of(config)
-    return open_input_pipeline(
-        params, "p", open_inputs(params, layout), split="train", purpose="train"
-    )
+    data = open_inputs(params, layout)
+    return open_input_pipeline(params, "p", data, split="train", purpose="train")
 
 
-@pytest.mark.parametrize("config", UNIFORM.values(), ids=UNIFORM)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=() if name in LANE else pytest.mark.slow)
+        for name, config in UNIFORM.items()
+    ],
+)
 def test_an_epoch_draws_every_example_once(layout, config):
     pipeline = pipeline_of(layout, config)
     found, rows = check_epoch(pipeline)
-    assert (found.examples, found.distinct, found.most_often) == (
-        pipeline.examples,
-        pipeline.examples,
-        1,
-    )
+    assert found.examples == found.distinct == pipeline.examples and found.most_often == 1
     assert sorted(rows) == list(range(pipeline.examples))
 
 
+@pytest.mark.slow
 def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
     ops = ["decode", {"resize": {"height": 6, "width": 6}}]
     params = params_of(UNIFORM["cached_on_disk"], ops)
@@ -89,16 +89,14 @@ def test_a_cut_last_batch_leaves_examples_out_and_no_more(layout):
 
 
 def test_the_rows_are_those_that_training_gets_in_its_order(layout):
-    pipeline = pipeline_of(layout, {"read": "shards", "shuffle": BUFFER})
+    pipeline = pipeline_of(layout, STREAM)
     keyed = dataclasses.replace(pipeline, with_keys=True)
     delivered = np.concatenate([batch["key"] for batch in keyed.dataset().as_numpy_iterator()])
     _, rows = check_epoch(pipeline)
     np.testing.assert_array_equal(np.asarray(pipeline.data.memmap("train", "key"))[rows], delivered)
 
 
-@pytest.mark.parametrize(
-    "read", [GLOBAL, {"read": "shards", "shuffle": BUFFER}], ids=["snapshot", "stream"]
-)
+@pytest.mark.parametrize("read", [GLOBAL, STREAM], ids=["snapshot", "stream"])
 def test_classes_come_as_often_as_their_weights_say(layout, read):
     pipeline = pipeline_of(layout, {**read, "sampling": {"0": 3.0}})
     _, rows = check_epoch(pipeline)
@@ -119,7 +117,7 @@ def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
 
 
 def test_examples_of_another_split_are_caught(layout, monkeypatch):
-    pipeline = pipeline_of(layout, {"read": "shards", "shuffle": BUFFER})
+    pipeline = pipeline_of(layout, STREAM)
     own = np.asarray(pipeline.data.memmap("train", "key"))
     monkeypatch.setattr(type(pipeline.data), "memmap", lambda self, split, name: own[5:])
     with pytest.raises(UnequalConfigurations, match="are not of the train split"):

@@ -9,7 +9,6 @@ model.
 from __future__ import annotations
 
 import doctest
-import itertools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -109,12 +108,9 @@ def stall_of(input_ms: float, model_ms: float) -> float:
     return max(0.0, 100 * (1 - model_ms / input_ms))
 
 
-CASES = list(
-    itertools.product(
-        [(30, 0.5), (30, 20), (30, 27), (30, 29), (20, 30), (5, 100), (120, 60), (200, 100)],
-        [1, 2, 8, 64, 500],
-    )
-)
+SLOW_INPUTS = [(30, 0.5), (30, 20), (30, 27), (30, 29), (120, 60), (200, 100)]
+CASES = [(times, capacity) for times in SLOW_INPUTS for capacity in (1, 8, 64)]
+CASES += [(times, capacity) for times in [(20, 30), (5, 100)] for capacity in (2, 500)]
 
 
 @pytest.mark.integration
@@ -128,20 +124,19 @@ def test_an_accelerator_waits_for_what_its_input_cannot_deliver(times, capacity)
     assert state.side != "undecided" or high < 5, "only where either side gives the same verdict"
 
 
-@pytest.mark.parametrize("capacity", [8, 64])
-@pytest.mark.parametrize("burst", [2, 4])
+@pytest.mark.parametrize(("capacity", "burst"), [(8, 4), (64, 2)])
 def test_batches_that_come_in_bursts_are_counted_with_the_waits_between_them(capacity, burst):
     state = Queue(input_s=0.03, model_s=0.015, capacity=capacity, burst=burst).measured()
     assert state.stall_pct == pytest.approx(50, abs=4)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 8, 64])
+@pytest.mark.parametrize("capacity", [1, 8, 64])
 def test_irregular_inputs_give_an_interval_that_holds_the_stall(capacity):
     state = Queue(input_s=0.03, model_s=0.015, capacity=capacity, spread=0.9).measured()
     assert state.stall_pct == pytest.approx(50, abs=6)
 
 
-@pytest.mark.parametrize("capacity", [2, 8, 64])
+@pytest.mark.parametrize("capacity", [2, 64])
 def test_refilling_on_shared_cores_is_no_stall_of_the_steady_state(capacity):
     """An input that needs a tenth of the model's time slows it for that tenth; drained buffers are
     refilled at once.

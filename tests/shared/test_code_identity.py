@@ -20,14 +20,10 @@ from throughline.shared.code_identity import (
 from throughline.shared.errors import InvalidCode
 
 FILES = {
-    "my_models.py": (
-        '"""Models."""\nfrom blocks.dense import block\n\n\ndef build():\n    return'
-        ' block("relu")\n'
-    ),
+    "my_models.py": '"""Models."""\nfrom blocks.dense import block\nMODEL = block("relu")\n',
     "blocks/__init__.py": "",
     "blocks/dense.py": (
-        "from . import widths\n\n\ndef block(activation):\n    import extra\n\n    return"
-        " widths.WIDTH, extra.DEPTH\n"
+        "from . import widths\ndef block(name):\n    import extra\n    return widths, extra\n"
     ),
     "blocks/widths.py": "WIDTH = 8\n",
     "extra.py": "DEPTH = 2\n",
@@ -80,10 +76,8 @@ def test_packages_on_the_way_to_a_module_count(tmp_path):
 
 
 def test_the_files_of_a_module_are_those_it_needs(project):
-    files = project_files("my_models", roots=[project])
-    assert {path.relative_to(project).as_posix() for path in files.values()} == set(FILES) - {
-        "other.py"
-    }
+    files = project_files("my_models", roots=[project]).values()
+    assert {str(path.relative_to(project)) for path in files} == {*FILES} - {"other.py"}
 
 
 def test_installed_modules_count_with_their_file_and_unknown_ones_with_their_name(project):

@@ -41,6 +41,18 @@ def square(number: int) -> tuple[int, int]:
 
 
 SQUARE, TWO = pickle.dumps(square), pickle.dumps(2)
+MODULES = ("throughline.shared.files",)
+
+
+@pytest.fixture
+def _in_a_worker(tmp_path, monkeypatch):
+    """What a worker changes of its process ends with the test; reading versions takes long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(dask_task, "_find_versions", lambda _: {"numpy": "2"})
+    monkeypatch.setattr(dask_task, "_VERSIONS", {})
+    for name in THREADS:
+        monkeypatch.setenv(name, "")
 
 
 def end_after_the_second(number: int) -> int:
@@ -78,11 +90,11 @@ def test_threads_do_it_by_default():
 
 @pytest.mark.integration
 def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
-    values = list(in_parallel(square, range(40), workers=1))
-    assert [value for value, _ in values] == [number * number for number in range(40)]
+    values = list(in_parallel(square, range(20), workers=1))
+    assert [value for value, _ in values] == [number * number for number in range(20)]
     processes = {process for _, process in values}
     assert len(processes) == 2 and os.getpid() not in processes
-    assert list(in_parallel(end_after_the_second, range(11), workers=1)) == [*range(11)]
+    assert list(in_parallel(end_after_the_second, range(6), workers=1)) == [*range(6)]
 
 
 @pytest.mark.integration
@@ -91,11 +103,11 @@ def test_few_items_are_outstanding_however_many_there_are(two_workers):
     held = []
 
     def items():
-        for number in range(200):
+        for number in range(30):
             held.append(len(Client.current().futures))
             yield number
 
-    assert len(list(in_parallel(square, items(), workers=1))) == 200
+    assert len(list(in_parallel(square, items(), workers=1))) == 30
     assert max(held) + 1 == 2 * dask_engine.PER_THREAD == 4, "with the one that is taken"
 
 
@@ -142,15 +154,12 @@ def test_a_worker_that_sees_other_files_refuses(tmp_path):
             run_task(stage(tmp_path, **changes), SQUARE, TWO)
 
 
-def test_a_worker_with_another_program_refuses(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
-    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "")
-    modules = ("throughline.shared.engine",)
+@pytest.mark.usefixtures("_in_a_worker")
+def test_a_worker_with_another_program_refuses(tmp_path):
     with pytest.raises(EngineFailed, match="has another program than the stage"):
-        run_task(stage(tmp_path, modules=modules, program="old"), SQUARE, TWO)
-    same = describe_program(modules)
-    value, _ = run_task(stage(tmp_path, modules=modules, program=same), SQUARE, TWO)
+        run_task(stage(tmp_path, modules=MODULES, program="old"), SQUARE, TWO)
+    same = describe_program(MODULES)
+    value, _ = run_task(stage(tmp_path, modules=MODULES, program=same), SQUARE, TWO)
     assert value == 4
 
 
@@ -158,10 +167,8 @@ def refuse_to_read(number: int) -> None:
     raise ObjectStoreFailed(f"s3://box/{number}: no permission (HTTP 403)")
 
 
-def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "")
-    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "")
+@pytest.mark.usefixtures("_in_a_worker")
+def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path):
     known = stage(tmp_path, program=describe_program(()))
     with pytest.raises(ObjectStoreFailed) as refused:
         run_task(known, pickle.dumps(refuse_to_read), TWO)
@@ -169,12 +176,11 @@ def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path, monkeypatch):
     assert str(refused.value) == said
 
 
-def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_in_a_worker")
+def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path):
     """Whatever the clocks of the two machines say."""
     module = tmp_path / "own_square.py"
     module.write_text("def own(number):\n    return number\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def call() -> int:
         modules = ("own_square",)
@@ -195,16 +201,15 @@ def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path
     del sys.modules["own_square"]
 
 
+@pytest.mark.usefixtures("_in_a_worker")
 def test_a_worker_that_has_anothers_module_of_a_name_refuses(tmp_path, monkeypatch):
-    for folder, value in (("one", 1), ("other", 2)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "their_ops.py").write_text(f"VALUE = {value}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), *sys.path])
+    (tmp_path / "their_ops.py").write_text("VALUE = 1\n")
     importlib.import_module("their_ops")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "their_ops.py").write_text("VALUE = 2\n")
     monkeypatch.chdir(tmp_path / "other")
-    modules = ("their_ops",)
-    program = describe_program(modules)
-    known = stage(tmp_path, root=str(tmp_path / "other"), modules=modules, program=program)
+    modules, root = ("their_ops",), str(tmp_path / "other")
+    known = stage(tmp_path, root=root, modules=modules, program=describe_program(modules))
     with pytest.raises(EngineFailed, match="has another module of that name"):
         run_task(known, SQUARE, TWO)
     del sys.modules["their_ops"]
@@ -213,10 +218,8 @@ def test_a_worker_that_has_anothers_module_of_a_name_refuses(tmp_path, monkeypat
 def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "throughline.shared.dask_engine", raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with (
-        pytest.raises(EngineFailed, match="distributed is not installed; `pip install"),
-        use_engine(workers=1),
-    ):
+    refused = pytest.raises(EngineFailed, match="distributed is not installed; `pip install")
+    with refused, use_engine(workers=1):
         raise AssertionError
 
 
@@ -234,25 +237,11 @@ def test_an_address_of_which_nobody_answers_is_an_error(tmp_path, monkeypatch, c
     assert "Traceback" not in said
 
 
-MODULES = ("throughline.shared.files",)
-
-
+@pytest.mark.usefixtures("_in_a_worker")
 def test_a_library_that_was_updated_after_a_worker_has_started_is_named(tmp_path, monkeypatch):
-    for name in THREADS:
-        monkeypatch.setenv(name, "1")  # as it was, afterwards
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    monkeypatch.setattr(dask_task, "_VERSIONS", {})
-    token = tmp_path / "token"
-    token.write_text("drawn")
-    stage = Stage(
-        root=str(Path.cwd()),
-        token=token,
-        text="drawn",
-        modules=MODULES,
-        program=describe_program(MODULES),
-    )
-    check_worker(stage)
+    known = stage(tmp_path, modules=MODULES, program=describe_program(MODULES))
+    check_worker(known)
     check_worker.cache_clear()  # it is of another stage, whose environment is the same
     monkeypatch.setitem(dask_task._VERSIONS, "numpy", "0.1")
     with pytest.raises(EngineFailed, match="has started before numpy was updated; restart"):
-        check_worker(stage)
+        check_worker(known)

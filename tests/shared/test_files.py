@@ -68,20 +68,15 @@ def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(
         with resumable_folder(tmp_path / "folder", key=version) as folder:
             (folder / "below").mkdir()
             (folder / "below" / "file").write_text(version)
-    assert (
-        (tmp_path / "file").read_text()
-        == (tmp_path / "folder" / "below" / "file").read_text()
-        == "second"
-    )
+    written = tmp_path / "file", tmp_path / "folder" / "below" / "file"
+    assert [path.read_text() for path in written] == ["second", "second"]
     assert late == []
 
 
 def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tmp_path):
     for key, kept in (("one", []), ("one", ["member"]), ("other", [])):
-        with (
-            pytest.raises(InterruptedError),
-            resumable_folder(tmp_path / "folder", key=key) as folder,
-        ):
+        work = resumable_folder(tmp_path / "folder", key=key)
+        with pytest.raises(InterruptedError), work as folder:
             assert [path.name for path in folder.iterdir()] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError
@@ -155,8 +150,6 @@ def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tm
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers as NumPy gives them."""
-
     mean: np.float64
     count: np.int64
 
@@ -173,10 +166,7 @@ def test_numbers_that_json_does_not_have_are_strings_that_float_reads(tmp_path):
         raise AssertionError(f"{constant} is no JSON")
 
     read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refuse)
-    assert read == {
-        "loss": "NaN",
-        "rates": ["Infinity", "-Infinity", 1.5],
-        "nested": {"mean": "NaN", "count": 3},
-    }
+    nested = {"mean": "NaN", "count": 3}
+    assert read == {"loss": "NaN", "rates": ["Infinity", "-Infinity", 1.5], "nested": nested}
     assert [float(text) for text in read["rates"][:2]] == [float("inf"), float("-inf")]
     assert dump_json({"a": [1.0]}, indent=None) == '{"a": [1.0]}'

@@ -38,13 +38,12 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
     unlimited = 2**63 - 4096 if first else "max"
 
     def write_quota(folder: Path, cores: float | None) -> None:
+        none = "-1" if first else "max"
+        quota = none if cores is None else f"{cores * 1e5:.0f}"
         if first:
-            (folder / "cpu.cfs_quota_us").write_text(
-                f"{-1 if cores is None else cores * 1e5:.0f}\n"
-            )
+            (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
             (folder / "cpu.cfs_period_us").write_text("100000\n")
         else:
-            quota = "max" if cores is None else f"{cores * 1e5:.0f}"
             (folder / "cpu.max").write_text(f"{quota} 100000\n")
 
     def lay_out(
@@ -79,22 +78,19 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
     return lay_out
 
 
-def test_a_cgroup_leaves_its_limit_less_what_is_taken_but_for_pages_of_files(lay_out):
-    assert available_memory(lay_out({"a": 100}, group="/a")) == 70 * MIB
-
-
-def test_the_tightest_of_a_cgroup_and_those_above_it_counts(lay_out):
-    limits = {"a": 50, "a/b": 100, "a/b/c": None}
-    assert available_memory(lay_out(limits, group="/a/b/c")) == 20 * MIB
-
-
-def test_a_limit_that_is_passed_leaves_nothing(lay_out):
-    assert available_memory(lay_out({"a": 20}, group="/a")) == 0
-
-
-def test_a_container_that_sees_its_own_cgroup_as_the_root_is_within_it(lay_out):
-    process = lay_out({".": 100}, group="/docker/1f", root="/docker/1f")
-    assert available_memory(process) == 70 * MIB
+@pytest.mark.parametrize(
+    ("limits", "group", "root", "left"),
+    [
+        ({"a": 100}, "/a", "/", 70),  # pages of files can be had
+        ({"a": 50, "a/b": 100, "a/b/c": None}, "/a/b/c", "/", 20),  # the tightest counts
+        ({"a": 20}, "/a", "/", 0),
+        ({".": 100}, "/docker/1f", "/docker/1f", 70),  # a container sees its own as the root
+    ],
+)
+def test_a_cgroup_leaves_the_least_of_its_limits_less_what_is_taken(
+    lay_out, limits, group, root, left
+):
+    assert available_memory(lay_out(limits, group=group, root=root)) == left * MIB
 
 
 def test_without_a_limit_the_machine_decides(lay_out, tmp_path, monkeypatch):
@@ -108,8 +104,7 @@ def test_the_least_quota_of_cpu_time_limits_the_cores_and_a_part_counts_as_one_m
     lay_out, monkeypatch
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    limits = {"a": None, "a/b": None, "a/b/c": None}
-    cores = {"a": 6, "a/b": 2.5}
+    limits, cores = {"a": None, "a/b": None, "a/b/c": None}, {"a": 6, "a/b": 2.5}
     assert usable_cores(lay_out(limits, group="/a/b/c", cores=cores)) == 3
 
 
@@ -120,6 +115,7 @@ def test_without_a_quota_below_them_the_cores_are_those_that_it_may_run_on(lay_o
     assert usable_cores(Path("/nowhere")) == here
 
 
+@pytest.mark.slow
 def test_a_cache_takes_what_examples_take_at_its_place(photo_folder, tmp_path):
     """Before images are made smaller that is more, here by a factor of about 40."""
     cached = {"read": "shards", "cache": {"where": "memory", "after": "decode"}}

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from flows import COMMANDS
+from tests.support.lanes import slow_but_first
 from tests.support.project import ROOT, run_python
 from throughline.shared.errors import WrongVersion
 from throughline.shared.fork_client import HEAVY_STAGES
@@ -52,7 +53,8 @@ def test_a_process_is_killed_with_its_parent():
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("command", "library"), [("flows.prepare_data", "prefect"), ("tasks.ingest", "pandas")]
+    ("command", "library"),
+    slow_but_first([("tasks.ingest", "pandas"), ("flows.prepare_data", "prefect")]),
 )
 def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
     command, library, tmp_path
@@ -60,19 +62,26 @@ def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
     """By Ctrl-C in the midst of a library, which a module in its place presses."""
     pressed = "import os, signal\n\nos.kill(os.getpid(), signal.SIGINT)\n"
     (tmp_path / f"{library}.py").write_text(pressed)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr == "stopped\n"
-    assert done.returncode == -signal.SIGINT
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "stopped\n")
 
 
 @pytest.mark.integration
-def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
+@pytest.mark.parametrize(
+    ("command", "threshold"),
+    [
+        (["tasks.train", "naive"], 1_000_000),
+        (["tasks.sync"], USUAL_THRESHOLDS[0]),
+        pytest.param(["flows.comparison"], 1_000_000, marks=pytest.mark.slow),
+    ],
+)
+def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries(
+    command, threshold
+):
     code = (
         "import gc, sys; usual = gc.get_threshold(); import tasks;"
         " print(gc.get_threshold() == usual);"
@@ -81,12 +90,7 @@ def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_librarie
         " from throughline.shared.gc_pause import collect_garbage_as_usual as usually; usually();"
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
-    stage, flow, other = (
-        run_python(code, *module).stdout.split()
-        for module in (["tasks.train", "naive"], ["flows.comparison"], ["tasks.sync"])
-    )
-    assert stage == flow == ["True", "1000000", "True", "True"]
-    assert other == ["True", str(USUAL_THRESHOLDS[0]), "True", "True"]
+    assert run_python(code, *command).stdout.split() == ["True", str(threshold), "True", "True"]
 
 
 def test_commands_that_import_without_a_search_for_garbage_search_again_afterwards():
@@ -127,9 +131,8 @@ def test_another_version_than_the_locked_one_is_refused(tmp_path):
     lock.write_text(f'[[package]]\nname = "numpy"\nversion = "{np.__version__}"\n')
     check_versions(LIBRARIES["build"], root=tmp_path)
     lock.write_text('[[package]]\nname = "numpy"\nversion = "0.1"\n')
-    with pytest.raises(
-        WrongVersion, match=f"numpy {np.__version__} is installed, .*uv.lock names 0.1"
-    ):
+    said = f"numpy {np.__version__} is installed, .*uv.lock names 0.1"
+    with pytest.raises(WrongVersion, match=said):
         check_versions(LIBRARIES["build"], root=tmp_path)
 
 
