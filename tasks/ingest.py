@@ -5,34 +5,19 @@ reason, write the manifest, and say what was read and how (throughline/data/inge
 from __future__ import annotations
 
 import argparse
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from throughline.config.cli import options_stage_cli
 from throughline.data import sources
+from throughline.data.glance import name_some, tabulate, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
-from throughline.settings.source_kinds import SOURCES
 from throughline.shared.engine import use_engine
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 
-COLUMNS_SHOWN = 12
-RARE_SHOWN = 3  # classes
 UNUSED = ("ignored", "empty")  # kinds of columns
-
-
-def _name_some(names: Sequence[str]) -> str:
-    """The first names, and how many there are where a line would not hold all.
-
-    >>> _name_some(["height", "width"]), _name_some([str(number) for number in range(784)])
-    ('height, width', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 772 more')
-    """
-    more = len(names) - COLUMNS_SHOWN
-    return ", ".join(names[:COLUMNS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def count_splits(manifest: Manifest) -> str:
@@ -59,39 +44,13 @@ def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int)
     return " · ".join([*named, *([f"not used: {', '.join(unused)}"] if unused else [])])
 
 
-def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: bool) -> str | None:
-    """What to say where classes have fewer than two examples, by the examples of each class in each
-    split; None where none has. Labels `of_table` may be numbers to predict.
-    """
-    total = sum((Counter(counts) for counts in balance.values()), Counter())
-    rare = [name for name, count in total.items() if count == 1]
-    if not rare:
-        return None
-    said = (
-        f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
-        f" judged, not both: {', '.join(rare[:RARE_SHOWN])}{' …' if rare[RARE_SHOWN:] else ''}"
-    )
-    if of_table and 2 * len(rare) > len(total) and all(map(_is_number, total)):
-        said += ". They are numbers: data.label_kind: number predicts them"
-    return said
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def report(manifest: Manifest, *, of_table: bool) -> None:
-    """Say what is usable, what is not and why, and how the source was read; labels `of_table` may
-    be numbers to predict.
-    """
+def report(manifest: Manifest) -> None:
+    """Say what is usable, what is not and why, and how the source was read."""
     stats = manifest.stats
     kind = (
         f"{len(manifest.classes)} classes"
         if manifest.classes
-        else f"columns {_name_some(manifest.schema.columns.names)}"
+        else f"columns {name_some(manifest.schema.columns.names)}"
         if manifest.schema.columns.names
         else "numbers to predict"
     )
@@ -99,7 +58,9 @@ def report(manifest: Manifest, *, of_table: bool) -> None:
     if stats["rejected"]:
         listed = from_here(Layout().manifest / "rejected.csv")
         echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
-    for problem in find_problems(stats, manifest.classes, of_table=of_table):
+    for line in to_text(tabulate(manifest)):
+        echo(f"  {line}")
+    for problem in stats["problems"]:
         echo_problem(problem)
     readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]
     described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
@@ -110,23 +71,6 @@ def report(manifest: Manifest, *, of_table: bool) -> None:
         echo(f"  column {reading}")
     for name, what in stats["features"].items():
         echo(f"  feature {name}: {what}")
-
-
-def find_problems(stats: Mapping[str, Any], classes: Sequence[str], *, of_table: bool) -> list[str]:
-    """What of a source is left out or can hardly be learned, each in a line."""
-    problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
-    problems += stats["warnings"]
-    if skipped := stats["skipped"]:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
-        problems += [f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}"]
-    trained = stats["class_balance"].get("train", {})
-    if untrained := [name for name in classes if name not in trained]:
-        problems += [f"no example in the training split: class {_name_some(untrained)}"]
-    if rare := find_rare_classes(stats["class_balance"], of_table=of_table):
-        problems += [rare]
-    return problems + [
-        f"class folder {name} holds no example and is left out" for name in stats["empty_classes"]
-    ]
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +96,7 @@ def main() -> None:
             manifest = ingest(
                 params.data, layout.manifest, inspections=layout.inspections, verify=options.verify
             )
-        report(manifest, of_table=SOURCES[params.data.source].in_table)
+        report(manifest)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from throughline import reporting
 from throughline.config.cli import stage_cli
+from throughline.data.glance import tabulate, to_rows
+from throughline.data.manifest import read_manifest
 from throughline.reporting.comparing import RunResults, compare, read_all
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
 from throughline.reporting.plots import plot_timelines
@@ -91,6 +93,8 @@ def _page(
         for name in results
     }
     table = comparison_table(comparison)
+    known = (layout.manifest / "manifest.json").exists()
+    data = read_manifest(layout.manifest) if known else None
     plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
     return environment.get_template("report.html").render(
         summary=comparison,
@@ -104,6 +108,8 @@ def _page(
         plots=plots,
         pictures=pictures,
         results=results,
+        glance=to_rows(tabulate(data)) if data else [],
+        problems=data.stats["problems"] if data else [],
         evaluation=Evaluation.read(layout.results(comparison.best)),
     )
 

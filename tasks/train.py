@@ -25,6 +25,7 @@ from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
+from throughline.data.glance import read_problems
 from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
 from throughline.models.builders import Models
@@ -217,6 +218,8 @@ def main() -> None:
             data_digest=data.shards.data_digest,
         )
         echo_start(name, params, pipelines.train, models)
+        for problem in read_problems(Layout().manifest):
+            echo_problem(f"data: {problem}")
         needs = None
         if modules := layer_modules(params):
             needs = check_savable(models.full_model, sorted(modules))
@@ -258,6 +261,7 @@ def main() -> None:
             recorder.log_metrics(validation_metrics(result), step=len(training.rows))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
+            recorder.log_artifact(Layout().glance)
             evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)

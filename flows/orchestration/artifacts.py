@@ -76,6 +76,12 @@ class StageProgress:
 
 
 @_for_the_page()
+def show_data(glance: Path) -> None:
+    """What each class has in each split, and what of the data was left out."""
+    create_markdown_artifact(key="data", markdown=glance.read_text(encoding="utf-8"))
+
+
+@_for_the_page()
 def show_comparison(comparison: Comparison, report: Path, run_id: str | None) -> None:
     """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
     run.

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
-from flows.orchestration.artifacts import StageProgress
+from flows.orchestration.artifacts import StageProgress, show_data
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
@@ -38,7 +38,7 @@ from throughline.shared.data_url import is_address
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.failures import disk_errors
 from throughline.shared.fork_client import STAGE_SERVER
-from throughline.shared.layout import STORE_HOME
+from throughline.shared.layout import STORE_HOME, Layout
 from throughline.shared.scratch import clear_scratch
 from throughline.tracking import lineage
 from throughline.tracking.store import use_store
@@ -121,6 +121,8 @@ class Run:
         """
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
+            if stage == "ingest":
+                show_data(Layout(self.workspace.root).glance)
             if self.progress:
                 self.progress.advance(stage)
         return after[-1]

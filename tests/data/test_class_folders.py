@@ -35,33 +35,33 @@ def scan(root, **data):
 
 
 def test_folders_named_as_splits_are_splits(tmp_path):
-    lay_out(tmp_path, "train/cat/1.png", "Val/cat/2.png", "test/bird/owl/3.png")
+    lay_out(
+        tmp_path,
+        "train/cat/1.png",
+        "Val/cat/2.png",
+        "test/cat/3.png",
+        "test/cat/new/4.png",
+        "__MACOSX/cat/._1.png",
+    )
     files, _ = scan(tmp_path)
     assert files == {
         ("train/cat/1.png", "cat", "train"),
         ("Val/cat/2.png", "cat", "validation"),
-        ("test/bird/owl/3.png", "bird/owl", "test"),
+        ("test/cat/3.png", "test/cat/new/4.png", "__MACOSX/cat/._1.png", "bird/owl", "test"),
     }
     (tmp_path / "Val" / "cat" / "2.png").unlink()
     files, _ = scan(tmp_path)
     assert ("train/cat/1.png", "cat", None) in files, "some of training is to validate"
+    files, found = scan(tmp_path, leave_out=["new"])
+    assert len(files) == 2
+    assert found.left_out == {"data.leave_out: new": 1}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("training_set/cat/1.png", "test_set/cat/2.png"),
-        ("data/train/cat/1.png", "data/test/cat/2.png"),
-    ],
-)
-def test_a_class_that_is_in_folders_like_splits_is_not_two(tmp_path, names):
-    lay_out(tmp_path, *names)
-    with pytest.raises(UnreadableSource, match="look like one class in two splits"):
-        scan(tmp_path)
-    files, _ = scan(tmp_path, folders="classes")
-    assert len({label for _, label, _ in files}) == 2
-    lay_out(tmp_path / "other", "train tracks/1.png", "test tubes/2.png", "dev boards/a/3.png")
-    assert len(scan(tmp_path / "other")[0]) == 3
+def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_path):
+    names = ("seg_train/seg_train/sea/1.png", "seg_test/seg_test/sea/2.png", "seg_pred/3.png")
+    files, found = scan(lay_out(tmp_path, *names))
+    assert {(label, split) for _, label, split in files} == {("sea", None), ("sea", "test")}
+    assert found.left_out == {"seg_pred is named as what has no label": 1}
 
 
 def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
@@ -82,38 +82,12 @@ def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
     assert not (tmp_path / "manifest").exists()
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["train/a/1.png", "cats/2.png"], "train is named as a split, cats is not"),
-        (["train/1.png", "test/2.png"], "test is named as a split and holds files without a class"),
-    ],
-)
-def test_where_two_readings_are_possible_a_key_decides(tmp_path, names, words):
-    lay_out(tmp_path, *names)
-    with pytest.raises(UnreadableSource, match=words + r".*data\.folders: classes if.*or splits"):
-        scan(tmp_path)
-    files, _ = scan(tmp_path, folders="classes")
-    assert {label for _, label, _ in files} == {name.rpartition("/")[0] for name in names}
-    _, found = scan(tmp_path, folders="splits")
-    assert [item.reason for item in found.rejected][-1] in (
-        "is outside any split's folder",
-        "is outside any class folder",
-    )
-
-
 def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
     names = [f"{name}/{row}.png" for name in ("caf\xe9", "cafe\u0301", "bar") for row in range(9)]
     lay_out(tmp_path / "photos", *names)
     settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
     with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
         ingest(settings, tmp_path / "manifest")
-
-
-def test_the_first_of_nested_folders_can_be_the_class(tmp_path):
-    lay_out(tmp_path, "bird/owl/1.png", "bird/2.png", "fish/cod/3.png")
-    assert {label for _, label, _ in scan(tmp_path)[0]} == {"bird/owl", "bird", "fish/cod"}
-    assert {label for _, label, _ in scan(tmp_path, class_level="top")[0]} == {"bird", "fish"}
 
 
 def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import ingest as stage
 from tests.support.external_records import example, png, vectors, write
 from tests.support.small_data import SPLIT, flip_bit, picture
+from throughline.data import glance
 from throughline.data import ingest as ingest_module
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -24,7 +24,7 @@ from throughline.data.shards.example_features import bytes_places, parse_feature
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
-from throughline.data.sources import base, split_names, tfrecord
+from throughline.data.sources import base, folder_layout, split_names, tfrecord
 from throughline.settings import DataSettings, RecordSettings, ShardSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -53,6 +53,8 @@ def scan_records(folder, examples, **settings):
         ("train/val-1.tfrecord", "validation"),
         ("val/valid-dev.tfrecord", "validation"),
         ("contest.tfrecord", None),
+        ("mnistTrain0.rec", "train"),
+        ("testdata.rec", "test"),
     ],
 )
 def test_the_split_is_read_from_the_words_of_a_path(name, split):
@@ -62,9 +64,6 @@ def test_the_split_is_read_from_the_words_of_a_path(name, split):
 def test_names_that_may_say_several_splits_are_refused(tmp_path):
     with pytest.raises(UnreadableSource, match=r"may be of several splits: its name holds \w+ and"):
         split_names.find_split("valid_pixels_train-00000-of-00002")
-    names = ("mnistTrain0.rec", "mnistTest1.rec")
-    with pytest.raises(UnreadableSource, match="seem to be splits, which their names say within"):
-        split_names.find_splits(tmp_path, names)
     assert split_names.find_splits(tmp_path, ("strain.rec", "contest.rec")) == [None, None]
 
 
@@ -264,7 +263,9 @@ def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refus
 
 
 @pytest.mark.parametrize(
-    "module", [stage, ingest_module, split_names], ids=["stage", "ingest", "names"]
+    "module",
+    [glance, ingest_module, split_names, folder_layout],
+    ids=["glance", "ingest", "names", "layout"],
 )
 def test_worked_examples_hold(module):
     result = doctest.testmod(module)

@@ -214,7 +214,7 @@ class Photos:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.out, self.kept = folder / "in", folder / "manifest", folder / "kept"
-        self.settings = data_settings(self.root, folders="classes")
+        self.settings = data_settings(self.root, layout="class")
         for number in range(16):
             self.add(f"{('a', 'b')[number % 2]}/{number:02d}.jpg", number)
 

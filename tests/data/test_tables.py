@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.ingest import find_problems, find_rare_classes
 from tests.support.csv_tables import scan, write
+from throughline.data.glance import find_rare_classes
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import time_series
@@ -244,15 +244,6 @@ def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
         said = find_rare_classes(rare, of_table=of_table) or "label_kind"
         assert "label_kind" not in said
     assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}, of_table=True) is None
-
-
-def test_a_class_that_is_not_trained_on_is_said():
-    stats = {
-        **{"reject_reasons": {}, "warnings": [], "skipped": {}, "empty_classes": []},
-        "class_balance": {"train": {"cat": 3, "dog": 3}, "test": {"rare": 2, "cat": 2}},
-    }
-    said = find_problems(stats, ["cat", "dog", "rare"], of_table=False)
-    assert said[0] == "no example in the training split: class rare"
 
 
 def test_neither_a_new_category_nor_another_order_of_the_columns_moves_a_row(tmp_path):

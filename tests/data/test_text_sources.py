@@ -310,7 +310,7 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
     write_folder(tmp_path, {"more.jsonl": line % b"four"})
     with pytest.raises(UnreadableSource, match=r"test\.jsonl is named as a split, more\.jsonl is"):
         text_lines.scan(settings("text_lines", tmp_path))
-    documents = text_lines.scan(settings("text_lines", tmp_path, folders="classes")).documents
+    documents = text_lines.scan(settings("text_lines", tmp_path, layout="class")).documents
     assert [item.split for item in documents if isinstance(item, Document)] == [None] * 3 + ["test"]
 
 
@@ -318,7 +318,7 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
     write_folder(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
     with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, and lines of"):
         text_lines.scan(settings("text_lines", tmp_path))
-    classes = text_lines.scan(settings("text_lines", tmp_path, folders="classes"))
+    classes = text_lines.scan(settings("text_lines", tmp_path, layout="class"))
     assert [item[1] for item in found(classes)] == ["train", "valid"]
     source = text_lines.scan(settings("text_lines", tmp_path, label_kind="none"))
     assert [item.split for item in source.documents if isinstance(item, Document)] == [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pandas as pd
 from throughline.data import sources
 from throughline.data.class_names import drop_odd_classes, refuse_alike
 from throughline.data.examination import Examined, Folder, examine, open_values_file
+from throughline.data.glance import find_problems, write_glance
 from throughline.data.manifest import (
     COLUMNS,
     SPLITS,
@@ -32,12 +33,14 @@ from throughline.data.sources.table import fill_medians
 from throughline.data.splits import assign_split
 from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, SplitSettings
+from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import TooManyRejects, UnusableDataset
 from throughline.shared.files import digest_json, resumable_folder
 from throughline.shared.layout import from_here
 from throughline.shared.program import digest_program
 
 REJECTS_SHOWN = 5
+CLASSES_SHOWN = 3
 
 
 def ingest(
@@ -67,7 +70,7 @@ def ingest(
         for words in schema.columns.categories:
             refuse_alike(settings.path, "categories", words)
         rows = rows.assign(place=np.arange(len(rows)))  # in `found.columns`
-        total = len(rows) + len(rejected)
+        total, left_out = len(rows) + len(rejected), {}
         if schema.target and not schema.predicts_number:
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
@@ -75,6 +78,7 @@ def ingest(
             refuse_alike(settings.path, "classes", classes)
             rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
+            rows, classes, left_out = _leave_out(rows, classes, settings.leave_out)
         if not schema.is_series:
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
             # observations.
@@ -91,11 +95,18 @@ def ingest(
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
+        stats["left_out"] |= left_out
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         left = (
             [classes[number] for number in sorted(set(examples["label"]))] if classified else None
         )
         _check_usable(stats, set(rows["split"]), classes=left)
+        if left is not None:
+            stats["warnings"] += _compare_splits(
+                stats["class_balance"], set(rows["split"]), settings.path
+            )
+        of_table = SOURCES[settings.source].in_table
+        stats["problems"] = find_problems(stats, of_table=of_table)
         manifest = Manifest(
             examples=examples,
             classes=classes,
@@ -104,9 +115,62 @@ def ingest(
             stats=stats,
             folder=folder,
         )
+        write_glance(manifest)
         listed.check_unchanged()
         write_manifest(manifest)
     return manifest
+
+
+def _leave_out(
+    rows: pd.DataFrame, classes: Sequence[str], names: Sequence[str]
+) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
+    """Drop the examples of classes that are not to be used, and count them."""
+    counts = Counter(rows["label"][rows["label"].isin(names)].tolist())
+    return (
+        rows.loc[~rows["label"].isin(names)],
+        tuple(name for name in classes if name not in names),
+        {f"data.leave_out: {name}": count for name, count in counts.items()},
+    )
+
+
+def _compare_splits(
+    balance: Mapping[str, Mapping[str, int]], given: Collection[str], path: str
+) -> list[str]:
+    """What to warn of where splits hold other classes, by the examples of each class in each split;
+    `given` are those that the source itself names.
+
+    Raises:
+      UnusableDataset: a split that is held out holds no class of training.
+    """
+    trained, warnings = balance["train"], []
+    held = {split: counts for split, counts in balance.items() if split != "train"}
+    for split, counts in held.items():
+        if not counts.keys() & trained.keys():
+            raise UnusableDataset(
+                f"{path}: no class of training is in the {split} split, which holds"
+                f" {sum(counts.values()):,} examples of {_name_some(counts)}; a model cannot be"
+                " judged by them. Correct the splits or the labels of these examples"
+            )
+        if split in given and (missing := _without(trained, counts)):
+            warnings.append(
+                f"{len(missing)} of {len(trained)} classes that are trained on have no example in"
+                f" the {split} split: {_name_some(missing)}"
+            )
+    everywhere = sum(map(Counter, held.values()), Counter())
+    if untrained := _without(everywhere, trained):
+        warnings.append(
+            f"{len(untrained)} classes are judged by and never trained on: {_name_some(untrained)}"
+        )
+    return warnings
+
+
+def _without(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if name not in others}
+
+
+def _name_some(counts: Mapping[str, int]) -> str:
+    named = [f"{name} ({count:,} examples)" for name, count in [*counts.items()][:CLASSES_SHOWN]]
+    return f"{', '.join(named)}{' …' if len(counts) > CLASSES_SHOWN else ''}"
 
 
 def _without_duplicates(
@@ -276,6 +340,7 @@ def _stats(
         "notes": {**found.notes, **getattr(source, "notes", {})},
         "features": dict(getattr(source, "features", {})),
         "skipped": dict(getattr(source, "skipped", {})),
+        "left_out": dict(getattr(source, "left_out", {})),
         "dialect": [*getattr(source, "dialect", ()), *found.dialect],
         "warnings": [*getattr(source, "warnings", ()), *found.warnings],
         "columns": [

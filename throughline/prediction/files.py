@@ -102,7 +102,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
     Raises:
       DataNotFound: there is none.
     """
-    named = settings.model_copy(update={"path": str(folder), "folders": "classes"})
+    named = settings.model_copy(update={"path": str(folder), "layout": "class"})
     listed = list_class_folders(named, encoding.suffixes, what=encoding.noun, classes=False)
     note_skipped(folder, listed.skipped, encoding.noun)
     return listed

@@ -37,6 +37,23 @@ def _known_source(name: Any) -> str:
     return name
 
 
+def _known_layout(layout: Any) -> str:
+    parts = str(layout).split("/")
+    known = {"split", "class", "*", "**"}
+    wrong = (
+        not {"split", "class"}.intersection(parts)
+        or set(parts) - known
+        or any(parts.count(each) > 1 for each in ("split", "class"))
+        or "**" in parts[:-1]
+    )
+    if layout != "auto" and wrong:
+        raise ValueError(
+            f"found {layout}; it is auto, or the parts of a path: split and class, each at most"
+            " once, * for any folder, and ** at the end, as in split/class, class/split or class/**"
+        )
+    return str(layout)
+
+
 SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
 Filling = Literal["reject", "median", "category"]
 StoredFraction = Annotated[
@@ -95,19 +112,22 @@ class DataSettings(Settings):
             to_store_url(path)
         return path
 
-    folders: Literal["auto", "classes", "splits"] = Field(
-        default="auto",
-        description=(
-            "image_folder, text_folder: what the folders in `path` are; auto: splits if all are"
-            " named train, val, test or alike, else classes; text_lines: the same of its files, of"
-            " whose names a word says the split"
-        ),
+    layout: Annotated[str, PlainValidator(_known_layout), WithJsonSchema({"type": "string"})] = (
+        Field(
+            default="auto",
+            description=(
+                "image_folder, text_folder: what each part of a file's path says, such as"
+                " split/class, class/split, class or split; * is any folder, ** all further ones;"
+                " auto: splits where all folders of a level are named as such, else classes;"
+                " text_lines: `class`, where the names of its files say no split"
+            ),
+        )
     )
-    class_level: Literal["deepest", "top"] = Field(
-        default="deepest",
+    leave_out: list[str] = Field(
+        default=[],
         description=(
-            "image_folder, text_folder: of nested class folders, the whole path is the class, or"
-            " the first folder alone"
+            "folders, by name or path, and classes that are left out; how many examples that are"
+            " is said"
         ),
     )
     path_column: str = Field(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
+GLANCE = "glance.md"
 MODEL_FILE = "model.keras"
 MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
@@ -31,6 +32,11 @@ class Layout:
     def manifest(self) -> Path:
         """Folder of the manifest, written by ingest."""
         return self.root / "data" / "manifest"
+
+    @property
+    def glance(self) -> Path:
+        """What each class has in each split and what was left out, as Markdown, within it."""
+        return self.manifest / GLANCE
 
     @property
     def shards(self) -> Path:

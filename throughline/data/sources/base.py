@@ -83,7 +83,8 @@ class Files:
     `targets` how many numbers; `listed` are columns that the model sees as well.
 
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
-    files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
+    files of other kinds by their suffix, `left_out` examples by the reason why they are not to be
+    used; `notes` counts what is worth knowing; `features` describes
     what shards that others wrote hold, by name; `readings`, `dialect` and `warnings` are those of
     `Arrays`.
     """
@@ -98,6 +99,7 @@ class Files:
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
     readings: Sequence[ColumnReading] = ()
@@ -123,7 +125,7 @@ class Document:
 @dataclass(frozen=True, kw_only=True)
 class Texts:
     """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both, `skipped` files of other kinds by their suffix. `kept` says what the
+    them. `total` counts both; `skipped` and `left_out` are those of `Files`. `kept` says what the
     cells of documents are, where they have some.
     """
 
@@ -132,6 +134,7 @@ class Texts:
     kept: KeptCells | None = None
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Files in class folders: the class of a file is its folder's path below the root, so names may be
-nested (`bird/owl`). Folders named as splits hold the class folders of that split. Not a source
-itself: images and texts use it.
+nested (`bird/owl`), but for what names a split (folder_layout.py). Not a source itself: images and
+texts use it.
 
 Nothing is passed over in silence but hidden files: what cannot be listed or followed is rejected
 with its reason, other kinds of file are counted.
@@ -9,7 +9,6 @@ with its reason, other kinds of file are counted.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,23 +16,23 @@ from pathlib import Path
 
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import ExampleFile, Rejected, find_suffix, is_utf8, readable
-from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
+from throughline.data.sources.folder_layout import find_left_out, read_layout
+from throughline.data.sources.split_names import UNLABELED, leave_validation_open
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource
-
-_SHOWN = 4
+from throughline.shared.errors import DataNotFound
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """The files below a root, what cannot be listed, the class folders that hold none, and how many
-    files of other kinds there are by suffix.
+    """The files below a root, what cannot be listed, the class folders that hold none, how many
+    files of other kinds there are by suffix, and how many are left out by reason.
     """
 
     files: Sequence[ExampleFile]
     rejected: Sequence[Rejected]
     empty: Sequence[str]
     skipped: Mapping[str, int]
+    left_out: Mapping[str, int]
 
 
 def list_class_folders(
@@ -49,7 +48,7 @@ def list_class_folders(
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
-      UnreadableSource: folders may be read as classes or as splits; names the key that decides.
+      UnreadableSource: the folders may be read in several ways; names the key that decides.
     """
     root = Path(settings.path)
     if objects.single if objects else not root.is_dir():
@@ -68,91 +67,52 @@ def list_class_folders(
             f"{settings.path} holds no {'class folder with ' if classes else ''}{what}"
             f" ({', '.join(sorted(suffixes))}){shown}"
         )
-    files = listing.files
-    if has_splits(files, settings, classes=classes):
-        files, outside = divide_by_split(files, classes=classes)
-        listing.rejected += outside
-    if settings.class_level == "top":
-        files = [replace(file, label=file.label.partition("/")[0]) for file in files]
+    files = _read_folders(listing, settings, classes=classes)
     return ClassFolders(
         files=files,
         rejected=listing.rejected,
         empty=listing.empty,
         skipped=dict(listing.skipped.most_common()),
+        left_out=dict(listing.left_out),
     )
 
 
-def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes: bool) -> bool:
-    """Whether the folders below the root are splits: as `data.folders` says, or if all of them are
-    named so and hold class folders.
-
-    Raises:
-      UnreadableSource: only some are, or they hold files themselves.
-    """
-    if settings.folders != "auto":
-        return settings.folders == "splits"
-    tops = sorted({file.label.partition("/")[0] for file in files})
-    named = [top for top in tops if top.lower() in SPLITS_BY_WORD]
-    if not named:
-        _refuse_hidden_splits({file.label for file in files}, settings)
-        return False
-    flat = sorted({file.label for file in files if file.label in named})
-    if len(named) == len(tops) and (not flat or not classes):
-        return True
-    why = (
-        f"{named[0]} is named as a split, {next(top for top in tops if top not in named)} is not"
-        if len(named) < len(tops)
-        else f"{flat[0]} is named as a split and holds files without a class folder"
-    )
-    raise UnreadableSource(
-        f"{settings.path}: {why}",
-        "set data.folders: classes if"
-        f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
-        " they hold a folder per class for training, validation and test",
-    )
-
-
-def _refuse_hidden_splits(labels: Collection[str], settings: DataSettings) -> None:
-    """Refuse folders whose names hold words of several splits and that hold the same classes, such
-    as training_set/cat and test_set/cat: as classes they would all be trained on.
-    """
-    seen: dict[tuple[str, ...], dict[str, str]] = {}
-    for label in sorted(labels):
-        parts = label.split("/")
-        for depth, part in enumerate(parts[:-1]):
-            words = re.findall("[a-z]+", part.lower())
-            splits = {SPLITS_BY_WORD[word] for word in words if word in SPLITS_BY_WORD}
-            if len(splits) == 1:
-                others = seen.setdefault((*parts[:depth], "", *parts[depth + 1 :]), {})
-                others[splits.pop()] = label
-                if len(others) > 1:
-                    raise UnreadableSource(
-                        f"{settings.path}: {' and '.join(others.values())} look like one class in"
-                        " two splits",
-                        "name these folders train, validation and test, directly below data.path;"
-                        " or set data.folders: classes if they are classes",
-                    )
-
-
-def divide_by_split(
-    files: Sequence[ExampleFile], *, classes: bool
-) -> tuple[list[ExampleFile], list[Rejected]]:
-    """Files with their split by the first folder and their class by those below it, and what is in
-    no split's class folder.
+def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
+    """Files with the split and the class that their folders say; the others are rejected, or
+    counted where they are not to be read.
 
     Where no folder is for validation, the files for training leave that open: some are assigned.
     """
-    divided, outside = [], []
-    named = [SPLITS_BY_WORD.get(file.label.partition("/")[0].lower()) for file in files]
-    for file, name, split in zip(files, named, leave_validation_open(named), strict=True):
-        label = file.label.partition("/")[2]
-        if name is None:
-            outside.append(Rejected(id=file.id, reason="is outside any split's folder"))
-        elif classes and not label:
-            outside.append(Rejected(id=file.id, reason="is outside any class folder"))
+    kept = []
+    for file in listing.files:
+        if named := find_left_out(file.id, settings.leave_out):
+            listing.left_out[f"data.leave_out: {named}"] += 1
         else:
-            divided.append(replace(file, label=label, split=split))
-    return divided, outside
+            kept.append(file)
+    counts = Counter(file.label for file in kept)
+    places = read_layout(counts, layout=settings.layout, root=settings.path, classes=classes)
+    files, splits = [], []
+    for file in kept:
+        place = places[file.label]
+        problem = place.problem or (
+            "is outside any class folder" if classes and not place.label else ""
+        )
+        if place.split == UNLABELED:
+            top = file.label.partition("/")[0]
+            listing.left_out[f"{top} is named as what has no label"] += 1
+        elif problem:
+            listing.rejected.append(Rejected(id=file.id, reason=problem))
+        else:
+            files.append(replace(file, label=place.label))
+            splits.append(place.split)
+    return [
+        replace(file, split=split) if split else file
+        for file, split in zip(files, leave_validation_open(splits), strict=True)
+    ]
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"  # what macOS adds to archives
 
 
 class _Listing:
@@ -164,6 +124,7 @@ class _Listing:
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
         self.skipped: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
         self._listed: set[Path] = set()
         self._links: list[Path] = []
 
@@ -192,9 +153,9 @@ class _Listing:
         marks = find_folder_marks(folder.objects)
         for name in objects:
             path, is_folder = Path(name), name in marks
-            if any(part.startswith(".") for part in path.parent.parts):
+            if any(map(_is_hidden, path.parent.parts)):
                 continue
-            marked = [path] if is_folder and not path.name.startswith(".") else []
+            marked = [path] if is_folder and not _is_hidden(path.name) else []
             for above in (*marked, *path.parents):
                 names.setdefault(above, [])
             if not is_folder:
@@ -208,13 +169,13 @@ class _Listing:
         for name, folders, names in os.walk(start, onerror=self._unreadable):
             folder = Path(name)
             self._listed.add(folder.resolve())
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(name for name in folders if not _is_hidden(name))
             self._links += [folder / name for name in folders if (folder / name).is_symlink()]
             self._take_names(folder, names, is_leaf=not folders)
 
     def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
         """The files of one folder, which is a leaf where it has no folders."""
-        visible = sorted(name for name in names if not name.startswith("."))
+        visible = sorted(name for name in names if not _is_hidden(name))
         chosen = [name for name in visible if find_suffix(name) in self.suffixes]
         self._add(folder, chosen)
         self.skipped.update(

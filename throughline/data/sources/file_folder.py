@@ -30,5 +30,6 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
         rejected=listed.rejected,
         empty_classes=listed.empty,
         skipped=listed.skipped,
+        left_out=listed.left_out,
         objects=objects,
     )

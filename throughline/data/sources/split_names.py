@@ -1,22 +1,87 @@
-"""The splits that names of folders and files say: whole names of class folders, words in the names
-of shards and files of lines. Not a source itself.
+"""The splits that names of folders and files say: `train`, `val2017`, `TestImages`, `seg_test`. Not
+a source itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from throughline.shared.errors import UnreadableSource
 
-# Names of folders and words of names, in lower case, and the splits that they mean. Some say `eval`
-# of what they validate with, others of what they test with: nobody trains on it.
+# Words of names, in lower case, and the splits that they mean. Some say `eval` of what they
+# validate with, others of what they test with: nobody trains on it.
 SPLITS_BY_WORD: Mapping[str, str] = {
-    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("train", "training", "trn"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "holdout"), "test"),
 }
+UNLABELED = "unlabeled"  # in place of a split: nothing can be learned from it or judged by it
+_UNLABELED_WORDS = (
+    "unlabeled",
+    "unlabelled",
+    "unsup",
+    "pred",
+    "predict",
+    "prediction",
+    "inference",
+)
+# What stands next to such a word and says nothing of a class.
+_NEUTRAL = {
+    *("set", "sets", "data", "dataset", "split", "part", "folder", "dir", "file", "files"),
+    *("image", "images", "img", "imgs", "pic", "pics", "photo", "photos", "picture", "pictures"),
+    *("text", "texts", "sample", "samples", "example", "examples", "x", "y"),
+}
+_MEANINGS = {**SPLITS_BY_WORD, **dict.fromkeys(_UNLABELED_WORDS, UNLABELED)}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitName:
+    """What a name says: its split or `UNLABELED`, by which words, None where it says none or
+    several; and `rest`, its other words, without those that go with any split.
+    """
+
+    split: str | None
+    rest: str
+    words: tuple[str, ...] = ()
+
+
+def read_name(name: str) -> SplitName:
+    """The split that a name says by a word of its own, or one with a neutral word next to it.
+
+    >>> read_name("TrainImages").split, read_name("val2017").split, read_name("contest").split
+    ('train', 'validation', None)
+    >>> read_name("testset").split, read_name("cats_train")
+    ('test', SplitName(split='train', rest='cats', words=('train',)))
+    """
+    found: dict[str, str] = {}
+    rest = name
+    for word in _WORD.findall(name):
+        meaning = _find_meaning(word.lower())
+        if meaning:
+            found[word] = meaning
+        if meaning or word.lower() in _NEUTRAL:
+            rest = rest.replace(word, " ", 1)
+    rest = " ".join(re.sub(r"[\W_]+", " ", rest).split())
+    return SplitName(
+        split=next(iter(found.values())) if len({*found.values()}) == 1 else None,
+        rest="" if rest.isdigit() else rest,
+        words=tuple(found),
+    )
+
+
+def _find_meaning(word: str) -> str | None:
+    if word in _MEANINGS:
+        return _MEANINGS[word]
+    for known, meaning in _MEANINGS.items():
+        if known in word and (
+            word.removeprefix(known) in _NEUTRAL or word.removesuffix(known) in _NEUTRAL
+        ):
+            return meaning
+    return None
 
 
 def find_split(name: str) -> str | None:
@@ -28,19 +93,16 @@ def find_split(name: str) -> str | None:
 
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
-    >>> find_split("training_data.tfrecord"), find_split("contest.tfrecord")
-    ('train', None)
     """
-    for part in reversed(name.lower().split("/")):
-        words = {word: SPLITS_BY_WORD.get(word) for word in re.findall(r"[a-z]+", part)}
-        splits = {word: split for word, split in words.items() if split}
-        if len({*splits.values()}) > 1:
+    for part in reversed(name.split("/")):
+        named = read_name(part)
+        if named.words and not named.split:
             raise UnreadableSource(
-                f"{name} may be of several splits: its name holds {' and '.join(splits)}; rename"
-                " it so that it holds one of these words, or none of them"
+                f"{name} may be of several splits: its name holds {' and '.join(named.words)}",
+                "rename it so that it holds one of these words, or none of them",
             )
-        if splits:
-            return next(iter(splits.values()))
+        if named.split and named.split != UNLABELED:
+            return named.split
     return None
 
 
@@ -50,33 +112,17 @@ def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str 
     done about names that are refused.
 
     Raises:
-      UnreadableSource: only some names say a split, one says two, or they say them within words.
+      UnreadableSource: only some names say a split, or one says two.
     """
     splits = [find_split(name) for name in names]
-    if not any(splits):
-        _refuse_glued(root, names, remedy)
     if None in splits and any(splits):
         named = next(name for name, split in zip(names, splits, strict=True) if split)
         raise UnreadableSource(
-            f"{root}: {named} is named as a split, {names[splits.index(None)]} is not; rename them"
-            f" so that all names, or none, hold a word such as train, validation or test{remedy}"
+            f"{root}: {named} is named as a split, {names[splits.index(None)]} is not",
+            "rename them so that all names, or none, hold a word such as train, validation or"
+            f" test{remedy}",
         )
     return leave_validation_open(splits)
-
-
-def _refuse_glued(root: Path, names: Sequence[str], remedy: str) -> None:
-    """Refuse names that differ by `train` and another split within a word, as traindata and
-    testdata do: what is for testing would be trained on.
-    """
-    kinds = {re.sub(r"\d+", "", name.lower()): name for name in names}
-    for kind, name in kinds.items():
-        for split in SPLITS_BY_WORD if "train" in kind else ():
-            other = kinds.get(kind.replace("train", split))
-            if split != "train" and other:
-                raise UnreadableSource(
-                    f"{root}: {name} and {other} seem to be splits, which their names say within a"
-                    f" word; rename them, such as train-data and test-data{remedy}"
-                )
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:

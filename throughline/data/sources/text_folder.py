@@ -34,6 +34,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
         total=len(listed.files) + len(listed.rejected),
         empty_classes=listed.empty,
         skipped=listed.skipped,
+        left_out=listed.left_out,
     )
 
 

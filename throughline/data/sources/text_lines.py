@@ -14,7 +14,7 @@ from typing import Any
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
 from throughline.data.sources.listed_columns import name_columns, name_required
-from throughline.data.sources.split_names import SPLITS_BY_WORD, find_splits
+from throughline.data.sources.split_names import find_splits, read_name
 from throughline.data.sources.text_records import (
     count_lines,
     label_or_none,
@@ -75,16 +75,18 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 
 def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[str | None]:
     """The splits that the names of a folder's files say, where they are not to be classes."""
-    if root.is_file() or settings.folders == "classes":
+    if root.is_file() or settings.layout == "class":
         return [None] * len(files)
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
-        remedy = ", or set data.folders: classes, with which names say no split"
+        remedy = ", or set data.layout: class, with which names say no split"
         return find_splits(root, [path.name for path in files], remedy)
-    if named := [path for path in files if path.stem.lower() in SPLITS_BY_WORD]:
+    if named := [
+        path for path in files if read_name(path.stem).split and not read_name(path.stem).rest
+    ]:
         raise UnreadableSource(
             f"{root}: {named[0].name} is named as a split, and lines of .txt files have their"
             " file's name as their class",
-            f"set data.folders: classes if {named[0].stem} is a class; else use JSON lines with a"
+            f"set data.layout: class if {named[0].stem} is a class; else use JSON lines with a"
             " label, or data.label_kind: none",
         )
     return [None] * len(files)

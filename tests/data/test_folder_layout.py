@@ -1,0 +1,156 @@
+"""How folders of common archives are read, or why they are refused: layouts as people download
+them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from throughline.data.ingest import _compare_splits
+from throughline.data.sources.folder_layout import read_layout
+from throughline.data.sources.split_names import read_name
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource, UnusableDataset
+
+TRAIN, VALID, TEST, NONE = "train", "validation", "test", None
+
+
+def read(*folders, layout="auto", classes=True):
+    counts = dict.fromkeys(folders, 10)
+    places = read_layout(counts, layout=layout, root="my/data", classes=classes)
+    return [(place.split, place.label) for place in places.values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "rest"),
+    [
+        *[
+            ("train", TRAIN, ""),
+            ("Training", TRAIN, ""),
+            ("TRAIN", TRAIN, ""),
+            ("trainset", TRAIN, ""),
+        ],
+        *[("TrainImages", TRAIN, ""), ("train2017", TRAIN, ""), ("images_train", TRAIN, "")],
+        *[("val_256", VALID, ""), ("dev", VALID, ""), ("valid", VALID, ""), ("x-val", VALID, "")],
+        *[("test1", TEST, ""), ("testdata", TEST, ""), ("seg_test", TEST, "seg")],
+        *[("cat_test_set", TEST, "cat"), ("asl_alphabet_train", TRAIN, "asl alphabet")],
+        *[
+            ("train tracks", TRAIN, "tracks"),
+            ("contest", NONE, "contest"),
+            ("latest", NONE, "latest"),
+        ],
+        *[("set", NONE, ""), ("strain", NONE, "strain"), ("trainers", NONE, "trainers")],
+        *[
+            ("train_val", NONE, ""),
+            ("2019", NONE, ""),
+            ("猫", NONE, "猫"),
+            ("seg_pred", "unlabeled", "seg"),
+        ],
+    ],
+)
+def test_a_name_says_its_split_by_whole_words(name, split, rest):
+    found = read_name(name)
+    assert (found.split, found.rest) == (split, rest)
+
+
+@pytest.mark.parametrize(
+    ("folders", "read_as"),
+    [
+        (("train/a/b", "Val/a/b", "test/a/b"), [(TRAIN, "a/b"), (VALID, "a/b"), (TEST, "a/b")]),
+        (("seg_train/seg_train/sea", "seg_test/seg_test/sea"), [(TRAIN, "sea"), (TEST, "sea")]),
+        (
+            ("seg_train/seg_train/sea", "seg_test/seg_test/sea", "seg_pred/seg_pred"),
+            [(TRAIN, "sea"), (TEST, "sea"), ("unlabeled", "")],
+        ),
+        (("training_set/training_set/a", "test_set/test_set/a"), [(TRAIN, "a"), (TEST, "a")]),
+        (("TrainImages/a/b", "TestImages/a/b"), [(TRAIN, "a/b"), (TEST, "a/b")]),
+        (("car/test", "car/train", "dog/train"), [(TEST, "car"), (TRAIN, "car"), (TRAIN, "dog")]),
+        (("a/b/train", "c/train", "c/val"), [(TRAIN, "a/b"), (TRAIN, "c"), (VALID, "c")]),
+        (("chest/chest/train/ill", "chest/chest/test/ill"), [(TRAIN, "ill"), (TEST, "ill")]),
+        (("2750/River", "2750/Forest"), [(NONE, "2750/River"), (NONE, "2750/Forest")]),
+        (("train2017/dog", "val2017/dog"), [(TRAIN, "dog"), (VALID, "dog")]),
+        (("train tracks", "test tubes"), [(NONE, "train tracks"), (NONE, "test tubes")]),
+        (("part1", "whole"), [(NONE, "part1"), (NONE, "whole")]),
+        (("train/a", "test/a", "test/b"), [(TRAIN, "a"), (TEST, "a"), (TEST, "b")]),
+    ],
+)  # fmt: skip
+def test_folders_that_can_be_read_in_one_way_are(folders, read_as):
+    assert read(*folders) == read_as
+
+
+@pytest.mark.parametrize(
+    ("folders", "reason"),
+    [
+        (("train/n01/images", "val/images"), r"for validation, holds images and no.*image_table"),
+        (("train/cat", "test/test"), r"test/test, for test, .*leave_out: \[test\]"),
+        (("train/cat", "train/dog", "test"), r"for test, holds files without a class folder"),
+        (("train/a", "train/b", "valid/c"), r"valid/c, for validation, holds c and no class"),
+        (("train", "test"), r"named as a split and holds files without a class"),
+        (("bus", "car", "train"), r"train is named as a split, bus is not; set data"),
+        (("train/a", "test/a", "meta"), r"test is named as a split, meta is not.*\[meta\]"),
+        (("data/train/a", "data/test/a", "data/more/a"), r"named as a split, more is not"),
+        (("cats_train", "cats_test", "dogs_train", "dogs_test"), r"cats_test and cats_train look"),
+        (("x/train/good", "x/test/good", "x/ground_truth/bad"), r"ground_truth is not"),
+        (("fold1/cat", "fold2/cat"), r"seem to be parts of the data.*data\.layout: \*/class"),
+        (("batch_1", "batch_2"), r"seem to be parts of the data.*layout: class"),
+        (("train_val/a", "test/a"), r"test is named as a split, train_val is not"),
+        (("images", "masks"), r"as for segmentation"),
+        (("JPEGImages/a", "Annotations/a"), r"as for segmentation or detection"),
+        (("labeled/cat", "unlabeled"), r"what has no label.*leave_out: \[unlabeled\]"),
+        (("train/val/a", "val/val/a"), r"names several splits"),
+    ],
+)  # fmt: skip
+def test_others_are_refused_with_what_was_seen_and_the_key(folders, reason):
+    with pytest.raises(UnreadableSource, match=f"(?s)my/data: .*{reason}") as refusal:
+        read(*folders)
+    assert min(folders) in str(refusal.value) and "10 files" in str(refusal.value)
+    assert {split for split, _ in read(*folders, layout="class")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("layout", "folder", "place"),
+    [
+        *[("split/class", "train/a/b", (TRAIN, "a/b")), ("class/split", "a/b/val", (VALID, "a/b"))],
+        *[
+            ("split/class/**", "train/n01/images", (TRAIN, "n01")),
+            ("class/**", "bird", (NONE, "bird")),
+        ],
+        *[("class/**", "bird/owl/x", (NONE, "bird")), ("*/class", "fold1/cat", (NONE, "cat"))],
+        *[("split", "TestImages", (TEST, "")), ("class", "train", (NONE, "train"))],
+        *[("*/split/class", "x/dev/a", (VALID, "a"))],
+    ],
+)
+def test_a_layout_says_what_each_part_is(layout, folder, place):
+    assert read(folder, layout=layout) == [place]
+
+
+@pytest.mark.parametrize(
+    ("layout", "folder", "problem"),
+    [
+        ("split/class", "other/a", "is outside any split's folder"),
+        ("split/class", "train", "is outside any class folder"),
+        ("split/class", "", "is outside any split's folder"),
+        ("*/class", "cat", "is outside any class folder"),
+    ],
+)
+def test_what_has_no_place_in_a_layout_is_named(layout, folder, problem):
+    places = read_layout({folder: 1}, layout=layout, root="my/data", classes=True)
+    assert places[folder].problem == problem
+
+
+@pytest.mark.parametrize("layout", ["splits", "split/split", "**/class", "*", "", "class/*/**/x"])
+def test_a_layout_that_says_nothing_is_refused(layout):
+    with pytest.raises(ValueError, match="split and class, each at most once"):
+        DataSettings(source="image_folder", path="x", layout=layout)
+
+
+def test_splits_that_hold_other_classes_are_said_or_refused():
+    balance = {"train": {"cat": 9, "dog": 8, "unsup": 50}, "validation": {"cat": 2, "unsup": 5}}
+    both = {**balance, "test": {"cat": 3, "dog": 2, "owl": 4}}
+    assert _compare_splits(both, {"", "test"}, "x") == [
+        "1 of 3 classes that are trained on have no example in the test split: unsup (50 examples)",
+        "1 classes are judged by and never trained on: owl (4 examples)",
+    ]
+    assert _compare_splits(balance, {""}, "x") == []
+    with pytest.raises(UnusableDataset, match=r"no class of training is in the test split.*owl"):
+        _compare_splits({**balance, "test": {"owl": 4}}, {"test"}, "x")

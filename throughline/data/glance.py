@@ -1,0 +1,163 @@
+"""The data at a glance: what each class, or number to predict, has in each split, and what was left
+out. Ingest prints it and keeps it in `data/manifest/`; report, Prefect and MLflow show it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from throughline.data.manifest import SPLITS, VALUES, Manifest
+from throughline.shared.errors import expect_current_schema
+from throughline.shared.files import read_json
+from throughline.shared.layout import GLANCE
+
+_CLASSES_SHOWN, _RARE_SHOWN, _NAMES_SHOWN = 20, 3, 12
+
+
+def tabulate(manifest: Manifest) -> pd.DataFrame:
+    """A row for each class with its examples in each split and the name of the first, the largest
+    classes first; for numbers to predict, and the columns of a series, their ranges instead.
+    """
+    examples = manifest.examples
+    if manifest.schema.is_series:
+        values = np.load(manifest.folder / VALUES, mmap_mode="r", allow_pickle=False)
+        return _ranges(manifest.schema.columns.names, values)
+    target = manifest.schema.target
+    if target and manifest.schema.predicts_number:
+        numbers = np.asarray(examples["label"].tolist(), np.float64).reshape(len(examples), -1)
+        return _ranges([f"label {n + 1}" for n in range(numbers.shape[1])], numbers)
+    names = (
+        np.asarray(manifest.classes, object)[examples["label"].to_numpy(int)]
+        if manifest.classes
+        else np.full(len(examples), "all")
+    )
+    counts = pd.crosstab(pd.Series(names, name="class"), examples["split"])
+    table = counts.reindex(columns=[split for split in SPLITS if split in counts])
+    by_class = examples.groupby(names)
+    if manifest.schema.input.encoding.modality == "text":
+        table["median bytes"] = by_class["bytes"].median().astype(int)
+    table["first"] = by_class["id"].first()
+    order = counts.sum(axis="columns").sort_values(ascending=False, kind="stable").index
+    return table.loc[order]
+
+
+def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
+    """The range of each column of `values` (rows, columns)."""
+    flat = values.reshape(len(values), -1)
+    return pd.DataFrame(
+        {
+            "lowest": flat.min(axis=0),
+            "median": np.median(flat, axis=0),
+            "highest": flat.max(axis=0),
+        },
+        index=pd.Index(names, name="column"),
+    )
+
+
+def to_rows(table: pd.DataFrame) -> list[list[str]]:
+    """Heading and rows of a table in words, the largest ones alone where there are many."""
+    shown = table.head(_CLASSES_SHOWN)
+    rows = [[str(table.index.name), *map(str, table.columns)]]
+    rows += [
+        [str(name), *map(_word, row)]
+        for name, row in zip(shown.index, shown.itertuples(index=False), strict=True)
+    ]
+    if more := len(table) - len(shown):
+        rows.append([f"… and {more:,} more", *[""] * len(table.columns)])
+    return rows
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, (int, np.integer)) else f"{value:,.6g}"
+
+
+def to_text(table: pd.DataFrame) -> list[str]:
+    """The lines of a table for a terminal."""
+    rows = to_rows(table)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numeric = [False, *(name != "first" for name in table.columns)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def write_glance(manifest: Manifest) -> None:
+    """Write the table and what was left out next to the manifest, as Markdown."""
+    heading, *rows = (
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        for row in to_rows(tabulate(manifest))
+    )
+    rule = f"|{'---|' * (heading.count(' | ') + 1)}"
+    problems = [f"- {problem}" for problem in manifest.stats["problems"]]
+    text = "\n".join([heading, rule, *rows, *([""] if problems else []), *problems])
+    (manifest.folder / GLANCE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_problems(folder: Path) -> list[str]:
+    """What of the data is left out or can hardly be learned, as ingest has found it."""
+    with expect_current_schema(folder / "manifest.json"):
+        return read_json(folder / "manifest.json")["stats"]["problems"]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first names, and how many there are where a line would not hold all.
+
+    >>> name_some(["height", "width"]), name_some([str(number) for number in range(784)])
+    ('height, width', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 772 more')
+    """
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
+    """What of a source is left out or can hardly be learned, each in a line; labels `of_table` may
+    be numbers to predict.
+    """
+    problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
+    problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
+    problems += stats["warnings"]
+    if skipped := stats["skipped"]:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
+        problems += [f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}"]
+    if rare := find_rare_classes(stats["class_balance"], of_table=of_table):
+        problems += [rare]
+    return problems + [
+        f"class folder {name} holds no example and is left out" for name in stats["empty_classes"]
+    ]
+
+
+def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: bool) -> str | None:
+    """What to say where classes have fewer than two examples, by the examples of each class in each
+    split; None where none has. Labels `of_table` may be numbers to predict.
+    """
+    total = sum((Counter(counts) for counts in balance.values()), Counter())
+    rare = [name for name, count in total.items() if count == 1]
+    if not rare:
+        return None
+    said = (
+        f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
+        f" judged, not both: {', '.join(rare[:_RARE_SHOWN])}{' …' if rare[_RARE_SHOWN:] else ''}"
+    )
+    if of_table and 2 * len(rare) > len(total) and all(map(_is_number, total)):
+        said += ". They are numbers: data.label_kind: number predicts them"
+    return said
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

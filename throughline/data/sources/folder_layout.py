@@ -1,0 +1,265 @@
+"""How the folders of a dataset are read: which level of a file's path names its split, and which
+its class. Not a source itself.
+
+`data.layout` says it; with `auto` the names do, where they can be read in one way alone. What can
+be read in several ways is refused with the folders that were seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from throughline.data.sources.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
+from throughline.shared.errors import UnreadableSource
+
+ANY, ANY_NUMBER = "*", "**"
+_SHOWN = 3  # folders
+_TOLD_APART = 2
+_FOLD = re.compile(r"(fold|split|part|batch|chunk|subset)s?[\W_]*\d+$", re.IGNORECASE)
+_PICTURES = frozenset(("image", "images", "img", "imgs", "jpegimages", "photos"))
+_MASKS = frozenset(
+    ("mask", "masks", "label", "labels", "annotation", "annotations", "groundtruth", "gt")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The split, or `UNLABELED`, and the class that a folder's path says; `problem` is why the
+    files in it are no examples.
+    """
+
+    split: str | None = None
+    label: str = ""
+    problem: str = ""
+
+
+def read_layout(
+    counts: Mapping[str, int], *, layout: str, root: str, classes: bool
+) -> Mapping[str, Place]:
+    """What each folder below the root says, by its path there; `counts` are how many files it
+    holds. Without `classes` no class is needed.
+
+    Raises:
+      UnreadableSource: there are several ways to read them; says which, with the key that decides.
+    """
+    if layout != "auto":
+        return {folder: _apply(layout, folder, classes=classes) for folder in counts}
+    return _Reading(counts, root, classes=classes).read()
+
+
+def _apply(layout: str, folder: str, *, classes: bool) -> Place:
+    """Take a folder's path apart by a pattern, in which the class is all that the other parts
+    leave, or one part where the pattern ends with `**`.
+    """
+    pattern, parts = layout.split("/"), folder.split("/") if folder else []
+    if pattern[-1] == ANY_NUMBER:
+        pattern = pattern[:-1]
+        parts = parts[: len(pattern)]
+    more = len(parts) - len(pattern)
+    if more and "class" in pattern:
+        at = pattern.index("class")
+        pattern = [*pattern[:at], *["class"] * (more + 1), *pattern[at + 1 :]]
+    names = defaultdict[str, list[str]](list)
+    for kind, part in zip(pattern, parts, strict=False):
+        names[kind].append(part)
+    split = read_name("/".join(names["split"])).split
+    if "split" in pattern and split not in SPLITS_BY_WORD.values():
+        return Place(problem="is outside any split's folder")
+    if more < 0 or (classes and "class" in layout and not names["class"]):
+        return Place(problem="is outside any class folder")
+    return Place(split=split, label="/".join(names["class"]))
+
+
+class _Reading:
+    """The one way to read folders by their names."""
+
+    def __init__(self, counts: Mapping[str, int], root: str, *, classes: bool) -> None:
+        self._counts, self._root, self._classes = counts, root, classes
+        self._parts = {folder: tuple(filter(None, folder.split("/"))) for folder in counts}
+        self._names: dict[str, SplitName] = {
+            part: read_name(part) for parts in self._parts.values() for part in parts
+        }
+
+    def read(self) -> Mapping[str, Place]:
+        levels = self._find_split_levels()
+        if not levels:
+            self._refuse_mixed()
+            self._refuse_other_shapes()
+            return {folder: Place(label=folder) for folder in self._counts}
+        places = {folder: self._read_folder(folder, levels) for folder in self._counts}
+        self._check(places)
+        return places
+
+    def _at(self, folder: str, level: int) -> str | None:
+        """The part of a path at a level from its start, or its end where that is negative."""
+        parts = self._parts[folder]
+        return parts[level] if -len(parts) <= level < len(parts) else None
+
+    def _find_split_levels(self) -> list[int]:
+        """The levels at which all folders are named as splits, alike but for these words."""
+        deepest = max(map(len, self._parts.values()), default=0)
+        levels = [level for level in range(deepest) if self._names_splits(level)]
+        return levels or [level for level in (-1,) if deepest and self._names_splits(level)]
+
+    def _names_splits(self, level: int) -> bool:
+        values = {self._at(folder, level) for folder in self._counts}
+        if None in values:
+            return False
+        names = [self._names[value] for value in values if value]
+        splits = {name.split for name in names}
+        if None in splits or splits == {UNLABELED}:
+            return False
+        rests = {name.rest for name in names}
+        # `my_train` alone may be anything; `my_train` and `my_test` are two splits of one thing.
+        return rests == {""} or (len(rests) == 1 and len(splits) >= _TOLD_APART)
+
+    def _read_folder(self, folder: str, levels: Sequence[int]) -> Place:
+        parts = self._parts[folder]
+        levels = [level % len(parts) for level in levels]
+        splits = {self._names[parts[level]].split for level in levels}
+        if len(splits) > 1:
+            raise self._refuse(f"{folder} names several splits", "rename its folders")
+        # One folder that holds all the others is a name of the whole.
+        common = next(
+            (at for at in range(levels[0]) if len({each[at] for each in self._parts.values()}) > 1),
+            levels[0],
+        )
+        label = "/".join(part for at, part in enumerate(parts) if at >= common and at not in levels)
+        return Place(split=splits.pop(), label=label)
+
+    def _check(self, places: Mapping[str, Place]) -> None:
+        """Refuse held-out splits that hold no class of training: nothing could be judged by them,
+        or they are no splits.
+        """
+        if not self._classes:
+            return
+        by_split = defaultdict[str, set[str]](set)
+        for place in places.values():
+            if place.split and place.split != UNLABELED:
+                by_split[place.split].add(place.label)
+        if not any(map(any, by_split.values())):
+            named = min(folder for folder, place in places.items() if place.split)
+            raise self._refuse(
+                f"{named} is named as a split and holds files without a class folder",
+                "set data.layout: class if these folders are classes, list the files and their"
+                " labels in a table for data.source: image_table, or put them into a folder per"
+                " class",
+            )
+        trained = by_split.pop("train", set())
+        for split, labels in by_split.items():
+            if trained and not trained & labels:
+                one = min(folder for folder, place in places.items() if place.split == split)
+                what = (
+                    f"holds {min(labels)} and no class of training"
+                    if any(labels)
+                    else "holds files without a class folder"
+                )
+                raise self._refuse(
+                    f"{one}, for {split}, {what}",
+                    f"leave it out with data.leave_out: [{one.partition('/')[0]}], list its files"
+                    " and their labels in a table for data.source: image_table, or say with"
+                    " data.layout how the folders are to be read, such as split/class/**",
+                )
+
+    def _refuse_mixed(self) -> None:
+        """Refuse where only some folders of a level are named as splits, or all are but hold other
+        words, too, and the same classes: as classes they would all be trained on.
+        """
+        for level in range(max(map(len, self._parts.values()), default=0)):
+            values = sorted({value for one in self._counts if (value := self._at(one, level))})
+            plain = [
+                value
+                for value in values
+                if self._names[value].split in SPLITS_BY_WORD.values() and not self._rest(value)
+            ]
+            others = [value for value in values if value not in plain]
+            if plain and others and (level == 0 or len(plain) > 1):
+                raise self._refuse(
+                    f"{plain[0]} is named as a split, {others[0]} is not",
+                    f"set data.layout: class if {' and '.join([plain[0], others[0]])} are classes,"
+                    f" or data.leave_out: [{others[0]}] if {others[0]} is not to be used",
+                )
+            without = defaultdict[tuple[str, ...], dict[str, str]](dict)
+            for folder in sorted(self._counts):
+                split = self._names[value].split if (value := self._at(folder, level)) else None
+                if split and value:
+                    parts = self._parts[folder]
+                    rest = (*parts[:level], self._rest(value), *parts[level + 1 :])
+                    without[rest].setdefault(split, folder)
+            for same in without.values():
+                if len(same) > 1:
+                    raise self._refuse(
+                        f"{' and '.join(same.values())} look like one class in two splits",
+                        "set data.layout: class if they are classes; else move what belongs to a"
+                        " split into a folder of that name: train/CLASS, test/CLASS",
+                    )
+
+    def _rest(self, value: str) -> str:
+        return self._names[value].rest
+
+    def _refuse_other_shapes(self) -> None:
+        """Refuse folders that are known to mean something else than classes."""
+        for level in range(max(map(len, self._parts.values()), default=0)):
+            values = {value for folder in self._counts if (value := self._at(folder, level))}
+            lower = {value.lower() for value in values}
+            if lower & _PICTURES and lower & _MASKS:
+                raise self._refuse(
+                    "pictures and what belongs to each of them are in folders next to each other,"
+                    " as for segmentation or detection",
+                    "data.source: image_folder takes a folder per class; set data.layout: class if"
+                    " these are classes",
+                )
+            if len(values) > 1 and all(map(_FOLD.match, values)):
+                pattern = "/".join([*[ANY] * (level + 1), "class"])
+                deeper = any(len(parts) > level + 1 for parts in self._parts.values())
+                raise self._refuse(
+                    f"{' and '.join(sorted(values)[:2])} seem to be parts of the data, not classes",
+                    (
+                        f"set data.layout: {pattern} to read all of them together, or "
+                        if deeper
+                        else "set "
+                    )
+                    + "data.layout: class if they are classes",
+                )
+            if len(values) > 1 and (
+                names := [one for one in sorted(values) if self._names[one].split == UNLABELED]
+            ):
+                raise self._refuse(
+                    f"{names[0]} is named as what has no label",
+                    f"set data.leave_out: [{names[0]}], or data.layout: class if it is a class",
+                )
+
+    def _refuse(self, problem: str, remedy: str) -> UnreadableSource:
+        return UnreadableSource(
+            f"{self._root}: {problem}", f"{remedy}. These folders were found:\n{self._draw()}"
+        )
+
+    def _draw(self) -> str:
+        """Some of the folders, as different as possible, with their files."""
+        ordered = sorted(self._counts)
+        firsts = [ordered[0]] if ordered else []
+        for level in range(2):
+            firsts += [
+                other
+                for one, other in pairwise(ordered)
+                if self._at(one, level) != self._at(other, level) and other not in firsts
+            ]
+        shown = sorted(firsts[:_SHOWN])
+        width = max(map(len, shown), default=0)
+        lines = [f"  {folder or '.':<{width}}  {self._counts[folder]:,} files" for folder in shown]
+        more = len(ordered) - len(shown)
+        return "\n".join([*lines, *([f"  … and {more:,} more folders"] if more else [])])
+
+
+def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
+    """The first of these names and paths that leaves a file or folder out.
+
+    >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
+    ('unsup', None)
+    """
+    parts, below = path.split("/"), f"{path}/"
+    return next((one for one in leave_out if one in parts or below.startswith(f"{one}/")), None)
