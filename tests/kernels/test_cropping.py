@@ -172,11 +172,11 @@ def test_two_flips_are_drawn_apart_and_undo_each_other():
     ops = (RandomCrop(height=2, width=2), Flip(), Flip())
     keys = tf.constant(KEYS[:200])
     flipped = draw_crops(ops, tf.constant((9, 9)), keys, streams).numpy()[:, 4]
-    each = [
+    one, other = (
         draw_crops(ops[:2], tf.constant((9, 9)), keys, [streams[0], stream]).numpy()[:, 4]
         for stream in streams[1:]
-    ]
-    assert (flipped == (each[0] ^ each[1])).all() and 0 < flipped.mean() < 1
+    )
+    assert (flipped == (one ^ other)).all() and 0 < flipped.mean() < 1
 
 
 def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
@@ -187,8 +187,7 @@ def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
     stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("random_crop", 0))
     batch = batches(pipe)[0]
     drawn = draw_crop_windows(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
-    for key, image, (top, left, height, width) in zip(
-        batch["key"], batch["image"], drawn.numpy(), strict=True
-    ):
+    found = zip(batch["key"], batch["image"], drawn.numpy(), strict=True)
+    for key, image, (top, left, height, width) in found:
         whole = images[np.flatnonzero(keys == key)[0]]
         np.testing.assert_array_equal(image, whole[top : top + height, left : left + width])

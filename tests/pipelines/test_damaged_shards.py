@@ -12,6 +12,7 @@ from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import (
     CONFIGS,
     PREPROCESS,
+    batches,
     digest_of_all,
     open_snapshot,
     pipeline,
@@ -112,15 +113,16 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
     assert not (tmp_path / "other").exists()
 
 
-def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path):
+@pytest.mark.parametrize("name", ["vectorized", "shards_global"])
+def test_a_damaged_record_met_while_reading_is_named(arrays, stored, tmp_path, name):
     _, path = damaged_copy(arrays, tmp_path / "shards", records=1)
     reading = replace(stored["arrays"], shards_folder=tmp_path / "shards")
-    pipe = pipeline({"arrays": reading}, **CONFIGS["vectorized"])
+    pipe = pipeline({"arrays": reading}, **CONFIGS[name])
     with (
         pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0"),
         explain_read_errors(reading),
     ):
-        list(pipe.dataset())
+        batches(pipe)
 
 
 def test_an_error_that_is_no_damage_stays_what_it_is(arrays, stored, tmp_path):

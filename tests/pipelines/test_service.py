@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import psutil
@@ -34,9 +35,7 @@ LONG_S = 120  # for what ends at once, on a machine that has other work
 def servers():
     """Processes of services that this process has started."""
     children = psutil.Process().children(recursive=True)
-    return [
-        child for child in children if "throughline.pipelines.service" in " ".join(child.cmdline())
-    ]
+    return [child for child in children if "throughline.pipelines.service" in child.cmdline()]
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,10 @@ def find_server(role):
 def numbers(address, policy, *, files=6):
     """So many sources of 50 numbers each, in batches of 8 from the workers."""
     sources = tf.data.Dataset.range(files).interleave(
-        lambda file: tf.data.Dataset.range(50).map(lambda number: file * 50 + number),
-        cycle_length=2,
+        lambda file: tf.data.Dataset.range(50 * file, 50 * (file + 1)), cycle_length=2
     )
-    return sources.batch(8).apply(
-        distribute(processing_mode=policy, service=address, compression=None)
-    )
+    served = distribute(processing_mode=policy, service=address, compression=None)
+    return sources.batch(8).apply(served)
 
 
 def sorted_numbers(batches):
@@ -78,11 +75,7 @@ def nobody():
 def start(role, *options):
     """A dispatcher of one worker that keeps no journal, or that worker; and its address."""
     process = subprocess.Popen(
-        [*COMMAND, role, *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
+        [*COMMAND, role, *options], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT
     )
     return process, process.stdout.readline().strip()
 
@@ -113,14 +106,8 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
     """It is started again at its place; what it had in hand is made up from a second pass, so the
     epoch keeps its length.
     """
-    steps = 0
-    for batch in (
-        numbers(address, Policy.DYNAMIC, files=400)
-        .rebatch(8)
-        .repeat()
-        .take(2600)
-        .as_numpy_iterator()
-    ):
+    batches, steps = numbers(address, Policy.DYNAMIC, files=400).rebatch(8).repeat().take(2600), 0
+    for batch in batches.as_numpy_iterator():
         steps += 1
         assert len(batch) <= 8
         if steps == 10:
@@ -147,16 +134,15 @@ def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
 
 def start_parent(code):
     """A process that starts servers, prints a line and stays; and that line."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    code += "print(printed, flush=True); import time; time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=PIPE, text=True)
     return parent, parent.stdout.readline().strip()
 
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     parent, address = start_parent(
-        "import time; from throughline.pipelines.service import run_local_service as up\n"
-        "with up(2) as address:\n  print(address, flush=True); time.sleep(600)"
+        "from throughline.pipelines.service import run_local_service\n"
+        "service = run_local_service(2)\nprinted = service.__enter__()\n"
     )
     assert address.startswith("grpc://")
     children = psutil.Process(parent.pid).children(recursive=True)
@@ -167,8 +153,8 @@ def test_the_service_ends_with_a_parent_that_is_killed():
 
 def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody):
     parent, pid = start_parent(
-        "import time; from throughline.pipelines.service import _start\n"
-        f"print(_start('worker', '--dispatcher', '{nobody}').pid, flush=True); time.sleep(600)"
+        "from throughline.pipelines.service import _start\n"
+        f"printed = _start('worker', '--dispatcher', '{nobody}').pid\n"
     )
     worker = psutil.Process(int(pid))
     wait_for_tensorflow(worker)
@@ -180,9 +166,8 @@ def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody)
 def test_sigterm_ends_a_process_although_tensorflow_holds_its_thread(waits, nobody):
     """A handler of Python would be called once TensorFlow has returned."""
     options = ["worker", "--dispatcher", nobody] if waits else ["dispatcher", "--workers=1"]
-    with subprocess.Popen(
-        [*COMMAND, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
+    command, closed = [*COMMAND, *options], subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=closed, stdout=PIPE, cwd=ROOT) as process:
         if waits:
             wait_for_tensorflow(process)
         else:
@@ -223,12 +208,9 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
         "    next(iter(numbers))\n"
     )
     failure = tmp_path / "failure.json"
+    command, own = [sys.executable, "-c", code, address], {FAILURE_FILE: str(failure)}
     with subprocess.Popen(
-        [sys.executable, "-c", code, address],
-        cwd=ROOT,
-        env={**os.environ, FAILURE_FILE: str(failure)},
-        stdout=subprocess.PIPE,
-        text=True,
+        command, cwd=ROOT, env={**os.environ, **own}, stdout=PIPE, text=True
     ) as consumer:
         assert consumer.stdout.readline() == "waits\n"
         end(dispatcher)

@@ -122,10 +122,10 @@ def test_damage_that_stays_is_named_with_object_and_rows(put, proxy):
     spoiled = []
 
     def spoil(method, path):
-        if "/train/image/" in path and path == (spoiled or [path])[0]:
-            spoiled.append(path)
-            return "corrupt"
-        return None
+        if "/train/image/" not in path or path != (spoiled or [path])[0]:
+            return None
+        spoiled.append(path)
+        return "corrupt"
 
     proxy.fault = spoil
     with pytest.raises(ObjectStoreFailed, match="does not match its digest") as failed:
@@ -204,12 +204,8 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy):
     data = put()
     size = data.snapshot.splits["train"].bytes(data.input_column)
     assert len(data.snapshot.splits["train"].chunks) > fetching.READERS, "some come after others"
-    kill_at(
-        proxy,
-        ("GET", "/train/image/", 32),
-        fetch_slowly,
-        (data.fetched, data.input_column, proxy.endpoint),
-    )
+    arguments = data.fetched, data.input_column, proxy.endpoint
+    kill_at(proxy, ("GET", "/train/image/", 32), fetch_slowly, arguments)
     assert not column_path(data.columns_folder, "train", "image").exists()
     proxy.requests.clear()
     values = np.asarray(put().memmap("train", "image"))
@@ -241,20 +237,15 @@ def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
 def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, proxy, small_pieces):
     write(arrays, tmp_path / "files")
     store, index = open_store(bucket_url), (tmp_path / "files" / "index.json").read_bytes()
-    kill_at(
-        proxy,
-        ("PUT", "", 12),
-        write_slowly,
-        (arrays, tmp_path / "put", bucket_url, proxy.endpoint),
-    )
+    arguments = arrays, tmp_path / "put", bucket_url, proxy.endpoint
+    kill_at(proxy, ("PUT", "", 12), write_slowly, arguments)
     assert not (tmp_path / "put").exists()
     there = {one.name for one in store.list()}
     assert there and not [name for name in there if "/index/" in name]
     (left,) = tmp_path.glob("put.*.partial")
     shutil.copytree(left, tmp_path / "left")
 
-    def go_on():
-        """The names of the objects that are put."""
+    def go_on():  # the names of the objects that are put
         proxy.requests.clear()
         write(arrays, tmp_path / "put", bucket_url)
         assert (tmp_path / "put" / "index.json").read_bytes() == index
@@ -276,28 +267,19 @@ def test_processes_fetch_the_rows_of_their_lanes_alone(
     write(photos, tmp_path / "files", kind="unlike")
     write(photos, tmp_path / "put", bucket_url, kind="unlike")
 
-    def reading(name, cache, index):
-        """What one of two processes reads of a snapshot."""
+    def reading(name, cache, index):  # what one of two processes reads of a snapshot
         data = open_stored(photos, tmp_path / name, bucket_url, tmp_path / cache, kind="unlike")
-        return pipeline(
-            {"unlike": data},
-            "unlike",
-            **LANES,
-            augment=(RandomCrop(height=6, width=6),),
-            worker=TrainingWorker(index=index, count=2),
-        )
+        worker, augment = TrainingWorker(index=index, count=2), (RandomCrop(height=6, width=6),)
+        return pipeline({"unlike": data}, "unlike", **LANES, augment=augment, worker=worker)
 
     for index in (0, 1):
-        found, expected = (
-            batches(reading(name, f"cache{index}", index)) for name in ("put", "files")
-        )
-        assert same(found, expected), "no row is a hole"
+        found = batches(reading("put", f"cache{index}", index))
+        assert same(found, batches(reading("files", "none", index))), "no row is a hole"
     data = reading("files", "none", 0).data
     column, rows = data.input_column, data.snapshot.splits["train"]
     got = sum(size for _, path, size in proxy.requests if f"/train/{column.name}/" in path)
-    spans = [
-        find_span(tmp_path / "files", "train", column, chunk, rows.count) for chunk in rows.chunks
-    ]
+    of = tmp_path / "files", "train", column
+    spans = [find_span(*of, chunk, rows.count) for chunk in rows.chunks]
     largest = max(end - begin for begin, end in spans)
     assert 0 <= got - rows.bytes(column) <= 4 * largest
     proxy.requests.clear()

@@ -138,13 +138,9 @@ def test_standard_error_has_what_predict_says_and_no_chatter(photo_model, photo_
     replace(made_up(TrainResult), held_out=held_out, **accuracy).write(tmp_path)
     photo = next(photo_folder.glob("cat/*.jpg"))
     command = [sys.executable, "-m", "tasks.predict", "--model", "model.keras", str(photo)]
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
+        command, cwd=tmp_path, env=own, capture_output=True, text=True, check=True
     )
     assert done.stdout.count("\n") == 2
     assert done.stderr == (

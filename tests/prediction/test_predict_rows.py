@@ -4,9 +4,7 @@ its columns, as they were trained.
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import shutil
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from tests.support.predictions import (
     export_file,
     make_misfit,
     predict_rows,
+    predict_with,
     save_untrained,
     write_evaluation_of,
 )
@@ -31,7 +30,7 @@ from tests.support.saved_models import make_spec
 from tests.support.texts import params_of as text_params
 from tests.support.texts import prepare_texts
 from throughline.assembly.inference import describe_changed_data, find_changed_data
-from throughline.config.params import check
+from throughline.config.params import Params, check
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.manifest import read_manifest
@@ -40,7 +39,6 @@ from throughline.models.serving import CLASSES, TARGETS, export_model
 from throughline.plan.schema import TableColumns
 from throughline.prediction import texts
 from throughline.prediction.examples import Wanted
-from throughline.prediction.table import write_predictions
 from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
@@ -111,21 +109,23 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     )
 
 
+def params_of(data: dict, **sections) -> Params:
+    usual = {
+        "augment": [],
+        "batch_size": 8,
+        "model": {"name": "mlp", "options": {"width": 4}},
+        "pipelines": {"p": ON_DEVICE},
+    }
+    split = {"validation": 0.2, "test": 0.2}
+    return check({**usual, "data": {**data, "split": split}, **sections})
+
+
 def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
     """Ingest a table up to its snapshot, and save the model for it."""
     (folder / "table.csv").write_text(table)
     layout = Layout(folder)
     data = {"source": "table", "path": str(folder / "table.csv"), "label_column": label}
-    params = check(
-        {
-            "data": {**data, "split": {"validation": 0.2, "test": 0.2}, **settings},
-            "augment": [],
-            "postprocess": ["standardize", "categories"],
-            "batch_size": 8,
-            "model": {"name": "mlp", "options": {"width": 4}},
-            "pipelines": {"p": ON_DEVICE},
-        }
-    )
+    params = params_of({**data, **settings}, postprocess=["standardize", "categories"])
     prepare(params, layout)
     return params, layout, save_untrained(params, layout)
 
@@ -147,9 +147,8 @@ def test_rows_of_a_table_are_predicted_and_served_as_they_were_trained(tmp_path)
         lines[row + 1] = lines[row + 1].replace("red", "").replace("green", "").replace("blue", "")
     # A name that TensorFlow does not take.
     lines[0] = lines[0].replace("size", "Größe (m²)")
-    params, layout, model = save_of_table(
-        tmp_path, "\n".join(lines), label="kind", missing="median"
-    )
+    table = "\n".join(lines)
+    params, layout, model = save_of_table(tmp_path, table, label="kind", missing="median")
     manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
     assert len(values) == 60 and np.isfinite(values).all()
     full = keras.saving.load_model(model, compile=False)
@@ -161,16 +160,14 @@ def test_rows_of_a_table_are_predicted_and_served_as_they_were_trained(tmp_path)
     row = values[manifest.examples.set_index("id").loc[worst.id]["row"]]
     color = manifest.schema.input.columns.categories[0][int(row[2])]
     assert worst.value == f"Größe (m²): {row[0]:.4g}, price: {row[1]:.4g}, color: {color}"
-    export_file(model, tmp_path / "served")
+    columns = "features: Größe (m²) float32, price float32, color string"
+    assert export_file(model, tmp_path / "served") == columns
     cells = [line.split(",") for line in lines[1:]]
     served = tf.saved_model.load(str(tmp_path / "served"))
-    answer = served.serve(
-        {
-            "Größe (m²)": tf.constant([float(row[0] or "nan") for row in cells]),
-            "price": tf.constant([float(row[2]) for row in cells]),
-            "color": tf.constant([row[1] for row in cells]),
-        }
-    )
+    size, color, price, _ = zip(*cells, strict=True)
+    sizes = [float(one or "nan") for one in size]
+    given = {"Größe (m²)": sizes, "price": [*map(float, price)], "color": color}
+    answer = served.serve({name: tf.constant(values) for name, values in given.items()})
     np.testing.assert_allclose(answer["probabilities"].numpy().max(axis=1), expected, atol=2e-6)
 
 
@@ -179,18 +176,13 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n")
     named, _ = predict_rows(model, other)
-    assert [row["error"].partition(",")[0] for row in named] == [
-        "",
-        "color is 'pink'",
-        "price is missing",
-    ]
+    said = [row["error"].partition(",")[0] for row in named]
+    assert said == ["", "color is 'pink'", "price is missing"]
     gap = {"size": [2.0], "price": [np.nan], "color": ["blue"]}
     pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
     (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")
     assert row["probability"] == named[0]["probability"]
-    assert export_file(model, tmp_path / "served") == (
-        "features: size float32, price float32, color string"
-    )
+    export_file(model, tmp_path / "served")
     served = tf.saved_model.load(str(tmp_path / "served"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
         served.serve({name: tf.constant(cells) for name, cells in gap.items()})
@@ -209,15 +201,13 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
 
 
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
-    params, layout, model = save_of_table(
-        tmp_path, make_table(60), label="price", label_kind="number"
-    )
+    data = {"label": "price", "label_kind": "number"}
+    params, layout, model = save_of_table(tmp_path, make_table(60), **data)
     judged = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
     assert judged.confusion is None
-    assert all(
-        abs(abs(float(item.truth) - float(item.predicted)) - item.loss) < 0.01 * item.loss + 1e-3
-        for item in judged.worst
-    )
+    for item in judged.worst:
+        apart = abs(float(item.truth) - float(item.predicted))
+        assert item.loss == pytest.approx(apart, rel=0.01, abs=1e-3)
     rows, _ = predict_rows(model, tmp_path / "table.csv")
     assert list(rows[0]) == ["input", "price", "error"]
     assert len({row["price"] for row in rows}) > 2
@@ -230,29 +220,14 @@ def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
     lines = [f"{number},{one:.4f},{two:.4f}" for number, (one, two) in enumerate(steps)]
     (tmp_path / "series.csv").write_text("\n".join(["time,load,wind", *lines]) + "\n")
     layout = Layout(tmp_path)
-    params = check(
-        {
-            "data": {
-                "source": "time_series",
-                "path": str(tmp_path / "series.csv"),
-                "time_column": "time",
-                "split": {"validation": 0.2, "test": 0.2},
-            },
-            "augment": [],
-            "postprocess": ["standardize"],
-            "window": {"length": 6, "horizon": 2, "targets": ["wind"]},
-            "batch_size": 8,
-            "model": {"name": "mlp", "options": {"width": 4}},
-            "pipelines": {"p": ON_DEVICE},
-        }
-    )
+    source = {"source": "time_series", "path": str(tmp_path / "series.csv"), "time_column": "time"}
+    window = {"length": 6, "horizon": 2, "targets": ["wind"]}
+    params = params_of(source, postprocess=["standardize"], window=window)
     prepare(params, layout)
     model = save_untrained(params, layout)
     last, _ = predict_rows(model, tmp_path / "series.csv")
-    assert [(row["row"], list(row)) for row in last] == [
-        ("121", ["input", "row", "wind", "error"]),
-        ("122", ["input", "row", "wind", "error"]),
-    ]
+    assert [row["row"] for row in last] == ["121", "122"]
+    assert list(last[0]) == ["input", "row", "wind", "error"]
     every, _ = predict_rows(model, tmp_path / "series.csv", every_window=True)
     assert len(every) == 2 * (120 - 6 + 1)
     # Alone, or one of a batch: alike up to how sums are rounded.
@@ -294,13 +269,9 @@ def test_arrays_of_numbers_are_predicted_and_served_as_they_are(tmp_path):
     np.save(tmp_path / "x.npy", values)
     np.save(tmp_path / "flat.npy", values.reshape(4, 6))
     (tmp_path / "x.csv").write_text("x[0],x[1]\n1,2\n")
-    out = io.StringIO()
     paths = [tmp_path / name for name in ("x.npy", "flat.npy", "x.csv")]
-    counts = write_predictions(
-        trained, paths, out, wanted=Wanted(), batch_size=2, show_progress=False
-    )
+    rows, counts = predict_with(trained, *paths)
     assert counts.takes == "This model takes .npy or .npz arrays (examples, 3, 2) of float32."
-    rows = list(csv.DictReader(io.StringIO(out.getvalue())))
     assert [row["error"].partition(" (")[0] for row in rows] == [
         *("", "", "holds values that are not finite", ""),
         "has dtype float32 and shape",

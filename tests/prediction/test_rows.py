@@ -97,13 +97,11 @@ def test_the_likeliest_classes_are_named_with_their_probabilities():
 
 
 def test_each_predicted_step_of_a_series_is_a_row():
-    series = Schema(
-        features=(array_feature("series", (2,), "float32", TableColumns(names=("a", "b"))),)
-    )
+    columns = TableColumns(names=("a", "b"))
+    series = Schema(features=(array_feature("series", (2,), "float32", columns),))
     spec = make_spec(task="regression", schema=series, targets=("b",))
-    item = Prediction(
-        example=Example(id="s", value=np.zeros(0), row=9), output=np.array([[1.5], [2.0]])
-    )
+    example = Example(id="s", value=np.zeros(0), row=9)
+    item = Prediction(example=example, output=np.array([[1.5], [2.0]]))
     assert list(make_rows(item, spec)) == [["s", "10", "1.5", ""], ["s", "11", "2", ""]]
 
 
@@ -115,9 +113,8 @@ def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path
         list_files(tmp_path, settings, find_encoding("image"))
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.PNG").touch()
-    assert [file.id for file in list_files(tmp_path, settings, find_encoding("image")).files] == [
-        "sub/c.PNG"
-    ]
+    (found,) = list_files(tmp_path, settings, find_encoding("image")).files
+    assert found.id == "sub/c.PNG"
     assert "passed over 1 .svg, 1 .txt: no images" in capsys.readouterr().err
 
 

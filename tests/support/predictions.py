@@ -18,7 +18,7 @@ from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import Params, check
-from throughline.models.inference import open_trained_model
+from throughline.models.inference import TrainedModel, open_trained_model
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import Counts, write_predictions
 from throughline.results.evaluation import Evaluation
@@ -39,11 +39,18 @@ def save_untrained(params: Params, layout: Layout) -> Path:
 
 def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, str]], Counts]:
     """The lines of the CSV for these paths, and the counts."""
-    out = io.StringIO()
     with open_trained_model(model) as trained:
-        counts = write_predictions(
-            trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
-        )
+        return predict_with(trained, *paths, **wanted)
+
+
+def predict_with(
+    trained: TrainedModel, *paths: Path, **wanted
+) -> tuple[list[dict[str, str]], Counts]:
+    """The same with a model that is open."""
+    out = io.StringIO()
+    counts = write_predictions(
+        trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
+    )
     return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
 
 
@@ -93,10 +100,11 @@ def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None
     """Fail unless each path is refused for its reason, with what the model takes, and without
     parameters of its training, which nobody who predicts can set.
     """
+    with open_trained_model(model) as trained:
+        counts_of = {path: predict_with(trained, path)[1] for path in refused}
     for path, reason in refused.items():
-        _, counts = predict_rows(model, path)
         with pytest.raises(UnusableInputs) as refusal:
-            report_rejected(counts, strict=False)
+            report_rejected(counts_of[path], strict=False)
         said = str(refusal.value)
         assert said.startswith(f"{path}: ") and reason in said and takes in said
         assert "data." not in said

@@ -34,11 +34,8 @@ def test_training_comes_before_validation_and_the_loss_first():
     assert describe_row(make()) == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
 
 
-def test_the_logs_of_a_row_are_those_that_it_was_made_of():
+def test_the_logs_of_a_row_are_those_that_it_was_made_of_but_for_the_rate():
     np.testing.assert_equal(read_logs(make()), LOGS)
-
-
-def test_the_rate_is_that_of_the_row_and_not_what_a_callback_logs():
     assert make({**LOGS, "learning_rate": 9.0})["learning_rate"] == 0.1
 
 

@@ -97,25 +97,26 @@ def train(run, *more):
         lambda step: (tf.fill((4, 2), tf.cast(step, tf.float32)), tf.ones((4, 1)))
     )
     step = StepFunction(model, clock=lambda: run.now_s)
-    fit(
-        step,
-        batches,
-        Schedule(steps_per_epoch=STEPS, epochs=1),
-        evaluation=SplitEvaluation(model, batches.take(1), 1),
-        callbacks=[*more, Follower(run)],
-    )
+    evaluation, callbacks = SplitEvaluation(model, batches.take(1), 1), [*more, Follower(run)]
+    schedule = Schedule(steps_per_epoch=STEPS, epochs=1)
+    fit(step, batches, schedule, evaluation=evaluation, callbacks=callbacks)
     (epoch,) = step.timer.epochs
     return epoch, model.get_weights()
 
 
-def test_a_step_is_queued_while_the_one_before_runs(asynchronous):
+def test_a_step_is_queued_while_the_one_before_runs_and_learns_the_same(asynchronous):
     run = Run(queued=True)
-    epoch, _ = train(run)
+    epoch, ahead = train(run)
     events = run.events
     ended = [events[:index].count("ended") for index, one in enumerate(events) if one == "called"]
     assert ended[1:] == list(range(1, STEPS)), "exactly one ahead, once the first one is traced"
     assert epoch.steps.tolist() == [1] * STEPS
     assert epoch.step_ms == pytest.approx(1e3 * STEP_S), "each from the end of the one before"
+    tf.config.experimental.set_synchronous_execution(True)
+    run = Run()
+    _, waiting = train(run)
+    assert run.events == ["ended", "called"] * STEPS, "a call returns when its step has ended"
+    assert all(np.array_equal(a, b) for a, b in zip(ahead, waiting, strict=True))
 
 
 def test_a_callback_that_looks_at_each_loss_waits_for_it(asynchronous):
@@ -145,17 +146,6 @@ def test_a_call_holds_the_thread_until_its_work_is_queued(asynchronous, queues):
     begin.set()
     ahead.settle()
     assert held_ms == pytest.approx(0 if queues else 1e3 * STEP_S)
-
-
-def test_what_is_learned_is_the_same(asynchronous):
-    _, ahead = train(Run(queued=True))
-    tf.config.experimental.set_synchronous_execution(True)
-    run = Run()
-    _, waiting = train(run)
-    assert run.events == ["ended", "called"] * STEPS, (
-        "on the host a call returns when its step has ended"
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(ahead, waiting, strict=True))
 
 
 def test_a_step_that_fails_fails_for_whoever_waits_for_it(asynchronous):

@@ -28,16 +28,14 @@ SCALE = """class Scale(layers.Layer):
         return value * self.factor
 """
 BLOCK = "def block():\n    return "
+SCALED = SCALE + "\n\n" + BLOCK + "Scale(3.0)"
 REGISTERED = "@keras.saving.register_keras_serializable(package='{}')\n"
 DOUBLE = "def double(value):\n    return 2 * value\n\n\n"
 OWN = {
     # Code of a module that gives a layer: what is said about it before the first epoch (nothing:
     # ""), or why it is refused.
-    "plain": (
-        SCALE + "\n\n" + BLOCK + "Scale(3.0)",
-        "model.keras needs Scale: load it with custom_objects=",
-    ),
-    "registered": (REGISTERED + SCALE + "\n\n" + BLOCK + "Scale(3.0)", ""),
+    "plain": (SCALED, "model.keras needs Scale: load it with custom_objects="),
+    "registered": (REGISTERED + SCALED, ""),
     "activation": (
         DOUBLE + BLOCK + "layers.Dense(4, activation=double)",
         "model.keras needs double",
@@ -126,9 +124,8 @@ def log(own, kind, folder):
     client = mlflow.MlflowClient()
     run = client.get_run(recorder.run_id)
     assert recorder.sent and run.data.metrics == {"after": 1.0}
-    models = client.search_logged_models(
-        [run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'"
-    )
+    of_run = f"source_run_id = '{recorder.run_id}'"
+    models = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
     return recorder.run_id, models, model
 
 
@@ -147,18 +144,13 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
     (away := tmp_path / "away").mkdir()
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"
     environment = {"MLFLOW_TRACKING_URI": address, "PATH": "/usr/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", code]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=away,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=away, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(
-        eval(done.stdout.splitlines()[-1]), model(np.ones((1, 4), np.float32)), rtol=1e-5
-    )
+    answer = eval(done.stdout.splitlines()[-1])
+    np.testing.assert_allclose(answer, model(np.ones((1, 4), np.float32)), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -18,14 +18,8 @@ import mlflow
 import pytest
 
 from flows.run.fork_server import stage_server
-from tests.support.project import (
-    SMALL,
-    environment,
-    experiment_of,
-    make_project,
-    run_stages,
-    write_params,
-)
+from tests.support import project
+from tests.support.project import SMALL, environment, make_project, run_stages, write_params
 from tests.support.stack import wait_for
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
@@ -162,9 +156,9 @@ class Trainings:
             start_new_session=True,
         )
 
-    def train(self, *, code: int | None = 0, fault: str = "none 0 0", stage: str = "train") -> str:
-        """Train, or run another stage, and return what was printed."""
-        with self.start(fault=fault, stage=stage) as process:
+    def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
+        """Train, and return what was printed."""
+        with self.start(fault=fault) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code or (code is None and process.returncode), output
         return output
@@ -198,11 +192,10 @@ def trainings(tmp_path_factory, array_file):
         yield Trainings(folder, served)
 
 
-def assert_close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+def assert_close(ours: list[dict], theirs: list[dict], *, rel: float = CLOSE) -> None:
     """Two histories are equal but for rounding."""
-    assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=CLOSE)
+        assert one == pytest.approx(other, rel=rel)
 
 
 LONG = {"epochs": 25, "checkpoint_every": "25 epochs"}
@@ -228,13 +221,12 @@ def test_losses_of_200_steps_are_those_of_one_process_and_weights_equal_in_all(t
 
 
 def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
-    histories = {}
+    histories = []
     for count in (1, 2):
         trainings.write(processes=count, model={"name": "own:normalized"})
         trainings.train()
-        histories[count] = trainings.rows
-    for one, other in zip(histories[1], histories[2], strict=True):
-        assert one == pytest.approx(other, rel=1e-4)
+        histories.append(trainings.rows)
+    assert_close(*histories, rel=1e-4)
 
 
 def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings, alone):
@@ -249,20 +241,16 @@ def test_an_interrupted_training_goes_on_with_another_number_of_processes(traini
 
 
 def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_same(trainings):
-    histories = {}
+    histories, own = [], {"model": {"name": "own:own_step"}}
+    in_memory = {"pipeline": {"snapshot_on": "device", "prefetch": "none"}}
     for count in (1, 2):
-        trainings.write(
-            processes=count,
-            model={"name": "own:own_step"},
-            steps_per_execution=3,  # of 8 steps an epoch
-            pipeline={"snapshot_on": "device", "prefetch": "none"},
-        )
+        trainings.write(processes=count, steps_per_execution=3, **own, **in_memory)  # of 8 steps
         said = trainings.train()
-        histories[count] = trainings.rows
+        histories.append(trainings.rows)
     assert "its loss has to be divided by their number" in said
     assert trainings.seen(1) == trainings.seen(), "bit for bit"
     assert len(trainings.seen()["losses"]) == 2 * 3, "executions of two epochs"
-    assert_close(histories[2], histories[1])
+    assert_close(*histories)
 
 
 def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
@@ -367,7 +355,7 @@ def test_mlflow_hears_of_the_end_of_those_that_are_ended_together(trainings):
         os.killpg(process.pid, signal.SIGTERM)  # as supervisors do
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), output
-    experiment = experiment_of(trainings.folder)
+    experiment = project.experiment_of(trainings.folder)
     newest, *_ = mlflow.search_runs(experiment_names=[experiment], output_format="list")
     assert newest.info.status == "KILLED"
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.train import describe_stop
+from tests.support.lanes import slow_but_first
 from tests.support.texts import params_of as text_params
 from tests.support.texts import prepare_texts
 from tests.support.trainings import (
@@ -60,12 +61,7 @@ def test_tracing_and_validation_are_not_measured(undisturbed):
 
 @pytest.mark.parametrize(
     ("pipeline", "stop_after"),
-    [
-        ("snapshot", STEPS + 2),
-        pytest.param("optimized", STEPS + 2, marks=pytest.mark.slow),
-        pytest.param("snapshot", STEPS - 1, marks=pytest.mark.slow),
-        pytest.param("device_resident", STEPS + 2, marks=pytest.mark.slow),
-    ],
+    slow_but_first([("snapshot", 7), ("optimized", 7), ("snapshot", 4), ("device_resident", 7)]),
 )
 def test_stopping_after_any_step_changes_nothing(
     layout, undisturbed, tmp_path, pipeline, stop_after
@@ -195,9 +191,8 @@ def own_callbacks(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_callbacks_do_as_an_epoch_begins_is_done_once(layout, tmp_path, own_callbacks):
-    params = params_of(
-        "train.schedule=constant", "train.epochs=2", f"train.callbacks=[{own_callbacks}:Halving]"
-    )
+    halving = f"train.callbacks=[{own_callbacks}:Halving]"
+    params = params_of("train.schedule=constant", "train.epochs=2", halving)
     undisturbed = run(params, layout, tmp_path / "undisturbed")
     assert [row["learning_rate"] for row in undisturbed[0]] == [0.25, 0.125]
     with pytest.raises(Stop):
@@ -225,13 +220,9 @@ def test_a_training_that_ends_before_its_results_are_written_trains_no_step_agai
     layout, tmp_path, own_callbacks, capsys, stopping
 ):
     """After its last epoch, or after the one that early stopping ends it with."""
-    params = params_of(
-        *USUAL,
-        "train.epochs=4",
-        f"train.early_stopping={stopping}",
-        f"train.callbacks=[{own_callbacks}:Crashing]",
-        "train.checkpoint_every=3 epochs",
-    )
+    more = "train.epochs=4", "train.checkpoint_every=3 epochs"
+    ends = f"train.early_stopping={stopping}", f"train.callbacks=[{own_callbacks}:Crashing]"
+    params = params_of(*USUAL, *more, *ends)
     with pytest.raises(RuntimeError, match="a crash"):
         run(params, layout, tmp_path / "crashed")
     sys.modules[own_callbacks].ELSEWHERE["calm"] = True
@@ -241,9 +232,8 @@ def test_a_training_that_ends_before_its_results_are_written_trains_no_step_agai
     resumed, models = train_once(params, layout, tmp_path / "crashed")
     assert "has no step left" in capsys.readouterr().out
     assert resumed.result.step is None and resumed.result.throughput
-    assert [row["val_loss"] for row in resumed.rows] == [
-        row["val_loss"] for row in undisturbed.rows
-    ]
+    losses, expected = ([row["val_loss"] for row in one.rows] for one in (resumed, undisturbed))
+    assert losses == expected
     assert resumed.result.last_epoch["val_loss"] == undisturbed.result.last_epoch["val_loss"]
     assert resumed.result.test == undisturbed.result.test
     assert (resumed.steps, resumed.ended_by) == (undisturbed.steps, undisturbed.ended_by)
@@ -256,9 +246,8 @@ def test_a_training_that_ends_before_its_results_are_written_trains_no_step_agai
 def test_whoever_ends_a_training_early_is_named_with_the_steps_that_it_has_trained(
     layout, tmp_path, own_callbacks
 ):
-    cut, _ = train_once(
-        params_of(*USUAL, f"train.callbacks=[{own_callbacks}:Cutting]"), layout, tmp_path / "cut"
-    )
+    cutting = params_of(*USUAL, f"train.callbacks=[{own_callbacks}:Cutting]")
+    cut, _ = train_once(cutting, layout, tmp_path / "cut")
     assert (len(cut.rows), cut.steps, cut.ended_by) == (2, 7, "train.callbacks")
     assert describe_stop(cut, TrainSettings(epochs=2)) == "stopped early, within its last epoch"
     stopping = "train.early_stopping={monitor: val_loss, patience: 1, min_delta: 9}"
@@ -298,12 +287,9 @@ def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
 def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
     layout, tmp_path, own_callbacks
 ):
-    params = params_of(
-        "train.epochs=6",
-        f"train.callbacks=[{own_callbacks}:Slower]",
-        # Better by more than ever happens: it ends after the second epoch that is not.
-        "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}",
-    )
+    # Better by more than ever happens: it ends after the second epoch that is not.
+    stopping = "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}"
+    params = params_of("train.epochs=6", f"train.callbacks=[{own_callbacks}:Slower]", stopping)
     undisturbed = run(params, layout, tmp_path / "undisturbed")
     rows, _ = undisturbed
     assert len(rows) == 3 < params.train.epochs, "ended early"
@@ -321,50 +307,38 @@ def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
     assert_same(resumed, undisturbed("cache_memory"))
 
 
-@pytest.mark.parametrize(
-    ("change", "is_other_work"),
-    [
-        ("augment=[flip, {brightness: {delta: 0.2}}]", True),
-        ("train.seed=1", True),
-        ("model.options.width=9", True),
-        ("pipelines.optimized.prefetch=3", True),
-        ("train.checkpoint_every=2 epochs", False),
-    ],
-)
-def test_other_work_never_goes_on_from_a_checkpoint(layout, change, is_other_work):
+def test_other_work_never_goes_on_from_a_checkpoint(layout):
     data = open_inputs(params_of(), layout)
-    before, after = (
-        training_fingerprint(params, "optimized", data)
-        for params in (params_of(), params_of(change))
-    )
-    assert (before != after) is is_other_work
 
+    def of(*changes):
+        return training_fingerprint(params_of(*changes), "optimized", data)
 
-def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
-    text = (
-        "import own_blocks\n\n\ndef build(input_shape, outputs):\n    return"
-        " own_blocks.block(input_shape, outputs)\n"
-    )
-    blocks = (
-        "import keras\n\n\ndef block(shape, outputs):\n    return"
-        " keras.Sequential([keras.Input(shape), keras.layers.Dense(outputs, 'relu')])\n"
-    )
-    (tmp_path / "own_model.py").write_text(text)
-    (tmp_path / "own_blocks.py").write_text(blocks)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    params, data = (
-        params_of("model.name=own_model:build", "model.options={}"),
-        open_inputs(params_of(), layout),
-    )
-    before = training_fingerprint(params, "optimized", data)
-    (tmp_path / "own_blocks.py").write_text(blocks.replace("relu", "sigmoid"))
-    after = training_fingerprint(params, "optimized", data)
-    assert [part for part in before if before[part] != after[part]] == ["code"]
+    assert of("train.checkpoint_every=2 epochs") == of(), "the same work"
+    for change in (
+        "augment=[flip, {brightness: {delta: 0.2}}]",
+        "train.seed=1",
+        "model.options.width=9",
+        "pipelines.optimized.prefetch=3",
+    ):
+        assert of(change) != of(), change
 
 
 def changed_parts(before, after):
     return [part for part in before if before[part] != after[part]]
+
+
+def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
+    block = "import keras\nfrom keras.layers import Dense\n\n\ndef block(shape, outputs):\n"
+    block += "    return keras.Sequential([keras.Input(shape), Dense(outputs, 'relu')])\n"
+    (tmp_path / "own_model.py").write_text("from own_blocks import block as build\n")
+    (tmp_path / "own_blocks.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    params = params_of("model.name=own_model:build", "model.options={}")
+    data = open_inputs(params_of(), layout)
+    before = training_fingerprint(params, "optimized", data)
+    (tmp_path / "own_blocks.py").write_text(block.replace("relu", "sigmoid"))
+    assert changed_parts(before, training_fingerprint(params, "optimized", data)) == ["code"]
 
 
 def test_another_version_of_a_library_is_other_work(layout, monkeypatch):
