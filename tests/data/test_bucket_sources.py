@@ -103,8 +103,7 @@ def test_a_bucket_gives_the_shards_of_a_folder(source, bucket_url, tmp_path, mon
     assert remote.stats == local.stats
     assert read_reasons(remote) == read_reasons(local)
     assert stored.digest == shards.digest
-    places = [(f"{path}/", f"{url}/"), (f"{tmp_path}/local/", f"{tmp_path}/remote/")]
-    for here, there in places:
+    for here, there in ((f"{path}/", f"{url}/"), (f"{tmp_path}/local/", f"{tmp_path}/remote/")):
         local.examples["uri"] = local.examples["uri"].str.replace(here, there)
     assert remote.examples.equals(local.examples)
     assert not read_files(tmp_path / "project"), "copies are gone"

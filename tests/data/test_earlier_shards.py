@@ -165,17 +165,14 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
         data.write_known(manifest, settings, kept)
 
 
-@pytest.mark.parametrize("damage", ["byte", "gone", "index", "nothing"])
-def test_what_is_damaged_is_written_again(written, damage):
+def test_what_is_damaged_is_written_again(written):
     data, manifest = written
     damaged, index = min(data.earlier.glob("*.tfrecord")), data.earlier / "index.json"
-    if damage == "byte":
-        flip_bit(damaged, -1)
-    elif damage == "gone":
-        damaged.unlink()
-    elif damage == "index":
-        index.write_text(index.read_text().replace('"records"', '"rows"'))
-    else:
-        shutil.rmtree(data.earlier)
-    again = data.write(manifest)
-    assert len(again) == 1 if damage in {"byte", "gone"} else again == data.names()
+    flip_bit(damaged, -1)
+    assert len(data.write(manifest)) == 1
+    damaged.unlink()
+    assert len(data.write(manifest)) == 1
+    index.write_text(index.read_text().replace('"records"', '"rows"'))
+    assert data.write(manifest) == data.names()
+    shutil.rmtree(data.earlier)
+    assert data.write(manifest) == data.names()

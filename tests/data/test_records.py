@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from dataclasses import replace
 from itertools import chain
@@ -63,21 +62,13 @@ def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
 @given(st.data())
 @settings(max_examples=30)
 def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
-    count, size, numbers = (
-        data.draw(st.integers(1, 7)),
-        data.draw(st.integers(1, 300)),
-        data.draw(st.booleans()),
-    )
+    count, size = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 300))
     draw = np.random.default_rng(data.draw(st.integers(0, 2**31)))
-    keys, values = (
-        draw.integers(0, 2**63 - 1, count),
-        draw.standard_normal((count, size)).astype(np.float32),
-    )
-    labels = (
-        draw.standard_normal(count).astype(np.float32)
-        if numbers
-        else draw.integers(0, 2**30, count)
-    )
+    keys = draw.integers(0, 2**63 - 1, count)
+    values = draw.standard_normal((count, size)).astype(np.float32)
+    labels = draw.integers(0, 2**30, count)
+    if data.draw(st.booleans()):
+        labels = draw.standard_normal(count).astype(np.float32)
     alone = [
         encode_example(key=key, label=label, value=value.tobytes(), feature="features")
         for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
@@ -99,15 +90,11 @@ def test_other_readers_read_our_files(tmp_path, compression):
         record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)
     ] == RECORDS
     assert list(read_records(path, compression=compression)) == RECORDS
-
-
-def test_equal_records_give_equal_files(tmp_path):
-    for name in ("a", "b"):
-        write_frames(tmp_path / name, chain.from_iterable(map(frame, RECORDS)), compression="gzip")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert (tmp_path / "a").read_bytes()[4:8] == bytes(4), (
-        "GZIP's header holds no time, so that tomorrow's file is the same"
-    )
+    if compression == "gzip":
+        assert path.read_bytes()[4:8] == bytes(4), "its header holds no time"
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(CorruptShard, match="GZIP stream broken"):
+            list(read_records(path, compression="gzip"))
 
 
 @pytest.mark.parametrize(
@@ -127,13 +114,6 @@ def test_damage_is_named_by_file_record_and_offset(tmp_path, damage, words):
     path.write_bytes(damage(b"".join(chain.from_iterable(map(frame, RECORDS)))))
     with pytest.raises(CorruptShard, match=f"{path}: {words}"):
         list(read_records(path, compression="none"))
-
-
-def test_a_truncated_gzip_shard_is_named(tmp_path):
-    path = tmp_path / "shard.tfrecord.gz"
-    path.write_bytes(gzip.compress(b"".join(chain.from_iterable(map(frame, RECORDS))))[:-20])
-    with pytest.raises(CorruptShard, match="GZIP stream broken"):
-        list(read_records(path, compression="gzip"))
 
 
 VALUES = st.one_of(
@@ -162,7 +142,7 @@ def test_any_example_of_tensorflow_s_is_read_as_it_was_written(features):
 def test_lists_that_are_not_packed_are_read_too():
     """As older writers serialize them: a tag before each number."""
     floats = b"\x0d" + np.float32(1.5).tobytes() + b"\x0d" + np.float32(-2).tobytes()
-    integers = b"\x08\x05\x08\xac\x02"
+    integers = b"\x08\x05\x08\xac\x02" + b"\x08" + b"\xff" * 9 + b"\x01"  # ten bytes at most
     entry = b"".join(
         part(1, part(1, part(1, name) + part(2, part(kind, values))))[2:]
         for name, kind, values in ((b"f", 2, floats), (b"i", 3, integers))
@@ -170,14 +150,7 @@ def test_lists_that_are_not_packed_are_read_too():
     record = part(1, entry)
     found = parse_features(record)
     assert read_numbers(record, found["f"]).tolist() == [1.5, -2.0]
-    assert read_numbers(record, found["i"]).tolist() == [5, 300]
-
-
-def test_a_negative_number_that_is_not_packed_is_read():
-    """Ten bytes, the most that a number takes."""
-    minus_one = b"\x08" + b"\xff" * 9 + b"\x01"
-    record = part(1, part(1, part(1, b"i") + part(2, part(3, minus_one))))
-    assert read_numbers(record, parse_features(record)["i"]).tolist() == [-1]
+    assert read_numbers(record, found["i"]).tolist() == [5, 300, -1]
 
 
 def part(field: int, payload: bytes) -> bytes:

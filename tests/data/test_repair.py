@@ -72,11 +72,16 @@ def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
     }
 
 
+def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: str) -> list[Shard]:
+    """Write the damaged shards of an index again, with what of them can be used."""
+    problems = find_damaged_shards(index, files_in(folder))
+    problems |= {shard.name: ["no image"] for shard in index.shards if unusable}
+    damage = Damage(problems=problems, unusable=unusable)
+    return repair_shards(index, files_in(folder), damage, folder / "out", max_lost_fraction=most)
+
+
 def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
-    damage = Damage(problems=find_damaged_shards(index_of(plain), files_in(tmp_path)))
-    (repaired,) = repair_shards(
-        index_of(plain), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=0.25
-    )
+    (repaired,) = repair(index_of(plain), tmp_path, most=0.25)
     path = files_in(tmp_path).path(repaired)
     assert path == tmp_path / "out" / REPAIRED / plain.name
     assert files_in(tmp_path).path(plain) == tmp_path / plain.name
@@ -86,39 +91,18 @@ def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
 
 def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
     shard = write_shard(tmp_path, compression="gzip")
-    damage = Damage(
-        problems={shard.name: ["record 1 is no image"]}, unusable={digest_blake3(b"second"): "no"}
-    )
-    (repaired,) = repair_shards(
-        index_of(shard), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1
-    )
+    (repaired,) = repair(index_of(shard), tmp_path, **{digest_blake3(b"second"): "no"})
     path = files_in(tmp_path).path(repaired)
     assert list(read_records(path, compression="gzip")) == [RECORDS[0], *RECORDS[2:]]
 
 
-def test_more_than_may_be_lost_is_refused_with_both_shares(tmp_path, plain):
-    damage = Damage(problems=find_damaged_shards(index_of(plain), files_in(tmp_path)))
-    with pytest.raises(
-        CorruptShard,
-        match=r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro",
-    ):
-        repair_shards(
-            index_of(plain), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=0.24
-        )
-
-
-def test_a_series_must_not_have_gaps(tmp_path, plain):
-    schema = Schema(features=(array_feature("series", (1,), "float32"),))
-    index = replace(index_of(plain), schema=schema)
-    damage = Damage(problems=find_damaged_shards(index, files_in(tmp_path)))
+def test_what_must_not_be_repaired_is_refused(tmp_path, plain):
+    said = r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro"
+    with pytest.raises(CorruptShard, match=said):
+        repair(index_of(plain), tmp_path, most=0.24)
+    series = Schema(features=(array_feature("series", (1,), "float32"),))
     with pytest.raises(CorruptShard, match="a time series must not have gaps"):
-        repair_shards(index, files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1)
-
-
-def test_a_whole_file_that_its_index_does_not_describe_is_refused(tmp_path):
-    shard = replace(write_shard(tmp_path), digest="of another file")
-    damage = Damage(problems=find_damaged_shards(index_of(shard), files_in(tmp_path)))
+        repair(replace(index_of(plain), schema=series), tmp_path)
+    whole = replace(write_shard(tmp_path), digest="of another file")
     with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
-        repair_shards(
-            index_of(shard), files_in(tmp_path), damage, tmp_path / "out", max_lost_fraction=1
-        )
+        repair(index_of(whole), tmp_path)

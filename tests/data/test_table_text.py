@@ -47,18 +47,12 @@ def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     assert scan(path, quoting="multi_line").schema.input.columns.names[0] == "size\nin m"
 
 
-@pytest.mark.parametrize("surplus", [1, -1])
-def test_rows_with_other_fields_than_the_header_are_named(tmp_path, surplus):
+def test_rows_with_other_fields_than_the_header_are_named(tmp_path):
     rows = measured(30)
-    for row in (7, 9):
-        rows[row] = [*rows[row], "more"] if surplus > 0 else rows[row][:-1]
-    path = write(tmp_path, "size,color,label", rows)
-    cells = 3 + surplus
-    with pytest.raises(
-        UnreadableSource,
-        match=rf"2 of 30 rows have other fields than the header's 3: line 9 has {cells}, line 11",
-    ):
-        scan(path)
+    rows[7], rows[9] = [*rows[7], "more"], rows[9][:-1]
+    said = "2 of 30 rows have other fields than the header's 3: line 9 has 4, line 11 has 2"
+    with pytest.raises(UnreadableSource, match=said):
+        scan(write(tmp_path, "size,color,label", rows))
 
 
 def test_every_row_with_one_field_more_is_no_index(tmp_path):
@@ -148,10 +142,6 @@ def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, 
         (b"size,label\n", "no column is left to learn from"),
         (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
         (b"PAR1\x15\x04", r"is a Parquet table; name it \.parquet"),
-    ],
-    ids=[
-        *("empty", "doubled", "no header", "open quote"),
-        *("joined files", "no rows", "Excel", "Parquet"),
     ],
 )
 def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
