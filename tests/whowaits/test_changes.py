@@ -1,6 +1,4 @@
-"""What a dataset leaves open, and that a dataset with a change in it delivers the same examples:
-`whowaits.changes.proposals`, `whowaits.changes.graphs`, `whowaits.changes.digests`.
-"""
+"""What a dataset leaves open, and that one with a change in it delivers the same examples."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.lanes import slow_but_first
 from whowaits.changes import trials
 from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS
 from whowaits.changes.digests import FEWEST_PROVEN, digest_some
@@ -67,8 +64,8 @@ def caches(dataset, **options):
 
 def reading(dataset):
     """The changes of how files are read."""
-    proposed = propose_changes(dataset.prefetch(1), batch=BATCH)
-    return [each for each in proposed if each.meaning == ORDER]
+    changes = propose_changes(dataset.prefetch(1), batch=BATCH)
+    return [each for each in changes if each.meaning == ORDER]
 
 
 def elements(dataset):
@@ -184,18 +181,11 @@ def test_what_takes_long_is_compared_as_far_as_time_allows():
     assert digest_some(read_slowly(), most_s=0.0, clock=lambda: now[0]).count == FEWEST_PROVEN
 
 
-def test_a_cache_of_what_cannot_be_compared_is_not_tried_and_all_else_is():
-    sparse = tf.data.Dataset.range(9).map(lambda n: tf.sparse.expand_dims(tf.sparse.eye(2), 0))
-    assert texts_of(sparse.prefetch(1)) == [f"map: {PARALLEL}"]
-
-
-@pytest.mark.parametrize("given", slow_but_first([{}, {"cycle_length": 5, "block_length": 2}]))
-def test_an_interleave_in_parallel_keeps_its_order(given):
+def test_an_interleave_in_parallel_keeps_its_order():
     files = tf.data.Dataset.range(6)
-    dataset = files.interleave(lambda n: tf.data.Dataset.range(4 * n, 4 * n + 4), **given)
+    dataset = files.interleave(lambda n: tf.data.Dataset.range(4 * n, 4 * n + 4), cycle_length=5)
     change = propose_changes(dataset.prefetch(1), batch=BATCH)[0]
-    assert change.meaning == SAME
-    assert ("cycle_length" in change.adds) == ("cycle_length" not in given)
+    assert change.meaning == SAME and "cycle_length" not in change.adds
     assert elements(change.dataset) == elements(dataset) != sorted(elements(dataset))
 
 
@@ -223,15 +213,11 @@ def read(file):
     return tf.data.TextLineDataset(file).skip(1)
 
 
-@pytest.mark.parametrize(
-    ("function", "title"),
-    slow_but_first([(read, "flat_map(read)"), (tf.data.TextLineDataset, "flat_map")]),
-)
-def test_a_flat_map_of_readers_is_tried_as_an_interleave(lines, function, title):
-    dataset = tf.data.Dataset.from_tensor_slices(lines).flat_map(function).batch(BATCH)
+def test_a_flat_map_of_readers_is_tried_as_an_interleave(lines):
+    dataset = tf.data.Dataset.from_tensor_slices(lines).flat_map(read).batch(BATCH)
     (change,) = reading(dataset)
     given = f"cycle_length=4, block_length=16, {PARALLEL}, deterministic=True"
-    assert change.text == f"{title}: interleave(…, {given})"
+    assert change.text == f"flat_map(read): interleave(…, {given})"
     assert sorted_examples(change.dataset) == sorted_examples(dataset)
     assert elements(change.dataset) == elements(change.dataset), "deterministic"
 
@@ -247,12 +233,7 @@ def test_a_reader_of_several_files_may_read_them_at_once(lines):
     [
         (lambda lines: lines.enumerate().batch(BATCH), 0),
         (lambda lines: lines.batch(9).map(tf.strings.length).unbatch().batch(BATCH), 1),
-        *slow_but_first(
-            [
-                (lambda lines: lines.batch(3).batch(BATCH), 0),
-                (lambda lines: lines.take(9).batch(BATCH), 0),
-            ]
-        ),
+        (lambda lines: lines.batch(3).batch(BATCH), 0),
     ],
 )
 def test_what_goes_by_the_order_of_its_elements_keeps_it(lines, continued, changes):

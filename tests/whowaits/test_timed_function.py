@@ -85,8 +85,7 @@ def try_changes(monkeypatch, *, first_epoch=False, **facts):
 
 
 @pytest.mark.parametrize(
-    ("facts", "batches"),
-    [({}, 30), ({"steps_per_execution": 10}, 300), ({"steps": 30}, None)],
+    ("facts", "batches"), [({}, 30), ({"steps_per_execution": 10}, 300), ({"steps": 30}, None)]
 )
 def test_the_batches_of_an_input_are_known_where_its_end_was_seen(facts, batches, monkeypatch):
     ((pace,), _) = try_changes(monkeypatch, **facts)

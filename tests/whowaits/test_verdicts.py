@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Tried, find_first, rank
-from whowaits.changes.proposals import propose_changes
+from whowaits.changes.proposals import InputChange
 from whowaits.changes.trials import FEW_FACTOR, Pace, Trials
 from whowaits.cli import main
 from whowaits.compare import compare
@@ -193,16 +193,15 @@ def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(change
 
 
 def test_a_single_pair_is_as_uncertain_as_the_dataset_as_it_is_was():
-    dataset = tf.data.Dataset.range(99).map(lambda n: n + 1).batch(3)
-    trials = Trials(lambda _: None, dataset, Pace(step_ms=1), deadline=0, beat=lambda: None)
-    changes = propose_changes(dataset, batch=3)[:1]
+    dataset, change = tf.data.Dataset.range(9), InputChange("", None)
+    trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
     trials._paces = [100.0, 104.0, 99.0]
-    (quiet,) = trials._summarize(changes, [[2.0]])
+    (quiet,) = trials._summarize([change], [[2.0]])
     assert (quiet.low, quiet.high) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
     trials._paces = [100.0, 180.0, 90.0]
-    (noisy,) = trials._summarize(changes, [[2.0]])
+    (noisy,) = trials._summarize([change], [[2.0]])
     assert noisy.low < 1 < 2 < noisy.high, "by more than half from block to block"
-    (often,) = trials._summarize(changes, [[2.0, 1.9, 2.2]])
+    (often,) = trials._summarize([change], [[2.0, 1.9, 2.2]])
     assert (often.low, often.high) == (1.9, 2.2)
 
 
@@ -228,8 +227,8 @@ def test_what_differs_is_said_only_where_the_machine_was_the_same(tmp_path, afte
 
 
 def test_what_is_no_report_is_not_compared(tmp_path, capsys):
-    (tmp_path / "a.json").write_text("[]")
-    report = str(write_report(tmp_path / "b.json"))
-    assert main(["compare", report, str(tmp_path / "a.json")]) == 2
+    report, empty = str(write_report(tmp_path / "b.json")), tmp_path / "a.json"
+    empty.write_text("[]")
+    assert main(["compare", report, str(empty)]) == 2
     assert capsys.readouterr().err.startswith("whowaits: ")
     assert main(["compare", report, report]) == 0
