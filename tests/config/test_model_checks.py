@@ -17,21 +17,16 @@ def test_keras_applications_are_known_without_importing_keras():
 @pytest.mark.parametrize(
     ("source", "model"),
     [
-        ("image_folder", "small_cnn"),
-        ("table", "mlp"),
-        ("time_series", "mlp"),
+        ("image_folder", "small_cnn"), ("table", "mlp"), ("time_series", "mlp"),
         ("text_lines", "text_classifier"),
     ],
-)
+)  # fmt: skip
 def test_the_model_fits_the_data_unless_it_is_named(source, model):
-    changed = {
-        "data": {"source": source, "path": "x"},
-        "pipelines": {"naive": {"shuffle": {"kind": "none"}}},
-        "model": {"options": {"width": 8}},
-    }
+    pipelines = {"naive": {"shuffle": {"kind": "none"}}}
+    changed = {"data": {"source": source, "path": "x"}, "pipelines": pipelines}
     if source == "text_lines":
         changed["preprocess"] = [{"tokenize": {"kind": "bytes"}}]
-    found = check(changed).model
+    found = check({**changed, "model": {"options": {"width": 8}}}).model
     assert (found.name, found.options) == (model, {"width": 8})
 
 

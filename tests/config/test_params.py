@@ -80,22 +80,10 @@ def test_all_problems_are_told_together():
             {"preprocess": "[{resize: {height: 3, width: 3}}, decode]"},
             "preprocess: `decode` comes first, once, or is left out",
         ),
-        (
-            {"preprocess": "[decode, resise]"},
-            "preprocess[1]: resise is not an op; did you mean resize?",
-        ),
-        (
-            {"model__name": "mobilenetv2"},
-            "model.name: mobilenetv2 is not a model; did you mean MobileNetV2?",
-        ),
-        (
-            {"model__name": "nowhere.at_all:build"},
-            "model.name: module nowhere.at_all cannot be found",
-        ),
-        (
-            {"pipelines__my-config": "{read: shards}"},
-            "pipelines.my-config: names are Python identifiers",
-        ),
+        ({"preprocess": "[decode, resise]"}, "resise is not an op; did you mean resize?"),
+        ({"model__name": "mobilenetv2"}, "is not a model; did you mean MobileNetV2?"),
+        ({"model__name": "nowhere.at_all:build"}, "module nowhere.at_all cannot be found"),
+        ({"pipelines__my-config": "{read: shards}"}, "my-config: names are Python identifiers"),
         ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
         (
             {"postprocess": "[{standardize: {mean: [0.5]}}]"},
@@ -104,18 +92,6 @@ def test_all_problems_are_told_together():
         (
             {"postprocess": "[{standardize: {mean: [0.5, 0.5], deviation: [0.5]}}]"},
             "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each",
-        ),
-        (
-            {"postprocess": "[{standardize: {mean: [0.5], deviation: [-0.5]}}]"},
-            "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each",
-        ),
-        (
-            {
-                "data__source": "table",
-                "data__label_kind": "number",
-                "pipelines__naive__sampling": "balanced",
-            },
-            "pipelines.naive.sampling: a number to predict is no class",
         ),
         (
             {"pipelines__naive__decode": "{crop: fused}"},
@@ -137,22 +113,10 @@ def test_all_problems_are_told_together():
             {"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
             "train.optimizer: the rate has a key of its own, train.learning_rate",
         ),
-        (
-            {"train__optimizer": "adamww"},
-            "train.optimizer: adamww is none of Keras' optimizers; did you mean AdamW?",
-        ),
-        (
-            {"train__loss": "{sparse_crossentropy: {}}"},
-            "train.loss: sparse_crossentropy is none of Keras' losses; did you mean",
-        ),
-        (
-            {"train__metrics": "[auto, 'no_such_module:score']"},
-            "train.metrics: module no_such_module cannot be found",
-        ),
-        (
-            {"data__label_kind": "number"},
-            "data.label_kind: number is for tables and JSON lines, and image_folder",
-        ),
+        ({"train__optimizer": "adamww"}, "is none of Keras' optimizers; did you mean AdamW?"),
+        ({"train__loss": "{sparse_crossentropy: {}}"}, "is none of Keras' losses; did you mean"),
+        ({"train__metrics": "[auto, 'no_module:score']"}, "module no_module cannot be found"),
+        ({"data__label_kind": "number"}, "label_kind: number is for tables and JSON lines, and"),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (
             {"pipelines__naive__map": "{parallel: fast}"},
@@ -166,14 +130,7 @@ def test_all_problems_are_told_together():
             {"window__stride": 2},
             "window.stride: the source image_folder is no time series, which alone is cut",
         ),
-        (
-            {"data__path": "https://host/photos"},
-            "data.path: found https://; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or",
-        ),
-        (
-            {"data__path": "s3://key:hidden@bucket/photos"},
-            "data.path: found a user, password or query in the URL",
-        ),
+        ({"data__path": "https://host/photos"}, "data.path: found https://; expected s3://"),
         (
             {"data__path": "s3://bucket/photos", "storage__url": "s3://bucket"},
             "storage.url: data.path is there, too",
@@ -207,10 +164,6 @@ def test_all_problems_are_told_together():
             "pipelines.part.snapshot.fraction: what is not read of the snapshot is decoded from",
         ),
         (
-            {"pipelines__part": PART, "pipelines__part__snapshot__fraction": 1.5},
-            "pipelines.part.snapshot.fraction: input should be less than or equal to 1",
-        ),
-        (
             {"pipelines__part": PART, "snapshot__fraction": -1},
             "snapshot.fraction: input should be greater than or equal",
         ),
@@ -242,14 +195,8 @@ def test_all_problems_are_told_together():
         ),
         ({**WINDOWS, "model__name": "emulated"}, "emulated does not predict next tokens"),
         ({**WINDOWS, "preprocess": "[end_document, tokenize]"}, "put it after `tokenize`"),
-        (
-            {"data__source": "arrays", "window__tokens": 9},
-            "window.tokens: the source arrays is not",
-        ),
-        (
-            {**TEXT, "model__name": "transformer_decoder"},
-            "transformer_decoder predicts next tokens",
-        ),
+        ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
+        ({**TEXT, "model__name": "transformer_decoder"}, "predicts next tokens"),
         ({"pipelines__a": lanes(kind="lanes")}, "how many parts are there"),
         ({"pipelines__a": lanes(kind="global", lanes=4)}, "`kind: global` has none"),
         ({"pipelines__a": lanes(kind="lanes", lanes=5)}, "256, is no multiple of 5"),
@@ -285,14 +232,12 @@ def test_a_mistake_is_said_once(change, said):
     assert problems(**change).count("\n") == 0 and said in problems(**change)
 
 
-def test_a_secret_in_the_url_of_the_data_is_not_repeated():
-    for url in ("s3://key:hidden@bucket/photos", "s3://bucket/photos?sig=hidden"):
-        assert "hidden" not in problems(data__path=url)
-
-
-def test_data_may_be_in_a_bucket():
+def test_data_may_be_in_a_bucket_and_a_secret_in_its_url_is_not_repeated():
     path = "s3://bucket/photos of cats"
     assert check(document(data__path=path)).data.path == path
+    for url in ("s3://key:hidden@bucket/photos", "s3://bucket/photos?sig=hidden"):
+        found = problems(data__path=url)
+        assert "data.path: found a user, password or query" in found and "hidden" not in found
 
 
 @pytest.mark.parametrize(
@@ -313,19 +258,19 @@ def test_what_is_stored_is_the_most_that_is_read_unless_it_is_said(changes, stor
 
 def test_a_part_of_what_is_no_image_is_refused_once():
     table = {"data__source": "table", "postprocess": "[]"}
-    found = problems(**table, pipelines__part=PART)
-    assert "pipelines.part.snapshot.fraction: a part of the rows can be stored of images" in found
-    assert found.count("fraction") == 1
-    found = problems(**table, snapshot__fraction=0.5)
-    assert "params.yaml: snapshot.fraction: a part of the rows" in found
+    for key, part in (
+        ("pipelines.part.snapshot.fraction", {"pipelines__part": PART}),
+        ("snapshot.fraction", {"snapshot__fraction": 0.5}),
+    ):
+        found = problems(**table, **part)
+        assert f"params.yaml: {key}: a part of the rows can be stored of images" in found
+        assert found.count("fraction") == 1
 
 
 def test_ops_are_parsed_with_their_arguments():
-    params = check(
-        document(preprocess="[decode, {resize: {height: 8, width: 9}}]", augment="[flip]")
-    )
-    assert params.preprocess[1] == Resize(height=8, width=9)
-    assert params.augment == (Flip(),)
+    ops = {"preprocess": "[decode, {resize: {height: 8, width: 9}}]", "augment": "[flip]"}
+    params = check(document(**ops))
+    assert params.preprocess[1] == Resize(height=8, width=9) and params.augment == (Flip(),)
 
 
 def test_an_op_of_ones_own_is_called_as_its_class_unless_it_says_more(tmp_path, monkeypatch):

@@ -28,12 +28,9 @@ def test_only_the_new_lines_are_added(tmp_path, text):
     path.write_bytes(text.encode())
     assert insert_pipeline(path, "tuned", FOUND)
     before, after = text.encode(), path.read_bytes()
-    start = next(
-        (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
-        len(before),
-    )
-    rest = len(before) - start
-    assert after.endswith(before[start:]) if rest else after.startswith(before)
+    unlike = (at for at, (one, new) in enumerate(zip(before, after, strict=False)) if one != new)
+    start = next(unlike, len(before))
+    assert after.endswith(before[start:]), "all of the rest"
     document = parse_yaml(text, "params.yaml")
     document["pipelines"]["tuned"] = FOUND
     assert parse_yaml(after.decode(), "params.yaml") == document

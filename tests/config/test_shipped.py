@@ -9,17 +9,10 @@ from throughline.config.params import load_params
 
 
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
-    assert [*load_params(ROOT / "params.yaml").pipelines] == [
-        "naive",
-        "map_parallel",
-        "vectorized",
-        "optimized",
-    ]
+    shipped = [*load_params(ROOT / "params.yaml").pipelines]
+    assert shipped == ["naive", "map_parallel", "vectorized", "optimized"]
     monkeypatch.chdir(ROOT)
-    for overlay in (
-        *(ROOT / "infra" / "demo").glob("*.yaml"),
-        ROOT / "infra" / "presets" / "images.yaml",
-    ):
+    for overlay in (ROOT / "infra/presets/images.yaml", *ROOT.glob("infra/demo/*.yaml")):
         assert resolve(ROOT, Changes(preset=str(overlay.relative_to(ROOT)))).params
 
 
@@ -31,7 +24,5 @@ def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_come
         preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=7
     )
     params = resolve(ROOT, changes).params
-    assert list(params.pipelines) == ["naive", "vectorized", "optimized"], (
-        "those of the preset alone"
-    )
+    assert [*params.pipelines] == ["naive", "vectorized", "optimized"], "the preset's alone"
     assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 7)

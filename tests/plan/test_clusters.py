@@ -4,6 +4,7 @@ batch, or the run is refused.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -44,13 +45,9 @@ def given(cluster, **task):
 def test_a_slurm_task_finds_itself_and_the_others():
     config = {"TF_CONFIG": find_tf_config(SLURM, [])}
     assert training_worker_from_tf_config(config) == TrainingWorker(index=3, count=5, on_host=2)
-    assert list_addresses(config) == [
-        "gpu09:20042",
-        "gpu09:20043",
-        "gpu10:20042",
-        "gpu10:20043",
-        "big:20042",
-    ]
+    nodes = ["gpu09:20042", "gpu09:20043", "gpu10:20042", "gpu10:20043", "big:20042"]
+    assert list_addresses(config) == nodes
+    assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +66,6 @@ def test_nodes_are_read_as_slurm_writes_them(text, nodes):
 def test_nodes_that_are_shortened_in_another_way_are_refused(text):
     with pytest.raises(ImpossiblePlan, match="set TF_CONFIG instead"):
         expand_nodes(text)
-
-
-def test_tasks_are_read_as_slurm_writes_them():
-    assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +94,9 @@ def test_a_command_runs_with_its_tf_config_and_its_exit_code():
     program = "import os, sys; print(os.environ['TF_CONFIG']); sys.exit(7)"
     done = subprocess.run(
         ["python", "-m", "tasks.cluster", "--hosts", "a,b", "--", sys.executable, "-c", program],
-        executable=sys.executable,
-        cwd=ROOT,
-        env={"JOB_COMPLETION_INDEX": "0", "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        executable=sys.executable, cwd=ROOT, env={"JOB_COMPLETION_INDEX": "0", "PATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert json.loads(done.stdout)["task"] == {"type": "worker", "index": 0}
 
@@ -155,17 +144,13 @@ def test_hosts_that_could_read_the_same_examples_are_refused(environment):
 
 
 def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():
-    for workers in range(1, 8):
-        for each in (1, 2, 5):
-            batch = workers * each
-            for examples in range(workers, 120):
-                shared = TrainingWorker(count=workers).shared(examples, batch)
-                assert (
-                    0 < shared <= examples
-                    and examples - shared < workers
-                    and shared % batch % workers == 0
-                )
-                TrainingWorker(count=workers).check(shared, batch)
+    for workers, each in itertools.product(range(1, 8), (1, 2, 5)):
+        batch, worker = workers * each, TrainingWorker(count=workers)
+        for examples in range(workers, 120):
+            shared = worker.shared(examples, batch)
+            assert 0 < shared <= examples and examples - shared < workers
+            assert shared % batch % workers == 0
+            worker.check(shared, batch)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +213,7 @@ def test_each_process_of_a_host_finds_itself_and_the_others():
 
 
 def test_processes_of_one_host_share_what_it_has():
-    cluster = {"worker": ["a:1", "a:2", "b:1", "a:3"]}
-    shares = []
+    cluster, shares = {"worker": ["a:1", "a:2", "b:1", "a:3"]}, []
     for index in range(4):
         worker = training_worker_from_tf_config(given(cluster, type="worker", index=index))
         shares.append((worker.on_host, worker.share(8), worker.share(2)))

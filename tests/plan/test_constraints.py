@@ -17,9 +17,7 @@ from throughline.plan.augmentations import (
     RandomCrop,
     RandomResizedCrop,
 )
-from throughline.plan.constraints import (
-    find_config_problems,
-)
+from throughline.plan.constraints import find_config_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
     find_fraction_problems,
@@ -135,12 +133,10 @@ def test_a_part_is_stored_of_images_alone():
     ],
 )
 def test_windows_are_cut_out_of_blocks_in_their_order(config, expected):
-    for encoding, windows, blocks in (
-        (SERIES, "a time series", "blocks"),
-        (TEXT, "text", "documents"),
-    ):
+    for encoding, *words in ((SERIES, "a time series", "blocks"), (TEXT, "text", "documents")):
         (problem,) = data_problems(config, encoding, windows=True)
-        assert problem.startswith(expected.format(windows=windows, blocks=blocks))
+        said = dict(zip(("windows", "blocks"), words, strict=True))
+        assert problem.startswith(expected.format(**said))
 
 
 def test_windows_of_a_series_alone_are_gathered_on_the_device():
@@ -162,16 +158,10 @@ def test_windows_of_a_series_alone_are_gathered_on_the_device():
     ],
 )
 def test_images_decoded_at_a_smaller_size_are_resized_before_pixels_count(augment, said):
-    problems = data_problems({"decode": {"ratio": 2}}, IMAGES, *augment)
-    assert [said is not None and problem.startswith(said) for problem in problems] == (
-        [True] if said else []
-    )
-    assert (
-        data_problems(
-            {"decode": {"ratio": 2}}, array_feature("pixels", (8, 8, 3), "uint8").encoding
-        )
-        == []
-    )
+    smaller, pixels = {"decode": {"ratio": 2}}, array_feature("pixels", (8, 8, 3), "uint8").encoding
+    problems = data_problems(smaller, IMAGES, *augment)
+    assert [bool(said) and one.startswith(said) for one in problems] == [True] * bool(said)
+    assert data_problems(smaller, pixels) == []
 
 
 @pytest.mark.parametrize(("encoding", "windows"), [(TEXT, False), (SERIES, True), (ROWS, None)])
@@ -266,11 +256,8 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
     augment = RandomResizedCrop(height=8, width=8), Flip(), Blur(), RandAugment(), OneByOne()
     assert problems_of({}, *augment) == problems_of(MAPPED, *augment) == []
     by_service = problems_of({"service": {}}, *augment)
-    assert [problem.split()[1] for problem in by_service] == [
-        "random_resized_crop",
-        "blur",
-        "randaugment",
-    ]
+    ops = [problem.split()[1] for problem in by_service]
+    assert ops == ["random_resized_crop", "blur", "randaugment"]
     assert "cannot be sent to the workers of a tf.data service" in by_service[0]
     on_host, whole = problems_of({**MAPPED, "snapshot_on": "device"}, *augment)
     assert on_host.startswith("snapshot_on: randaugment runs on the host alone")

@@ -40,26 +40,13 @@ MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 INDEXED = {**MAPPED, "read": "indexed_shards"}
 
 
-def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
-    return make_plan(
-        PipelineConfig(**config),
-        InputSpec(
-            schema=schema,
-            **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)},
-        ),
-    )
+def plan_of(schema=JPEG, ops=(), **config):
+    return make_plan(PipelineConfig(**config), InputSpec(schema=schema, **{**SPEC, **dict(ops)}))
 
 
 def text_plan(**config):
-    schema = labeled(text_feature())
-    spec = InputSpec(
-        schema=schema,
-        preprocess=(Decode(), Tokenize(kind="bytes")),
-        augment=(),
-        postprocess=(),
-        batch_size=32,
-    )
-    return make_plan(PipelineConfig(**config), spec)
+    ops = {"preprocess": (Decode(), Tokenize(kind="bytes")), "augment": (), "postprocess": ()}
+    return plan_of(labeled(text_feature()), ops, **config)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +91,7 @@ def text_plan(**config):
         ),
         pytest.param(
             {
-                "preprocess": (Decode(), CenterCrop(height=8, width=8)),
+                "ops": {"preprocess": (Decode(), CenterCrop(height=8, width=8))},
                 "decode": {"crop": "fused"},
                 "shuffle": {"kind": "none"},
             },
@@ -118,7 +105,7 @@ def text_plan(**config):
             id="classes are drawn as soon as labels are known",
         ),
         pytest.param(
-            {"schema": RAW, "preprocess": (Decode(),), "vectorize": True},
+            {"schema": RAW, "ops": {"preprocess": (Decode(),)}, "vectorize": True},
             "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale",
             id="raw pixels are decoded in whole batches",
         ),
@@ -141,25 +128,18 @@ def test_plans_print_what_they_do_in_order(config, expected):
             28,
             "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
         ),
-        (
-            (Decode(),),
-            28,
-            "map:parse+decode+random_crop → batch[32] → map:flip+rescale",
-        ),
+        ((Decode(),), 28, "map:parse+decode+random_crop → batch[32] → map:flip+rescale"),
     ],
     ids=["large", "small", "unlike"],
 )
 def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
     preprocess, size, streamed
 ):
-    cropped = {
-        "preprocess": preprocess,
-        "ops": {"augment": (RandomCrop(height=size, width=size), Flip())},
-    }
-    gathered = plan_of(**MAPPED, **cropped)
+    augment = RandomCrop(height=size, width=size), Flip()
+    ops = {"preprocess": preprocess, "augment": augment}
     fetched = "random_crop fetched+flip fetched+rescale"
-    assert str(gathered) == f"gather:snapshot[global shuffle,32]+{fetched}"
-    stream = plan_of(vectorize=True, **cropped)
+    assert str(plan_of(ops=ops, **MAPPED)) == f"gather:snapshot[global shuffle,32]+{fetched}"
+    stream = plan_of(ops=ops, vectorize=True)
     assert str(stream) == f"read:shuffled shards → shuffle[auto] → {streamed}"
 
 
@@ -183,18 +163,11 @@ def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
 
 def test_files_of_a_series_are_read_in_the_order_of_time():
     series = Schema(features=(array_feature("series", (3,), "float32"),))
-    plan = plan_of(
-        schema=series,
-        ops={
-            "preprocess": (Decode(),),
-            "augment": (),
-            "postprocess": (),
-            "window": Window(length=2, horizon=1, stride=2, targets=(1,)),
-        },
-        shuffle={"kind": "buffer"},
-    )
-    assert str(plan).startswith("read:shards → "), str(plan)
-    assert "shuffle[auto]" in str(plan), "of windows, once they are made"
+    window = Window(length=2, horizon=1, stride=2, targets=(1,))
+    ops = {"preprocess": (Decode(),), "augment": (), "postprocess": (), "window": window}
+    plan = str(plan_of(series, ops, shuffle={"kind": "buffer"}))
+    assert plan.startswith("read:shards → "), plan
+    assert "shuffle[auto]" in plan, "of windows, once they are made"
 
 
 def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
@@ -253,14 +226,13 @@ def test_refusals_carry_their_reason(config, reason):
             "flip cannot run on the device",
         ),
         (
-            {"schema": VECTORS, "preprocess": (Decode(),), "ops": {"postprocess": ()}},
+            {"schema": VECTORS, "ops": {"preprocess": (Decode(),), "postprocess": ()}},
             "augment: flip works on images, not on numbers",
         ),
         (
             {
                 "schema": NUMBERS,
-                "preprocess": (Decode(),),
-                "ops": {"augment": (), "postprocess": (OneHot(),)},
+                "ops": {"preprocess": (Decode(),), "augment": (), "postprocess": (OneHot(),)},
                 "sampling": "balanced",
             },
             r"sampling: a number .*; postprocess: one_hot needs",
@@ -335,17 +307,11 @@ def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
 
 
 @pytest.mark.parametrize(
-    ("config", "tuned"),
-    [
-        ({}, False),
-        ({"prefetch": "auto"}, True),
-        ({"map": {"parallel": "auto"}}, True),
-        ({"graph_rewrites": True}, True),
-    ],
+    "config", [{}, {"prefetch": "auto"}, {"map": {"parallel": "auto"}}, {"graph_rewrites": True}]
 )
-def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
+def test_nothing_is_left_to_autotune_unless_a_field_says_so(config):
     """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
-    assert plan_of(**config).autotunes is tuned
+    assert plan_of(**config).autotunes is bool(config)
 
 
 HERE = usable_cores()
@@ -354,19 +320,14 @@ HERE = usable_cores()
 @pytest.mark.parametrize(
     ("setting", "calls", "threads", "text"),
     [
-        ("none", None, 1, "none"),
-        ("auto", tf.data.AUTOTUNE, 6, "auto"),
-        ("cores", HERE, 6, "cores"),
-        (3, 3, 3, "3"),
+        ("none", None, 1, "none"), ("auto", tf.data.AUTOTUNE, 6, "auto"),
+        ("cores", HERE, 6, "cores"), (3, 3, 3, "3"),
     ],
-)
+)  # fmt: skip
 def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threads, text):
     parallel = Parallelism(setting)
-    assert (parallel.num_parallel_calls(), parallel.threads(6), str(parallel)) == (
-        calls,
-        threads,
-        text,
-    )
+    assert (parallel.num_parallel_calls(), parallel.threads(6)) == (calls, threads)
+    assert str(parallel) == text
     shared = parallel.num_parallel_calls(on_host=HERE)
     assert shared == (1 if setting == "cores" else calls), "processes of a host share its cores"
     assert parallel.is_sequential == (setting == "none")
@@ -374,9 +335,8 @@ def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threa
 
 
 def test_evaluation_keeps_storage_order():
-    assert "shuffle" not in str(
-        make_plan(set_storage_order(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
-    )
+    in_order = set_storage_order(PipelineConfig())
+    assert "shuffle" not in str(make_plan(in_order, InputSpec(schema=JPEG, **SPEC)))
 
 
 def test_planning_needs_no_tensorflow():

@@ -97,9 +97,8 @@ def test_the_history_of_a_training_is_read_as_numbers_and_refused_without_any(tm
     assert read_history(tmp_path) == epochs, "also metrics that a callback logs every few epochs"
     for content in ("epoch,val_loss\n", "epoch,val_loss\n0,high\n", "epoch,val_loss\n0\n"):
         (tmp_path / HISTORY).write_text(content)
-        with pytest.raises(
-            (DamagedFile, MissingInput), match=rf"history\.csv.*train@{tmp_path.name}"
-        ):
+        said = rf"history\.csv.*train@{tmp_path.name}"
+        with pytest.raises((DamagedFile, MissingInput), match=said):
             read_history(tmp_path)
 
 
@@ -140,15 +139,14 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
 def test_an_accuracy_is_no_chance_by_the_exact_binomial_test(right, examples, share, beats):
     variance = share * (1 - share) or 1 / examples * (1 - 1 / examples)
     stderr = math.sqrt(variance / examples)
-    assert beats_constant("accuracy", right / examples, constant=share, stderr=stderr) == beats, (
-        stderr
-    )
+    found = beats_constant("accuracy", right / examples, constant=share, stderr=stderr)
+    assert found == beats, stderr
     if examples < 100:
-        tail = sum(
+        chances = (
             math.comb(examples, count) * share**count * (1 - share) ** (examples - count)
             for count in range(right, examples + 1)
         )
-        assert beats == (tail < CHANCE)
+        assert beats == (sum(chances) < CHANCE)
 
 
 def test_few_right_answers_of_few_examples_are_called_what_they_are():
@@ -162,13 +160,8 @@ def test_few_right_answers_of_few_examples_are_called_what_they_are():
 def test_of_several_processes_the_slowest_decides_and_rates_are_those_of_all():
     def of(step_ms, rate):
         own = dataclasses.replace(made_up(ProcessProfile), host=f"host of {rate}")
-        return dataclasses.replace(
-            made_up(ProfileResult),
-            train_step_ms=step_ms,
-            model_examples_per_s=rate,
-            verdict=f"verdict of {rate}",
-            processes=(own,),
-        )
+        values = {"train_step_ms": step_ms, "model_examples_per_s": rate, "processes": (own,)}
+        return dataclasses.replace(made_up(ProfileResult), verdict=f"verdict of {rate}", **values)
 
     trained = dataclasses.replace(
         made_up(TrainResult), processes=2, step=dataclasses.replace(made_up(StepTimes), ms_p50=7.0)
@@ -189,13 +182,9 @@ def test_of_several_processes_the_slowest_decides_and_rates_are_those_of_all():
 
 
 def test_what_build_has_measured_is_of_a_number_of_processes():
-    two = tuple(
-        dataclasses.replace(
-            made_up(ProcessInput),
-            throughput=dataclasses.replace(made_up(InputThroughput), input_examples_per_s=rate),
-        )
-        for rate in (7.0, 8.0)
-    )
+    one, rates = made_up(InputThroughput), (7.0, 8.0)
+    slices = [dataclasses.replace(one, input_examples_per_s=rate) for rate in rates]
+    two = tuple(dataclasses.replace(made_up(ProcessInput), throughput=each) for each in slices)
     built = dataclasses.replace(made_up(BuildResult), processes=two)
     assert built.slice_of(1, count=2).input_examples_per_s == 8.0
     with pytest.raises(MissingInput, match="measured with 2 processes, and now there are 1; run"):
