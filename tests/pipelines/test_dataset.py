@@ -45,7 +45,7 @@ pytestmark = pytest.mark.integration
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 # One of each way in which batches are made; others differ in threads, files, buffers and order.
-WAYS = ("naive", "vectorized", "in_memory", "shards_global", "snapshot_part", "device_resident")
+WAYS = ("naive", "vectorized", "shards_global", "snapshot_part", "device_resident")
 UNLIKE = tuple(name for name in CONFIGS if name not in {"device_resident", "service"})
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
 CROPS = {"unlike": (RandomResizedCrop(height=20, width=24).in_evaluation(),)}

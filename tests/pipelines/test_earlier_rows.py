@@ -22,7 +22,7 @@ from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
 from throughline.pipelines.write.rows import STATISTICS_OF
 from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.plan.ops import Decode, Resize
+from throughline.plan.ops import CenterCrop, Decode, Resize
 from throughline.settings import SnapshotSettings, SplitSettings
 from throughline.shared.errors import CorruptShard, ObjectStoreFailed
 from throughline.shared.layout import Layout
@@ -179,7 +179,8 @@ def test_rows_of_equal_shards_are_copied_to_where_they_are_now(copy, tmp_path, k
 
 
 def test_what_was_made_by_other_ops_is_not_copied(data):
-    assert data.snapshot((Decode(), Resize(height=6, width=8))) == data.names()
+    others = (Decode(), CenterCrop(height=6, width=5), Resize(height=12, width=10))  # of that shape
+    assert data.snapshot(others) == data.names()
 
 
 def test_what_was_made_with_another_file_or_of_another_dtype_is_not_copied(data):

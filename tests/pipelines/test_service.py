@@ -134,15 +134,15 @@ def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
 
 def start_parent(code):
     """A process that starts servers, prints a line and stays; and that line."""
-    code += "print(printed, flush=True); import time; time.sleep(600)"
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=PIPE, text=True)
+    command = [sys.executable, "-c", f"import time\n{code}"]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=PIPE, text=True)
     return parent, parent.stdout.readline().strip()
 
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     parent, address = start_parent(
-        "from throughline.pipelines.service import run_local_service\n"
-        "service = run_local_service(2)\nprinted = service.__enter__()\n"
+        "from throughline.pipelines.service import run_local_service as up\n"
+        "with up(2) as address:\n  print(address, flush=True); time.sleep(600)"
     )
     assert address.startswith("grpc://")
     children = psutil.Process(parent.pid).children(recursive=True)
@@ -154,7 +154,7 @@ def test_the_service_ends_with_a_parent_that_is_killed():
 def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody):
     parent, pid = start_parent(
         "from throughline.pipelines.service import _start\n"
-        f"printed = _start('worker', '--dispatcher', '{nobody}').pid\n"
+        f"print(_start('worker', '--dispatcher', '{nobody}').pid, flush=True); time.sleep(600)"
     )
     worker = psutil.Process(int(pid))
     wait_for_tensorflow(worker)

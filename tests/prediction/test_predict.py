@@ -154,12 +154,11 @@ def test_the_file_is_a_keras_model_anywhere(photo_model, tmp_path):
     shutil.copy(model, tmp_path / "model.keras")
     code = (
         "import keras, json, zipfile; m = keras.saving.load_model('model.keras');"
-        "print(m.input_shape, json.loads(zipfile.ZipFile('model.keras')"
-        f".read('{SPEC}'))['classes'])"
+        f"spec = json.loads(zipfile.ZipFile('model.keras').read('{SPEC}'));"
+        "print(m.input_shape, spec['classes'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("(None, 16, 16, 3) ['bird/owl', 'cat', 'dog']")
 
 

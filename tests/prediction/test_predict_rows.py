@@ -4,7 +4,6 @@ its columns, as they were trained.
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from pathlib import Path
 
@@ -78,11 +77,9 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     model = save_untrained(text_params({}, train={"seed": 1}), layout)
     judged = write_evaluation_of(text_params({}), layout, model, tmp_path / "evaluation")
     assert judged.worst[0].value == (layout.root / "source" / judged.worst[0].id).read_text()
-    lines = tmp_path / "some.txt"
+    lines, table, objects = (tmp_path / f"some.{form}" for form in ("txt", "csv", "jsonl"))
     lines.write_text("the fox\n\nthe dog\n")
-    table = tmp_path / "some.csv"
     table.write_text("id,text,split\n1,the fox,dev\n2,the dog,\n3,,\n")
-    objects = tmp_path / "some.jsonl"
     objects.write_text('{"text": "the fox", "split": "dev"}\n')
     whole, _ = predict_rows(model, lines)
     split, _ = predict_rows(model, lines, lines=True)
@@ -102,7 +99,6 @@ def test_texts_are_files_lines_or_rows(tmp_path):
         model,
         {
             make_misfit(tmp_path / "other.csv", b"words\nthe fox\n"): "no column text",
-            make_misfit(tmp_path / "a.png"): "is a PNG image",
             make_misfit(tmp_path / "blank.txt", b"\n\n"): "empty text",
         },
         takes="texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or .parquet files",
@@ -131,11 +127,10 @@ def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
 
 
 def make_table(rows: int) -> str:
-    draw = np.random.default_rng(5)
-    colors = ("red", "green", "blue")
+    colors, numbers = ("red", "green", "blue"), np.random.default_rng(5).normal(size=(rows, 2))
     lines = [
         f"{size:.3f},{colors[number % 3]},{price:.3f},c{number % 2}"
-        for number, (size, price) in enumerate(draw.normal(size=(rows, 2)))
+        for number, (size, price) in enumerate(numbers)
     ]
     return "\n".join(["size,color,price,kind", *lines]) + "\n"
 
@@ -190,9 +185,7 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
         model,
         {
             tmp_path: "is a folder",
-            tmp_path / "gone.csv": "does not exist",
             make_misfit(tmp_path / "a.png"): "is a PNG image",
-            make_misfit(tmp_path / "packed.csv", gzip.compress(b"size,price,color\n")): "GZIP",
             make_misfit(tmp_path / "names.csv", b"size,price,color\n"): "holds no example",
             make_misfit(tmp_path / "columns.csv", b"size;width\n1;2\n"): "no column price",
         },
