@@ -1,6 +1,4 @@
-"""What somebody who may start runs, and nothing else, tries with a run's parameters. A line of a
-list is a case.
-"""
+"""What somebody who may only start runs tries with their parameters; a line of a list is a case."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The object store, attacked at every port that its processes listen at; a line of a list is a
-case.
-"""
+"""The object store, attacked at every port that it listens at; a line of a list is a case."""
 
 from __future__ import annotations
 

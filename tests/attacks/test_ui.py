@@ -1,6 +1,4 @@
-"""`make ui`, attacked by a page of another origin, by another user of the machine, and from another
-network namespace. A line of a list is a case.
-"""
+"""`make ui`, attacked by other origins, users and networks; a line of a list is a case."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def foreign(stack) -> Iterator[Page]:
-    """A page of `localhost`, another origin and another site than 127.0.0.1, in a browser that has
-    been given the password by its user.
-    """
+    """A page of another origin in a browser that has been given the password by its user."""
     need("chromium")
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server,
@@ -248,9 +244,7 @@ def test_another_user_of_the_machine_reads_no_password_and_no_database(stack):
 
 @contextlib.contextmanager
 def namespace() -> Iterator[tuple[str, list[str]]]:
-    """A network namespace that reaches this one over a pair of interfaces; yields this one's
-    address on it, and what runs a command there. Names and addresses are this process's own.
-    """
+    """A network namespace; yields this one's address there, and what runs a command in it."""
     name, number = f"doors{os.getpid()}", os.getpid() % (1 << 15)
     here = ipaddress.ip_address("198.18.0.1") + 4 * number  # of a network for tests, 198.18.0.0/15
     commands = [

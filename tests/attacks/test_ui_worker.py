@@ -1,6 +1,4 @@
-"""`make ui`, attacked by somebody who has the password, and with it all of Prefect's API: nothing
-makes the worker execute anything but the project's flows.
-"""
+"""Whoever has Prefect's whole API makes the worker execute nothing but the project's flows."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ def test_job_variables_are_refused(stack, training, mark, variables):
 def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(
     stack, training, mark, tmp_path
 ):
-    """The work pool's template, a deployment's entrypoint, pull steps and path, a deployment of the
-    attacker's own, a run without one.
-    """
+    """Neither the work pool's template, nor a deployment, nor a run without one."""
     evil = tmp_path / "evil.py"
     evil.write_text(
         f"open({str(mark)!r}, 'w')\nfrom prefect import flow\n@flow\ndef training(): pass\n"

@@ -1,6 +1,4 @@
-"""A source in a bucket gives the examples that it gives in a folder; what changes there while it is
-read is named, and what has not changed is not read again.
-"""
+"""A source in a bucket gives what it gives in a folder; what changes while it is read is named."""
 
 from __future__ import annotations
 

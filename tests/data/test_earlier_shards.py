@@ -1,6 +1,4 @@
-"""Shards that hold the same examples as those of an earlier set are not written again, and bytes
-are always those of a fresh set.
-"""
+"""Shards of the same examples are not written again, and their bytes are those of a fresh set."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ingest looks at everything once: what is unusable is listed with its reason, what is usable
-decodes to what a person sees.
-"""
+"""Ingest lists what is unusable with its reason; what is usable decodes to what a person sees."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ FILES = (  # by the mode in which Pillow writes them
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
-    """Images of every format and mode, and such as few programs write: their files, and those that
-    the manifest names, by name.
-    """
+    """Images of every format and mode: their files, and those that the manifest names."""
     root = tmp_path_factory.mktemp("formats")
     folder = root / "in" / "a"
     folder.mkdir(parents=True)

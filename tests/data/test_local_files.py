@@ -1,6 +1,4 @@
-"""Files that arrive, change or go while ingest reads are named, and never taken for ones that it
-has read: `throughline.data.local_files`.
-"""
+"""Files that arrive, change or go while ingest reads are named, and not taken for read ones."""
 
 from __future__ import annotations
 

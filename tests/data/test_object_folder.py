@@ -1,6 +1,4 @@
-"""What is below a URL in a bucket is listed once, copied to the names that it has, and compared
-with the bucket again.
-"""
+"""What is below a URL in a bucket is listed once, copied by its names, and compared again."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ def test_every_example_is_in_exactly_one_shard(photos):
 
 @pytest.fixture
 def interrupted(arrays, tmp_path, monkeypatch):
-    """A manifest, and a function that writes shards of one, whose first run has been interrupted
-    when all were written.
-    """
+    """A manifest, and what writes shards of one; its first run was interrupted at its end."""
     manifest = read_manifest(arrays / "manifest")
 
     def write(manifest, folder="shards"):

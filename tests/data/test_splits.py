@@ -1,6 +1,4 @@
-"""Splits, shard order and shard ranges are pure functions with the properties that training relies
-on.
-"""
+"""Splits, shard order and shard ranges are pure functions as training relies on them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A table is read as it is written, or refused: no row is joined, no cell shifted, no number read
-two ways.
-"""
+"""A table is read as it is written, or refused: nothing is joined, shifted, or read two ways."""
 
 from __future__ import annotations
 

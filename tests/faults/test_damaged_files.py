@@ -1,7 +1,4 @@
-"""A file of an earlier stage that is empty, cut off or another one: one paragraph names it and what
-makes it again. A record that can be read but not decoded is named with its example, and left out
-of every configuration where that is wished.
-"""
+"""Damaged files of earlier stages are named; undecodable records are named or left out."""
 
 from __future__ import annotations
 
@@ -117,9 +114,7 @@ SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1)
 
 @pytest.fixture(scope="module")
 def undecodable(photos, tmp_path_factory):
-    """A folder with manifest and shards, the manifest, and the ids of two of its training examples
-    that cannot be decoded, as a decoder of another version might find.
-    """
+    """A folder of shards, its manifest, and two ids of it that another decoder cannot decode."""
     folder, manifest = tmp_path_factory.mktemp("undecodable"), read_manifest(photos / "manifest")
     examples = manifest.examples.copy()
     victims = examples[examples["split"] == "train"]["id"].tolist()[:2]

@@ -1,6 +1,4 @@
-"""Stages on a Dask cluster: the same bytes as with threads, and nothing is lost when a worker, the
-stage or the scheduler is killed.
-"""
+"""Stages on a Dask cluster write what threads write, whatever of it is killed."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def read_data(folder: Path, *parts: str) -> dict[str, bytes]:
 
 
 class Cluster:
-    """A scheduler with its address, and workers, in the folder of a project, with its program and
-    its environment; nothing starts one again but `have`.
-    """
+    """A scheduler and workers in a project's folder; nothing starts one again but `have`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, file = folder, folder / "scheduler.json"

@@ -1,6 +1,4 @@
-"""What ingest accepts TensorFlow decodes: files mutated at random, and a decoder that dies or
-hangs.
-"""
+"""What ingest accepts TensorFlow decodes; a decoder may die or hang."""
 
 from __future__ import annotations
 

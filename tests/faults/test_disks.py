@@ -1,6 +1,4 @@
-"""A disk that is full or read-only ends a stage with one paragraph and leaves what was there; real
-file systems show it.
-"""
+"""A full or read-only disk ends a stage with one paragraph and leaves what was there."""
 
 from __future__ import annotations
 

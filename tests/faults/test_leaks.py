@@ -14,9 +14,7 @@ from throughline.shared.errors import UnusableDataset
 
 @pytest.fixture
 def images(tmp_path):
-    """24 images of two classes, and the rows of a table that lists them: 12 for training, 6 for
-    validation, 6 to test.
-    """
+    """24 images of two classes, and rows that list them: 12 to train, 6 to validate, 6 to test."""
     rows = []
     for number in range(24):
         label, split = "ab"[number % 2], ("train", "train", "validation", "test")[number // 6]

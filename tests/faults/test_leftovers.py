@@ -1,6 +1,4 @@
-"""A kill before any of a process's file operations leaves one complete output, and nothing after
-the next start; of an ingest, what it has found so far.
-"""
+"""A kill before any file operation leaves one complete output, and nothing after the next start."""
 
 from __future__ import annotations
 

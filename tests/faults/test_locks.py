@@ -1,6 +1,4 @@
-"""Locks are the kernel's: whoever is gone holds nothing, and nobody is kept out by what another has
-left, be it DVC's locks or a dvc.lock that is half written.
-"""
+"""Locks are the kernel's: whoever is gone holds nothing, and what it left keeps nobody out."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,16 +76,22 @@ def machine(monkeypatch):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
 
 
+def noting(said: list[str], process: subprocess.Popen) -> Callable[[str], None]:
+    """What is called by who has to wait: it notes for whom, and kills that process."""
+
+    def on_wait(who: str) -> None:
+        said.append(who)
+        process.kill()
+        process.wait()
+
+    return on_wait
+
+
 def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
     said = []
     path = tmp_path / "locks" / "x.lock"
     with another_holder(path) as process:
-
-        def on_wait(who: str) -> None:
-            said.append(who)
-            process.kill()
-
-        with hold(path, "run me", on_wait):
+        with hold(path, "run me", noting(said, process)):
             assert json.loads(path.read_text())["owner"] == "run me"
         assert said[0].startswith(f"run other (process {process.pid}, since 2")
     assert list(path.parent.iterdir()) == []
@@ -99,13 +103,7 @@ def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
         child = subprocess.Popen(["sleep", "infinity"], pass_fds=(descriptor,))
         inode = path.stat().st_ino
     said = []
-
-    def on_wait(who: str) -> None:
-        said.append(who)
-        child.kill()
-        child.wait()
-
-    with hold(path, "run next", on_wait):
+    with hold(path, "run next", noting(said, child)):
         assert said and path.stat().st_ino == inode
     assert not path.exists()
 
@@ -138,12 +136,7 @@ def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
 def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directory(tmp_path):
     said = []
     with another_holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
-
-        def on_wait(who: str) -> None:
-            said.append(who)
-            process.kill()
-
-        with hold_machine(on_wait):
+        with hold_machine(noting(said, process)):
             pass
         assert f"process {process.pid} of user" in said[0]
     assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
@@ -188,16 +181,11 @@ def test_a_damaged_lock_file_stays_while_a_dvc_process_of_the_project_lives(rwlo
 def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rwlock, tmp_path):
     with subprocess.Popen(["sleep", "infinity"]) as living, subprocess.Popen(["true"]) as dead:
         dead.wait()
-        ours, gone = (
-            {"pid": living.pid, "cmd": "/bin/sleep infinity"},
-            {"pid": dead.pid, "cmd": "dvc repro"},
-        )
+        ours = {"pid": living.pid, "cmd": "/bin/sleep infinity"}
+        gone = {"pid": dead.pid, "cmd": "dvc repro"}
         reused = {"pid": living.pid, "cmd": "dvc repro --single-item shard"}
-        entries = {
-            "write": {"a": ours, "b": gone, "c": reused},
-            "read": {"d": [ours, gone], "e": [reused]},
-        }
-        rwlock.write_text(json.dumps(entries))
+        read = {"d": [ours, gone], "e": [reused]}
+        rwlock.write_text(json.dumps({"write": {"a": ours, "b": gone, "c": reused}, "read": read}))
         repair_locks(tmp_path)
         living.kill()
     assert json.loads(rwlock.read_text()) == {"write": {"a": ours}, "read": {"d": [ours]}}

@@ -1,6 +1,4 @@
-"""One odd file among good ones: it is rejected with its reason in bounded memory, and the others
-are used.
-"""
+"""Odd files among good ones are rejected with their reasons, in bounded memory."""
 
 from __future__ import annotations
 

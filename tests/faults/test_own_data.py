@@ -23,9 +23,7 @@ def params(**data):
 
 @pytest.fixture
 def project(tmp_path, array_file):
-    """A project with files of the user's own below data/raw, made when that was an output as a
-    whole.
-    """
+    """A project with the user's own files below data/raw, as of when that was an output."""
     folder = make_project(tmp_path / "project", array_file)
     for name in OWN:
         path = folder / name

@@ -1,6 +1,4 @@
-"""Two runs at once, of one name or of none, both complete; what a killed run leaves does not keep
-the next one out. (Two runs with changes and without a name: tests/flows/test_ui_stack.py.)
-"""
+"""Two runs at once both complete; what a killed run leaves keeps the next one not out."""
 
 from __future__ import annotations
 

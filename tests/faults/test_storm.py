@@ -70,9 +70,7 @@ def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(array_f
 
 
 def strike(flow: subprocess.Popen[str], draw: random.Random) -> bool:
-    """Kill a run, its process group, or one of the processes below it; returns whether it was
-    there.
-    """
+    """Kill a run, its group, or one of the processes below it; returns whether it was there."""
     if flow.poll() is not None:
         return False
     below = psutil.Process(flow.pid).children(recursive=True)

@@ -1,6 +1,4 @@
-"""Whatever of flow, supervisors and command is killed, in whatever session the rest lives: nothing
-is left running.
-"""
+"""Whatever of flow, supervisors and command is killed, nothing is left running."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A run with changes works at any path, with hooks, and after git was killed at any instant:
-`flows.run.workspace`, `flows.run.worktrees`, `flows.run.git_calls`.
-"""
+"""A run with changes works at any path, with hooks, and after git was killed at any instant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which worktrees of runs stay and which are swept, what a worktree shares with its project, and
-whose it is after the project was moved or copied: `flows.run.workspace`, `flows.run.worktrees`.
-"""
+"""Which worktrees of runs stay, what they share with their project, and whose they are."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 from dvc.config import Config
 
-from flows.run.dvc_calls import stale_stages
 from flows.run.parameters import Changes, check_name, derive_name
 from flows.run.resolution import resolve
 from flows.run.source_check import check_code
@@ -81,17 +78,6 @@ def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(pr
         assert workspace.ephemeral
         remove_workspace(workspace)
     assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
-
-
-@pytest.mark.slow
-def test_a_worktree_is_new_until_dvc_has_looked_at_its_data(project):
-    with opened(project) as workspace:
-        assert workspace.is_new
-        stale_stages(workspace.root, workspace.environment, print)
-    with opened(project) as workspace:
-        assert not workspace.is_new
-    with open_workspace(resolve(project, Changes()), name="x") as workspace:
-        assert not workspace.is_new
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What a command asks for is checked as a whole before its flow starts and before Prefect, which
-takes seconds, is imported; a user's mistake has no traceback.
-"""
+"""A command is checked as a whole before Prefect is imported; a user's mistake has no traceback."""
 
 from __future__ import annotations
 

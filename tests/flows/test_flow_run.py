@@ -1,6 +1,4 @@
-"""What flows decide around their stages, which do not run here: `flows.orchestration.flow_run`, and
-which stages each flow asks for.
-"""
+"""What flows decide around their stages, which do not run here."""
 
 from __future__ import annotations
 

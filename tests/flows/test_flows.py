@@ -209,19 +209,6 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_that_needs_an_untracked_file_is_refused_before_its_stages(first):
-    folder, _ = first
-    builder = "def build(input_shape, outputs, **options): ...\n"
-    (folder / "my_models.py").write_text(builder)
-    (folder / "unrelated.py").touch()
-    output = train_naive(folder, "model.name=my_models:build", name="untracked", code=2)
-    for name in ("my_models.py", "unrelated.py"):
-        (folder / name).unlink()
-    assert "`git add --force my_models.py`" in output and "unrelated" not in output
-    assert "identities" not in output
-
-
-@pytest.mark.slow
 def test_a_failing_stage_says_its_reason_once_and_by_which_name_the_run_goes_on(first):
     folder, _ = first
     source = folder / "source" / "broken.npz"

@@ -1,6 +1,4 @@
-"""What a form or a command asks for becomes the parameters of a run: fields that were left as they
-are change nothing, and what has been resolved is handed on.
-"""
+"""What a form or a command asks for becomes the parameters of a run, resolved once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whose deployments are replaced: a project's own, and those of one that is no longer there; and
-what was set in the UI stays.
-"""
+"""Whose deployments are replaced; and what was set in the UI stays."""
 
 from __future__ import annotations
 

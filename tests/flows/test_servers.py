@@ -1,6 +1,4 @@
-"""Servers: one that ends is started again, with the reason, and not for ever; a configured Prefect
-server is used as it is; MLflow answers its own pages alone.
-"""
+"""Servers that end are started again, configured ones are used as they are."""
 
 from __future__ import annotations
 

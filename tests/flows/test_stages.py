@@ -1,6 +1,4 @@
-"""How stages are run: ended with all their processes when they are overdue, by a server that has
-their libraries as by themselves, and asked of DVC one after another where one has changed.
-"""
+"""How stages are run, by themselves and by a server that has their libraries, and how they end."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
 from tests.support.project import Started, environment, run_python, start
 from tests.support.stack import wait_for
-from throughline.shared import fork_client
+from throughline.shared import fork_client, machine_lock
 from throughline.shared.errors import StageFailed
 from throughline.shared.fork_client import (
     READY,
@@ -119,8 +117,10 @@ def test_a_stage_says_any_name_whatever_the_locale():
     ],
 )
 def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kept(
-    tmp_path, stage, measures, takes_turns
+    tmp_path, monkeypatch, stage, measures, takes_turns
 ):
+    own = f"\0throughline-test-{os.getpid()}"  # others may measure on this machine
+    monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", own)
     stage_env = StageEnvironment(tmp_path, frozenset(), measures=measures)
     with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
         assert bool(lock_fds) is takes_turns

@@ -1,6 +1,4 @@
-"""The flow of a search: it prepares the data, searches in the run's workspace, and says in one
-paragraph what it cannot do.
-"""
+"""The flow of a search prepares the data and searches in the run's workspace, or says why not."""
 
 from __future__ import annotations
 

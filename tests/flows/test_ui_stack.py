@@ -26,7 +26,6 @@ from tests.support.browser import browsing, picture, sign_in
 from tests.support.project import SMALL, run, run_quietly
 from tests.support.stack import processes_of, wait_for
 from throughline.config.params_file import parse_yaml
-from throughline.shared.errors import ServiceFailed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -119,25 +118,6 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
                 assert stack.post(path, method="DELETE").ok
         assert stack.post(nightly(stack), method="PATCH", active=False).ok
     assert schedules() == before
-
-
-@pytest.mark.slow
-def test_another_project_does_not_replace_the_deployments(stack, monkeypatch, tmp_path):
-    def deployed() -> dict:
-        polled = {"last_polled", "status", "updated"}  # change whenever a worker asks for work
-        found = stack.deployment("training")
-        return {key: value for key, value in found.items() if key not in polled}
-
-    other = tmp_path / "other"
-    shutil.copytree(stack.project, other, ignore=shutil.ignore_patterns(".throughline", ".dvc"))
-    monkeypatch.chdir(other)
-    before = deployed()
-    access = access_of(stack)
-    with pytest.raises(
-        ServiceFailed, match=rf"of another project, {stack.project}, with the names"
-    ):
-        deploy(access)
-    assert deployed() == before
 
 
 @pytest.mark.slow

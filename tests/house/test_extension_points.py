@@ -1,6 +1,4 @@
-"""What can be added is known in few places, and these agree: a source, op, preset or kind of step
-that one of them lacks fails here.
-"""
+"""What can be added is known in few places, and these agree."""
 
 from __future__ import annotations
 

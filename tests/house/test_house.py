@@ -1,6 +1,4 @@
-"""What the project declares is what the program imports: libraries in pyproject.toml, and in
-dvc.yaml all that decides a stage. Layers of imports are contracts of import-linter (`make check`).
-"""
+"""What the project declares is what the program imports."""
 
 from __future__ import annotations
 

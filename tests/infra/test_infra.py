@@ -1,6 +1,4 @@
-"""The stack as containers, checked statically: pinned, healthy before it is depended on, no secret,
-nothing beyond loopback.
-"""
+"""The stack as containers: pinned, healthy, without secrets, and on loopback alone."""
 
 from __future__ import annotations
 
@@ -127,9 +125,7 @@ def test_the_image_is_built_from_the_lock():
 
 @pytest.mark.integration
 def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
-    """The project as git has it, with secrets and results in every place where they could be; the
-    list is made by Docker's own client.
-    """
+    """By Docker's own client, with secrets and results in every place where they could be."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

@@ -1,7 +1,4 @@
-"""The stack on Kubernetes as kubectl renders it agrees with itself, with the programs that it
-starts, with compose.yaml and with what its README says. No cluster is asked; `make check` holds
-the manifests against Kubernetes' schemas.
-"""
+"""The manifests agree with the programs, compose.yaml and their README; no cluster is asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The whole stack as processes: Postgres, an S3 store, authentication, tf.data service; backed up,
-lost, and restored.
-"""
+"""The whole stack as processes, backed up, lost, and restored."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def local(tmp_path_factory) -> Iterator[Local]:
 
 
 def learnable(path: Path) -> None:
-    """Images of which a model can learn the class, as a champion must: each class is bright
-    elsewhere.
-    """
+    """Images of which a model can learn the class, as a champion must: each is bright elsewhere."""
     labels = np.arange(200) % 4
     values = np.random.default_rng(3).integers(0, 100, (200, 12, 10))
     for number, label in enumerate(labels):

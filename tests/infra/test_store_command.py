@@ -1,6 +1,4 @@
-"""`python -m infra.local store`: a command with an S3 store in its environment, as `make demo
-STORE=s3` uses it.
-"""
+"""`python -m infra.local store`: a command with an S3 store in its environment."""
 
 from __future__ import annotations
 

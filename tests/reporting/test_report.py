@@ -1,6 +1,4 @@
-"""The report ranks only what differs beyond the noise, compares nothing unlike, and says what is
-missing.
-"""
+"""The report ranks what differs beyond the noise, compares nothing unlike, says what is missing."""
 
 from __future__ import annotations
 
@@ -133,9 +131,7 @@ def strip_tags(page: str) -> str:
 
 
 def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
-    """Put results of every kind, made up but for what a report reckons with, into the folder of a
-    configuration.
-    """
+    """Put made-up results of every kind into the folder of a configuration."""
     chosen = {
         PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
         BuildResult: {"pixel_difference": None, "machine": {"gpus": []}},

@@ -1,6 +1,4 @@
-"""Columns of a table next to its images and texts, and numbers to predict: from the file to a model
-of two inputs, and what they do not go with.
-"""
+"""Columns next to images and texts, and numbers to predict: from the file to a model of both."""
 
 from __future__ import annotations
 

@@ -93,22 +93,6 @@ def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):
 
 
 @pytest.mark.slow
-def test_dvc_compares_configurations_by_a_dozen_metrics_that_are_named_as_in_mlflow(finished):
-    folder, _ = finished
-    shown = json.loads(run_quietly(folder, "dvc", "metrics", "show", "--json"))[""]["data"]
-    assert set(shown) == {"runs/naive/metrics.json", "runs/optimized/metrics.json"}
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
-    logged = {found.data.tags["pipeline"]: found.data for found in runs}
-    for name in ("naive", "optimized"):
-        metrics = dict(shown[f"runs/{name}/metrics.json"]["data"])
-        assert metrics.pop("verdict") == logged[name].tags["verdict"]
-        assert 10 <= len(metrics) <= 14
-        assert metrics == pytest.approx({key: logged[name].metrics[key] for key in metrics})
-    assert "metrics.json" in run(folder, "dvc", "exp", "show", "--csv")
-
-
-@pytest.mark.slow
 def test_what_dvc_plots_shows_are_pictures_that_need_no_network(first):
     folder, _ = first
     run(folder, "dvc", "plots", "show")

@@ -1,6 +1,4 @@
-"""What the last run by DVC has written is found in its cache, as long as it is what the stage would
-write today: of data that change by one file, one shard is written and preprocessed.
-"""
+"""What the last run has written is found in the cache while it would be written today."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Known datasets come from the first place that has them, in bounded time; what fetch did not
-write it leaves alone.
-"""
+"""Known datasets come from the first place that has them; what fetch did not write stays."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def apt_sources(folder, monkeypatch, line):
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A package repository in a folder: `publish(files)` puts files below /usr/share into its one
-    package.
-    """
+    """A package repository: `publish(files)` puts files below /usr/share into its package."""
 
     def publish(files):
         root = tmp_path / "package"

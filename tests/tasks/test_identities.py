@@ -1,6 +1,4 @@
-"""What decides results besides files that DVC watches by itself: own code and what it reads are
-listed in dvc.yaml, and what stages run and read is in their identities.
-"""
+"""Own code and what it reads are listed in dvc.yaml; what stages run and read is in identities."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Time series from the file to windows: which steps they hold, in which order, and with which
-statistics. What a label of a table is.
-"""
+"""Time series from the file to windows and their statistics; what a label of a table is."""
 
 from __future__ import annotations
 

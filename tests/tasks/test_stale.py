@@ -1,6 +1,4 @@
-"""A change of anything that decides results makes DVC rerun what depends on it, and nothing else;
-and the stages say what helps.
-"""
+"""A change of what decides results reruns what depends on it; and the stages say what helps."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def commit(folder: Path, params: dict) -> Path:
-    """Let DVC take everything for up to date, without running it: what outputs hold does not matter
-    to what depends on their inputs.
-    """
+    """Let DVC take everything for up to date without running it, whatever outputs hold."""
     write_params(folder, params)
     watch_own_code(folder)
     run_identities(folder)
@@ -205,9 +201,7 @@ def test_a_change_of_the_program_concerns_what_it_decides(
 def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
     clean, tmp_path, monkeypatch
 ):
-    """Locked and not installed: DVC sees the lock file change, and nothing runs until both agree;
-    installed, too: what it decides reruns.
-    """
+    """Locked and not installed, nothing runs; installed, too, what it decides reruns."""
     before = read_identities(clean / "data" / "identities")
     lock = (clean / "uv.lock").read_text()
     for library in sorted({name for names in LIBRARIES.values() for name in names}):
@@ -260,9 +254,7 @@ def test_what_a_stale_snapshot_advises_helps(small):
 
 
 def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
-    """Ingest leaves what it has done where it stops; a mark in it shows whether the next run goes
-    on with it.
-    """
+    """A mark in what ingest leaves shows whether the next run goes on with it."""
     params = copy.deepcopy(SMALL)
     params["data"] |= {"source": "image_folder", "path": "source", "max_reject_fraction": 0.0}
     write_params(small, params)

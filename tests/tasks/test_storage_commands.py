@@ -1,6 +1,4 @@
-"""The commands for object stores: folders and files are put there as ingest reads them, or not at
-all; what is damaged is named; and only what nothing reaches is removed.
-"""
+"""Commands for stores put what ingest reads, name damage, remove what nothing reaches."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ stages:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory) -> Path:
-    """A project with snapshots of the keys FIRST and SECOND in commits, TRIED in an experiment, and
-    SECOND in the worktree.
-    """
+    """A project with snapshots FIRST and SECOND in commits, and TRIED in an experiment."""
     folder = tmp_path_factory.mktemp("history")
     for words in (("git", "init", "-q"), ("dvc", "init", "-q")):
         run(folder, *words)

@@ -1,6 +1,4 @@
-"""The command of a search: what it refuses before anything slow is started, and its answer from an
-earlier search.
-"""
+"""The command of a search: what it refuses, and its answer from an earlier search."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def project(layout, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """A function that runs the command in a project with options; returns its exit code and both
-    streams.
-    """
+    """A function that runs the command with options; returns its exit code and both streams."""
     monkeypatch.setattr(stage, "exit_on_sigterm", lambda: None)  # of the tests' process
 
     def run(project, *options):

@@ -202,9 +202,7 @@ DATA = RunKey(
 
 
 def compare(folder, accuracy, *, promotion="earned", data=DATA):
-    """A comparison of one trained configuration; returns its parent run's tag and the
-    configuration's run.
-    """
+    """A comparison of one configuration; returns its parent run's tag and the other run."""
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
         recorder.log_model(folder / "model.keras")

@@ -1,6 +1,4 @@
-"""Runs of MLflow that have others below them: of a comparison and of a search; and copies of what a
-run with changes measures again, which leave the run of a training as it is.
-"""
+"""Runs of MLflow with others below them, and copies of what a run with changes measures again."""
 
 from __future__ import annotations
 

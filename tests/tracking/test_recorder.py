@@ -1,6 +1,4 @@
-"""A tracking server that goes away in the middle of a run: nothing is lost, and everything is sent
-once it is there again.
-"""
+"""A tracking server that goes away in mid run: nothing is lost, and everything is sent later."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Where runs are sent: a relative address is one in the project, a password is shown nowhere, what
-listens on this machine is asked without a proxy, and an answer is no absence.
-"""
+"""Where runs are sent, without passwords or proxies; and an answer is no absence."""
 
 from __future__ import annotations
 
