@@ -29,12 +29,7 @@ from throughline.diagnosis.cost_model import (
     OverlappedWork,
     predict_step_ms,
 )
-from throughline.diagnosis.diagnose import (
-    Finding,
-    attainable_rate,
-    diagnose,
-    rank_findings,
-)
+from throughline.diagnosis.diagnose import Finding, attainable_rate, diagnose, rank_findings
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.measurement.verdict import Stall
 from throughline.results.profiling import METRICS
@@ -65,19 +60,16 @@ FIRST = [
 @pytest.mark.parametrize(("rule", "config", "conditions"), FIRST)
 def test_a_planted_fault_is_named_first(rule, config, conditions):
     diagnosis = judged(config, **conditions)
-    assert diagnosis.verdict == "input-bound" or diagnosis.verdict.startswith("slightly")
-    assert diagnosis.findings[0].rule == rule, [
-        (finding.rule, finding.predicted_gain) for finding in diagnosis.findings
-    ]
+    gains = [(finding.rule, finding.predicted_gain) for finding in diagnosis.findings]
+    assert "input-bound" in diagnosis.verdict
+    assert gains[0][0] == rule, gains
     assert diagnosis.predicted_gain > 1.05
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
     here = judged({**WELL, "service": {"workers": 2}}, spec=TINY, costs=TINY_COSTS, model_ms=5.0)
     assert (here.findings[0].rule, here.fix) == ("service_on_one_host", "service: null")
-    assert here.predicted_gain == pytest.approx(2, rel=0.1), (
-        "what the model predicts without it, against the measured step"
-    )
+    assert here.predicted_gain == pytest.approx(2, rel=0.1), "against the measured step"
 
 
 def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
@@ -91,11 +83,7 @@ def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
     ("on_accelerator", "cause", "fix"),
     [
         (True, "no rule explains it", "look at"),
-        (
-            False,
-            "input and model compete for the same cores",
-            "no change of this configuration gains",
-        ),
+        (False, "input and model compete for the same cores", "no change of this configuration"),
     ],
 )
 def test_where_input_costs_and_no_rule_holds_nobody_is_told_to_stop_looking(
@@ -109,12 +97,9 @@ def test_where_input_costs_and_no_rule_holds_nobody_is_told_to_stop_looking(
 
 
 def test_what_is_no_step_of_the_input_is_not_blamed_on_one():
-    diagnosis = judged(
-        WELL, gpu_utilization_pct=40.0, breakdown=replace(IDLE_GPU, iterators=(STRAGGLING,)),
-        model_ms=100.0,
-    )  # fmt: skip
-    (found,) = (each for each in diagnosis.findings if each.rule == "gpu_idle")
-    assert found.step == "train.steps_per_execution"
+    idle = replace(IDLE_GPU, iterators=(STRAGGLING,))
+    diagnosis = judged(WELL, gpu_utilization_pct=40.0, breakdown=idle, model_ms=100.0)
+    assert find(diagnosis, "gpu_idle").step == "train.steps_per_execution"
 
 
 def find(diagnosis, rule: str) -> Finding:
@@ -173,13 +158,10 @@ def finding(rule: str, effort: str, gain: float | None) -> Finding:
 
 
 def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_gains_nothing_known_last():
-    findings = [
-        finding("unknown", "setting", None),
-        finding("little", "setting", 1.2),
-        finding("disk", "disk", 2.04),
-        finding("setting", "setting", 2.0),
-    ]
-    assert [one.rule for one in rank_findings(findings)] == ["setting", "disk", "little", "unknown"]
+    gains = {"unknown": None, "little": 1.2, "disk": 2.04, "setting": 2.0}
+    efforts = {"disk": "disk"}
+    found = [finding(name, efforts.get(name, "setting"), gain) for name, gain in gains.items()]
+    assert [one.rule for one in rank_findings(found)] == ["setting", "disk", "little", "unknown"]
 
 
 def test_ceilings_add_up_where_the_cores_are_shared():
@@ -227,12 +209,8 @@ def test_the_cost_model_of_a_step(load, model_step, cores, predicted_ms):
     ],
 )
 def test_conditions(text, expected):
-    figures = {
-        "stall_pct": 52.5,
-        "verdict": "input-bound",
-        "gpu_busy_ms": None,
-        "wait_pct": float("nan"),
-    }
+    measured = {"stall_pct": 52.5, "verdict": "input-bound"}
+    figures = {**measured, "gpu_busy_ms": None, "wait_pct": float("nan")}
     with pytest.raises(expected) if expected else nullcontext():
         parse_threshold(text, METRICS).check(figures)
 

@@ -54,24 +54,14 @@ class Rest(Op):
 
 @pytest.fixture(scope="module")
 def data(layout):
-    return open_prepared_data(
-        manifest=layout.manifest,
-        shards=layout.shards,
-        snapshot=layout.snapshot,
-        preprocess=DECODE,
-    )
+    files = {"manifest": layout.manifest, "shards": layout.shards, "snapshot": layout.snapshot}
+    return open_prepared_data(**files, preprocess=DECODE)
 
 
-def open_pipeline(data, config, *, preprocess=DECODE, augment=(), worker=TrainingWorker()):  # noqa: B008
+def open_pipeline(data, config, *, augment=(), worker=TrainingWorker()):  # noqa: B008
     """A configuration of this data, in batches of four."""
-    spec = InputSpec(
-        schema=data.shards.schema,
-        preprocess=preprocess,
-        augment=augment,
-        postprocess=(Rescale(),),
-        batch_size=BATCH,
-    )
-    plan = make_plan(config, spec)
+    ops = {"preprocess": DECODE, "augment": augment, "postprocess": (Rescale(),)}
+    plan = make_plan(config, InputSpec(schema=data.shards.schema, batch_size=BATCH, **ops))
     return InputPipeline(plan=plan, data=data, split="train", seed=0, worker=worker)
 
 

@@ -23,14 +23,8 @@ def said_of(hosts, tmp_path, capsys):
     for kind in (Breakdown, Diagnosis, RoundTimes):
         write_made_up(kind, tmp_path)
     processes = tuple(replace(made_up(ProcessProfile), host=host) for host in hosts)
-    exchange_ms = 2.5 if len(hosts) > 1 else None
-    result = replace(
-        made_up(ProfileResult),
-        stall_side="both",
-        slowest=len(hosts) - 1,
-        processes=processes,
-        exchange_ms=exchange_ms,
-    )
+    several = {"slowest": len(hosts) - 1, "exchange_ms": 2.5 if len(hosts) > 1 else None}
+    result = replace(made_up(ProfileResult), stall_side="both", processes=processes, **several)
     print_summary("fast", result, tmp_path / "runs" / "fast")
     return capsys.readouterr().out
 

@@ -50,7 +50,10 @@ def params_of(config, preprocess=("decode",)):
 
 
 def pipeline_of(layout, config):
-    params = params_of(config)
+    return open_with(params_of(config), layout)
+
+
+def open_with(params, layout):
     data = open_inputs(params, layout)
     return open_input_pipeline(params, "p", data, split="train", purpose="train")
 
@@ -71,12 +74,11 @@ def test_an_epoch_draws_every_example_once(layout, config):
 
 @pytest.mark.slow
 def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
-    ops = ["decode", {"resize": {"height": 6, "width": 6}}]
-    params = params_of(UNIFORM["cached_on_disk"], ops)
+    resize = {"resize": {"height": 6, "width": 6}}
+    params = params_of(UNIFORM["cached_on_disk"], ["decode", resize])
     resized = link_data(layout.root / "data", tmp_path, snapshot=False)
     take_snapshot(params, resized)
-    data = open_inputs(params, resized)
-    found, _ = check_epoch(open_input_pipeline(params, "p", data, split="train", purpose="train"))
+    found, _ = check_epoch(open_with(params, resized))
     assert found.examples == found.distinct
 
 

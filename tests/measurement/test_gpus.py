@@ -57,18 +57,15 @@ def ask(folder, **environment):
     return json.loads(answer), caught
 
 
+# What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides itself),
+# then NVML's names, and utilization, memory and power of the first, which trains; of a slice NVML
+# does not measure all.
+SLICE = "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"
 CUDA = [
-    # What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides
-    # itself), then NVML's names, and utilization, memory and power of the first, which trains; of a
-    # slice NVML does not measure all.
     ({"FAKE_CUDA": "201"}, ["GPU 2", "GPU 0", "GPU 1"], (96, 3, 50)),
     ({"FAKE_CUDA": "0", "CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"], (4, 1, 50)),
     ({"FAKE_CUDA": "1", "CUDA_VISIBLE_DEVICES": "1"}, ["GPU 1"], (6, 2, 50)),
-    (
-        {"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"},
-        ["GPU 3"],
-        (None, 4, None),
-    ),
+    ({"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": SLICE}, ["GPU 3"], (None, 4, None)),
     ({"FAKE_CUDA": "", "CUDA_VISIBLE_DEVICES": ""}, [], (None, None, None)),
 ]
 FIGURES = ("gpu_utilization_pct_mean", "gpu_memory_mb_max", "gpu_power_w_mean")

@@ -87,14 +87,10 @@ def test_who_shares_the_quota_takes_from_it():
 
 
 @pytest.mark.parametrize(
-    ("others_pct", "idle_pct", "disturbed"),
-    [(50.0, 0.0, True), (50.0, 45.0, False), (5.0, 0.0, False)],
+    ("others_pct", "idle_pct", "by"),
+    [(50.0, 0.0, "yes (process 9)"), (50.0, 45.0, ""), (5.0, 0.0, "")],
 )
-def test_only_who_takes_cores_that_are_missed_disturbs(others_pct, idle_pct, disturbed):
-    result = replace(
-        made_up(ProfileResult),
-        others_cpu_pct=others_pct,
-        idle_cpu_pct=idle_pct,
-        busiest_other="yes (process 9)",
-    )
-    assert result.disturbed_by == ("yes (process 9)" if disturbed else "")
+def test_only_who_takes_cores_that_are_missed_disturbs(others_pct, idle_pct, by):
+    taken = {"others_cpu_pct": others_pct, "idle_cpu_pct": idle_pct}
+    result = replace(made_up(ProfileResult), busiest_other="yes (process 9)", **taken)
+    assert result.disturbed_by == by

@@ -34,7 +34,7 @@ class Queue:
     now_s: float = 0.0
     started: bool = False
     ready: int = 0
-    next_s: float = field(default=0.0)
+    next_s: float = 0.0
     draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def __post_init__(self):
@@ -95,13 +95,10 @@ class Queue:
         return not self.busy()
 
     def measured(self, max_seconds: float = 60.0):
-        clock = StepClock(
-            wait_until_idle=self.wait_until_idle, now=lambda: self.now_s, cpu_s=lambda: self.now_s
-        )
-        model = self.compute
-        return measure_steady_state(
-            self, model, model, clock, max_rounds=9, max_seconds=max_seconds
-        )
+        now, model = lambda: self.now_s, self.compute
+        clock = StepClock(wait_until_idle=self.wait_until_idle, now=now, cpu_s=now)
+        limits = {"max_rounds": 9, "max_seconds": max_seconds}
+        return measure_steady_state(self, model, model, clock, **limits)
 
 
 def stall_of(input_ms: float, model_ms: float) -> float:

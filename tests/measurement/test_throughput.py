@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import tensorflow as tf
@@ -74,27 +74,13 @@ def test_an_empty_data_set_is_reported():
 
 
 def test_processes_deliver_together_as_often_what_the_slowest_does():
-    fast = InputThroughput(
-        input_examples_per_s=90.0,
-        input_examples_per_s_range=(80.0, 95.0),
-        cold_examples_per_s=20.0,
-        first_batch_s=0.5,
-        epoch_gap_s=None,
-        passes=3,
-    )
-    slow = replace(
-        fast,
-        input_examples_per_s=50.0,
-        input_examples_per_s_range=(40.0, 60.0),
-        cold_examples_per_s=30.0,
-        first_batch_s=0.25,
-        epoch_gap_s=0.1,
-    )
-    assert join_slices([fast, slow]) == replace(
-        slow,
-        input_examples_per_s=100.0,
-        input_examples_per_s_range=(80.0, 120.0),
-        cold_examples_per_s=40.0,
-        first_batch_s=0.5,
-    )
+    def rates(mean, low, high, cold, first, gap):
+        return InputThroughput(
+            input_examples_per_s=mean, input_examples_per_s_range=(low, high), passes=3,
+            cold_examples_per_s=cold, first_batch_s=first, epoch_gap_s=gap,
+        )  # fmt: skip
+
+    fast = rates(90.0, 80.0, 95.0, 20.0, 0.5, None)
+    slow = rates(50.0, 40.0, 60.0, 30.0, 0.25, 0.1)
+    assert join_slices([fast, slow]) == rates(100.0, 80.0, 120.0, 40.0, 0.5, 0.1)
     assert join_slices([fast]) == fast

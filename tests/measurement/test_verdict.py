@@ -7,21 +7,14 @@ from __future__ import annotations
 import pytest
 
 from throughline.measurement.rounds import Round, SteadyState, TimedBlock
-from throughline.measurement.verdict import (
-    CrossCheck,
-    Stall,
-    Verdict,
-    cross_check_from,
-    judge,
-)
+from throughline.measurement.verdict import CrossCheck, Stall, cross_check_from, judge
 from throughline.results.train import TrainThroughput
 from whowaits.timing.verdict import decide
 
 
 def stall(pct, low=None, high=None, **more):
-    return Stall(
-        pct=pct, low_pct=pct if low is None else low, high_pct=pct if high is None else high, **more
-    )
+    low, high = pct if low is None else low, pct if high is None else high
+    return Stall(pct=pct, low_pct=low, high_pct=high, **more)
 
 
 @pytest.mark.parametrize(
@@ -43,28 +36,21 @@ def test_what_lies_on_both_sides_of_a_threshold_is_undecided(measured, on_accele
 
 
 def test_an_undecided_verdict_says_why_and_what_it_would_take():
-    verdict = judge(
-        stall(10, 0, 30, decided=False, suggested_seconds=88.4), None, on_accelerator=True
+    measured = stall(10, 0, 30, decided=False, suggested_seconds=88.4)
+    verdict = judge(measured, None, on_accelerator=True)
+    assert (verdict.name, verdict.fix) == (
+        "undecided",
+        "measure longer: measure.stall_max_seconds: 88",
     )
-    assert verdict == Verdict(
-        name="undecided",
-        cause=(
-            "the stall lies anywhere from 0 to 30 % from full buffers and from empty ones, on both"
-            " sides of 5 %"
-        ),
-        fix="measure longer: measure.stall_max_seconds: 88",
-    )
+    assert "anywhere from 0 to 30 % from full buffers and from empty ones" in verdict.cause
+    assert verdict.cause.endswith("on both sides of 5 %")
 
 
 def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
     cross_check = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
     verdict = judge(stall(0, 0, 3), cross_check, on_accelerator=False)
-    assert verdict.name == "undecided"
-    assert (
-        "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)"
-        in verdict.cause
-    )
-    assert "again" in verdict.fix
+    said = "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)"
+    assert verdict.name == "undecided" and said in verdict.cause and "again" in verdict.fix
 
 
 @pytest.mark.parametrize(
@@ -94,29 +80,25 @@ def state(model_ms, train_ms, prepared):
     return SteadyState(rounds=(one,), side="both", prepared=prepared, seconds=1.0)
 
 
+TRAINED = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
+
+
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
-    trained = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
-    cross_check = cross_check_from(
-        state(10, 40, prepared=8), trained, batch_size=32, mean_batch=32, steps=16
-    )
-    assert cross_check.step_ms == 20
-    assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), (
-        "of 16 steps 8 may have cost nothing"
-    )
+    """Of 16 steps 8 may have cost nothing."""
+    measured = state(10, 40, prepared=8)
+    found = cross_check_from(measured, TRAINED, batch_size=32, mean_batch=32, steps=16)
+    assert (found.step_ms, found.low_pct, found.high_pct) == (20, 50, 75)
 
 
 def test_a_last_batch_that_is_small_leaves_open_how_long_its_step_takes():
-    trained = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
-    cross_check = cross_check_from(
-        state(10, 40, prepared=0), trained, batch_size=32, mean_batch=24, steps=4
-    )
-    assert (cross_check.step_ms, cross_check.low_pct, cross_check.high_pct) == (
-        15, pytest.approx(100 / 3), 50,
-    )  # fmt: skip
+    measured = state(10, 40, prepared=0)
+    found = cross_check_from(measured, TRAINED, batch_size=32, mean_batch=24, steps=4)
+    assert (found.step_ms, found.high_pct) == (15, 50)
+    assert found.low_pct == pytest.approx(100 / 3)
 
 
 def test_a_single_epoch_starts_cold_and_is_no_witness():
-    for trained in (TrainThroughput(train_examples_per_s=9.0, cold_examples_per_s=9.0), None):
-        assert (
-            cross_check_from(state(10, 40, 2), trained, batch_size=1, mean_batch=1, steps=9) is None
-        )
+    cold = TrainThroughput(train_examples_per_s=9.0, cold_examples_per_s=9.0)
+    for trained in (cold, None):
+        found = cross_check_from(state(10, 40, 2), trained, batch_size=1, mean_batch=1, steps=9)
+        assert found is None
