@@ -16,8 +16,6 @@ from throughline.data.sources.listed_columns import check_names, name_columns, r
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
-TABLE = DataSettings(source="table", path="unused")
-
 
 def write_idx(path: Path, values: np.ndarray, *, shape: tuple[int, ...] | None = None) -> None:
     """Write a gzipped IDX file of unsigned bytes, whose header may say another shape."""

@@ -18,7 +18,6 @@ from tests.support.project import SMALL, write_params
 from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams
 
-TRAIN = "train: {epochs: 2, learning_rate: 0.01}\n"
 UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
 
 
