@@ -48,7 +48,7 @@ def report(manifest: Manifest) -> None:
     """Say what is usable, what is not and why, and how the source was read."""
     stats = manifest.stats
     kind = (
-        f"{len(manifest.classes)} classes"
+        f"{len(manifest.classes):,} classes: {name_some(manifest.classes)}"
         if manifest.classes
         else f"columns {name_some(manifest.schema.columns.names)}"
         if manifest.schema.columns.names

@@ -8,14 +8,16 @@ import errno
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 from throughline.data.ingest import ingest
+from throughline.data.rejects import check_rejects
 from throughline.data.sources import file_folder
 from throughline.data.sources.base import ExampleFile
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.errors import DataNotFound, TooManyRejects, UnreadableSource
 
 
 def lay_out(root, *names):
@@ -47,7 +49,8 @@ def test_folders_named_as_splits_are_splits(tmp_path):
     assert files == {
         ("train/cat/1.png", "cat", "train"),
         ("Val/cat/2.png", "cat", "validation"),
-        ("test/cat/3.png", "test/cat/new/4.png", "__MACOSX/cat/._1.png", "bird/owl", "test"),
+        ("test/cat/3.png", "cat", "test"),
+        ("test/cat/new/4.png", "cat/new", "test"),
     }
     (tmp_path / "Val" / "cat" / "2.png").unlink()
     files, _ = scan(tmp_path)
@@ -62,6 +65,53 @@ def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_pat
     files, found = scan(lay_out(tmp_path, *names))
     assert {(label, split) for _, label, split in files} == {("sea", None), ("sea", "test")}
     assert found.left_out == {"seg_pred is named as what has no label": 1}
+
+
+def test_what_an_image_is_is_said_by_its_bytes_not_by_its_name(tmp_path):
+    names = ("cat/1.jpg?w=640&id=1", "cat/2", "cat/3.heic", "cat/4.png", "dog/5.png", "README")
+    image = lay_out(tmp_path / "one", "1.png") / "1.png"
+    for name in names:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image.read_bytes())
+    os.mkfifo(tmp_path / "data" / "cat" / "pipe")
+    (tmp_path / "data" / "cat" / "notes").write_text("BMW and others")
+    files, found = scan(tmp_path / "data")
+    assert {name for name, *_ in files} == {*names[:5], "cat/notes"}, "ingest rejects the notes"
+    assert found.skipped == {"without a suffix": 2}
+
+
+def test_a_class_that_is_lost_stops_ingest_and_one_that_loses_most_is_named(tmp_path):
+    lay_out(tmp_path, "cat/1.png", "dog/2.png", "meta/labels.txt", "bird/.hidden.png")
+    for name in ("dog/3.tif", "dog/4.tif", "cat/5.tif", "owl/6.heic", "owl/7.heic"):
+        lay_out(tmp_path, name)
+    with pytest.raises(UnreadableSource, match=r"folder owl holds 2 \.heic and no.*\[owl\]"):
+        scan(tmp_path)
+    _, found = scan(tmp_path, leave_out=["owl"])
+    assert found.warnings == ["of folder dog 2 .tif are left out, 1 are read"]
+    assert found.empty_classes == ["bird", "meta"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("leads outside the data root", "cp -rL"),
+        (
+            "is outside any class folder",
+            r"data\.leave_out: \[0\.png, 1\.png, 2\.png, 3\.png, 4\.png, …\]",
+        ),
+        ("is outside any split's folder", "named train, validation or test"),
+        ("not a JPEG: cut off", r"raise data\.max_reject_fraction"),
+    ],
+)
+def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, reason, remedy):
+    rejects = pd.DataFrame(
+        [(f"a/{number}.png", reason) for number in range(9)] + [("b", "empty file")],
+        columns=["id", "reason"],
+    )
+    with pytest.raises(TooManyRejects, match=remedy):
+        check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
+    check_rejects(rejects, total=100, limit=0.1, folder=tmp_path)
 
 
 def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):

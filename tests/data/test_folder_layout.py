@@ -58,8 +58,9 @@ def test_a_name_says_its_split_by_whole_words(name, split, rest):
     [
         (("train/a/b", "Val/a/b", "test/a/b"), [(TRAIN, "a/b"), (VALID, "a/b"), (TEST, "a/b")]),
         (("seg_train/seg_train/sea", "seg_test/seg_test/sea"), [(TRAIN, "sea"), (TEST, "sea")]),
+        (("train/train/a", "test/a"), [(TRAIN, "a"), (TEST, "a")]),
         (
-            ("seg_train/seg_train/sea", "seg_test/seg_test/sea", "seg_pred/seg_pred"),
+            ("seg_train/seg_train/sea", "seg_test/seg_test/sea", "seg_pred"),
             [(TRAIN, "sea"), (TEST, "sea"), ("unlabeled", "")],
         ),
         (("training_set/training_set/a", "test_set/test_set/a"), [(TRAIN, "a"), (TEST, "a")]),
@@ -97,7 +98,7 @@ def test_folders_that_can_be_read_in_one_way_are(folders, read_as):
         (("images", "masks"), r"as for segmentation"),
         (("JPEGImages/a", "Annotations/a"), r"as for segmentation or detection"),
         (("labeled/cat", "unlabeled"), r"what has no label.*leave_out: \[unlabeled\]"),
-        (("train/val/a", "val/val/a"), r"names several splits"),
+        (("train/val/a", "val/train/a"), r"names several splits"),
     ],
 )  # fmt: skip
 def test_others_are_refused_with_what_was_seen_and_the_key(folders, reason):

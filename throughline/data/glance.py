@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from throughline.data.manifest import SPLITS, VALUES, Manifest
+from throughline.data.sources.class_folders import name_kinds
 from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import read_json
 from throughline.shared.layout import GLANCE
@@ -130,8 +131,8 @@ def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
     problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
     problems += stats["warnings"]
     if skipped := stats["skipped"]:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
-        problems += [f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}"]
+        total = sum(skipped.values())
+        problems += [f"{total:,} files of other kinds are left out: {name_kinds(skipped)}"]
     if rare := find_rare_classes(stats["class_balance"], of_table=of_table):
         problems += [rare]
     return problems + [

@@ -28,18 +28,17 @@ from throughline.data.manifest import (
     Manifest,
     write_manifest,
 )
+from throughline.data.rejects import check_rejects, group_reason
 from throughline.data.shards.records import example_key
 from throughline.data.sources.table import fill_medians
 from throughline.data.splits import assign_split
 from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, SplitSettings
 from throughline.settings.source_kinds import SOURCES
-from throughline.shared.errors import TooManyRejects, UnusableDataset
+from throughline.shared.errors import UnusableDataset
 from throughline.shared.files import digest_json, resumable_folder
-from throughline.shared.layout import from_here
 from throughline.shared.program import digest_program
 
-REJECTS_SHOWN = 5
 CLASSES_SHOWN = 3
 
 
@@ -90,7 +89,7 @@ def ingest(
         rejects = pd.DataFrame(
             [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
         ).map(_printable)
-        _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
+        check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.is_series)
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
@@ -230,35 +229,6 @@ def _printable(text: str) -> str:
     return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
 
 
-def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
-    if len(rejects) <= limit * total:
-        return
-    rejects.to_csv(folder / "rejected.csv", index=False)
-    kinds = rejects.groupby(rejects["reason"].map(_group_reason))
-    largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
-    shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
-    doubled = rejects["reason"].str.startswith(("duplicate of", "listed twice")).any()
-    keep = "; `data.duplicates: keep` accepts those that are the same" if doubled else ""
-    raise TooManyRejects(
-        f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
-        f" data.max_reject_fraction allows {limit:.1%}, {int(limit * total)} of them.\n{shown}\n"
-        f"  all of them: {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
-        f" data.max_reject_fraction{keep}."
-    )
-
-
-def _group_reason(reason: str) -> str:
-    """A reason without what differs from example to example."""
-    return reason.partition(" of ")[0].partition(":")[0]
-
-
-def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
-    """How many examples are rejected for one kind of reason, and the first of them."""
-    name, reason = rows[["id", "reason"]].iloc[0]
-    detail = reason.removeprefix(kind).strip(": ")
-    return f"{len(rows)} × {kind}, such as {name}{f' ({detail})' if detail else ''}"
-
-
 def _table(
     rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
 ) -> pd.DataFrame:
@@ -322,7 +292,7 @@ def _stats(
     found: Examined,
     source: object,
 ) -> dict:
-    reasons = Counter(map(_group_reason, rejects["reason"]))
+    reasons = Counter(map(group_reason, rejects["reason"]))
     balance = {
         str(split): {
             classes[label]: count

@@ -103,7 +103,13 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
       DataNotFound: there is none.
     """
     named = settings.model_copy(update={"path": str(folder), "layout": "class"})
-    listed = list_class_folders(named, encoding.suffixes, what=encoding.noun, classes=False)
+    listed = list_class_folders(
+        named,
+        encoding.suffixes,
+        what=encoding.noun,
+        looks_like=encoding.looks_like,
+        classes=False,
+    )
     note_skipped(folder, listed.skipped, encoding.noun)
     return listed
 

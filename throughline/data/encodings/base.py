@@ -196,6 +196,10 @@ class FileEncoding(Encoding):
     suffixes: ClassVar[frozenset[str]]
 
     @abstractmethod
+    def looks_like(self, name: str, first: bytes) -> bool:
+        """Whether a file of another suffix is such a value, by its name and first bytes."""
+
+    @abstractmethod
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
         """What examines a file, from any thread, as long as the block. It raises RejectedValue, and
         writes what must be converted into the folder that it is given.

@@ -11,6 +11,8 @@ from throughline.plan.ops import DecodeImage, Op
 from throughline.plan.schema import Feature, Shape, find_encoding, register
 from throughline.settings import DataSettings, PipelineConfig
 
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM")
+
 
 @register
 class ImageEncoding(FileEncoding):
@@ -19,7 +21,11 @@ class ImageEncoding(FileEncoding):
     name = "image"
     modality = "images"
     noun = "images"
-    suffixes = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
+    suffixes = frozenset({".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".gif", ".bmp", ".webp"})
+
+    def looks_like(self, name: str, first: bytes) -> bool:
+        """Whether a file begins as a JPEG, PNG, GIF, BMP or WebP does."""
+        return first.startswith(_BEGINNINGS) or (first[:4], first[8:12]) == (b"RIFF", b"WEBP")
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
         """Decode the file, in the way that a configuration asks for."""

@@ -125,8 +125,8 @@ class Document:
 @dataclass(frozen=True, kw_only=True)
 class Texts:
     """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both; `skipped` and `left_out` are those of `Files`. `kept` says what the
-    cells of documents are, where they have some.
+    them. `total` counts both; `skipped`, `left_out` and `warnings` are those of `Files`. `kept`
+    says what the cells of documents are, where they have some.
     """
 
     documents: Iterable[Document | Rejected]
@@ -135,6 +135,7 @@ class Texts:
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

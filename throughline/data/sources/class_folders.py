@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +19,23 @@ from throughline.data.sources.base import ExampleFile, Rejected, find_suffix, is
 from throughline.data.sources.folder_layout import find_left_out, read_layout
 from throughline.data.sources.split_names import UNLABELED, leave_validation_open
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+LooksLike = Callable[[str, bytes], bool]  # of a file's name and first bytes
+_FIRST_BYTES = 1024
+_KINDS_SHOWN = 5
+# Suffixes of what accompanies examples and is none; what has no suffix may be a README.
+_ACCOMPANYING = {
+    *("", ".txt", ".md", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".html"),
+    *(".pdf", ".py", ".ipynb", ".log", ".db", ".ini", ".mat", ".feat", ".vocab", ".zip", ".url"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
     """The files below a root, what cannot be listed, the class folders that hold none, how many
-    files of other kinds there are by suffix, and how many are left out by reason.
+    files of other kinds there are by suffix, how many are left out by reason, and the folders that
+    lose more than they keep.
     """
 
     files: Sequence[ExampleFile]
@@ -33,6 +43,7 @@ class ClassFolders:
     empty: Sequence[str]
     skipped: Mapping[str, int]
     left_out: Mapping[str, int]
+    warnings: Sequence[str]
 
 
 def list_class_folders(
@@ -40,15 +51,18 @@ def list_class_folders(
     suffixes: Collection[str],
     *,
     what: str,
+    looks_like: LooksLike,
     classes: bool = True,
     objects: ObjectFolder | None = None,
 ) -> ClassFolders:
-    """List the files with these suffixes below `data.path`, or `objects`; `what` they are, for
-    errors. Without `classes` those in that folder itself are examples, too.
+    """List the files with these suffixes below `data.path`, or `objects`, and those in class
+    folders that look like them by name and first bytes; `what` they are, for errors. Without
+    `classes` those in that folder itself are examples, too.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
-      UnreadableSource: the folders may be read in several ways; names the key that decides.
+      UnreadableSource: the folders may be read in several ways, or a class folder holds other
+        files alone; names the key that decides.
     """
     root = Path(settings.path)
     if objects.single if objects else not root.is_dir():
@@ -56,7 +70,7 @@ def list_class_folders(
             f"{settings.path} is not a folder; `data.path` must be a folder"
             + (" with one sub-folder per class" if classes else f" of {what}")
         )
-    listing = _Listing(Path() if objects else root, suffixes, in_root=not classes)
+    listing = _Listing(Path() if objects else root, suffixes, looks_like, in_root=not classes)
     if objects:
         listing.take(objects)
     else:
@@ -68,12 +82,28 @@ def list_class_folders(
             f" ({', '.join(sorted(suffixes))}){shown}"
         )
     files = _read_folders(listing, settings, classes=classes)
+    others = {
+        folder: kinds
+        for folder, kinds in listing.others.items()
+        if not find_left_out(folder, settings.leave_out)
+    }
+    counts = Counter(file.id.rpartition("/")[0] for file in files)
+    if classes and (lost := next((folder for folder in others if not counts[folder]), None)):
+        raise UnreadableSource(
+            f"{settings.path}: the folder {lost} holds {name_kinds(others[lost])} and no {what}",
+            f"convert these files, or set data.leave_out: [{lost}]",
+        )
     return ClassFolders(
         files=files,
         rejected=listing.rejected,
         empty=listing.empty,
         skipped=dict(listing.skipped.most_common()),
         left_out=dict(listing.left_out),
+        warnings=[
+            f"of folder {folder} {name_kinds(kinds)} are left out, {counts[folder]:,} are read"
+            for folder, kinds in others.items()
+            if kinds.total() > counts[folder]
+        ],
     )
 
 
@@ -111,6 +141,18 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
     ]
 
 
+def name_kinds(kinds: Mapping[str, int]) -> str:
+    """How many files of which suffixes, the commonest first.
+
+    >>> name_kinds({".heic": 60, "": 1})
+    '60 .heic, 1 without a suffix'
+    """
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    named = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in ordered]
+    more = [f"{len(named) - _KINDS_SHOWN:,} more kinds"] if len(named) > _KINDS_SHOWN else []
+    return ", ".join([*named[:_KINDS_SHOWN], *more])
+
+
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"  # what macOS adds to archives
 
@@ -118,8 +160,12 @@ def _is_hidden(name: str) -> bool:
 class _Listing:
     """What has been found below a root so far."""
 
-    def __init__(self, root: Path, suffixes: Collection[str], *, in_root: bool) -> None:
+    def __init__(
+        self, root: Path, suffixes: Collection[str], looks_like: LooksLike, *, in_root: bool
+    ) -> None:
         self.root, self.suffixes, self.in_root = root, suffixes, in_root
+        self.looks_like: LooksLike | None = looks_like
+        self.others: dict[str, Counter[str]] = {}  # what may be examples, by folder
         self.files: list[ExampleFile] = []
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
@@ -149,6 +195,7 @@ class _Listing:
 
     def take(self, folder: ObjectFolder) -> None:
         """The objects of a folder, as if they were files."""
+        self.looks_like = None  # an object's name has to say it
         objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
         marks = find_folder_marks(folder.objects)
         for name in objects:
@@ -176,14 +223,29 @@ class _Listing:
     def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
         """The files of one folder, which is a leaf where it has no folders."""
         visible = sorted(name for name in names if not _is_hidden(name))
-        chosen = [name for name in visible if find_suffix(name) in self.suffixes]
+        chosen = [name for name in visible if self._is_one(folder, name)]
         self._add(folder, chosen)
-        self.skipped.update(
-            find_suffix(name) or "without a suffix"
-            for name in sorted(set(visible).difference(chosen))
-        )
-        if not chosen and is_leaf and folder != self.root:
-            self.empty.append(readable(folder.relative_to(self.root)))
+        skipped = [find_suffix(name) for name in sorted(set(visible).difference(chosen))]
+        self.skipped.update(suffix or "without a suffix" for suffix in skipped)
+        below = readable(folder.relative_to(self.root))
+        others = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)
+        if others.total() > 1 and is_leaf and folder != self.root:
+            self.others[below] = others
+        elif not chosen and is_leaf and folder != self.root:
+            self.empty.append(below)
+
+    def _is_one(self, folder: Path, name: str) -> bool:
+        """Whether a file is an example: by its suffix, before what a browser adds, or its bytes."""
+        if find_suffix(name.partition("?")[0]) in self.suffixes:
+            return True
+        path = folder / name
+        if folder == self.root or not self.looks_like or not path.is_file():
+            return False
+        try:
+            with path.open("rb") as file:
+                return self.looks_like(name, file.read(_FIRST_BYTES))
+        except OSError:
+            return False
 
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()

@@ -22,7 +22,13 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
-    listed = list_class_folders(settings, encoding.suffixes, what=encoding.noun, objects=objects)
+    listed = list_class_folders(
+        settings,
+        encoding.suffixes,
+        what=encoding.noun,
+        looks_like=encoding.looks_like,
+        objects=objects,
+    )
     return Files(
         root=Path(settings.path),
         files=listed.files,
@@ -31,5 +37,6 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
         empty_classes=listed.empty,
         skipped=listed.skipped,
         left_out=listed.left_out,
+        warnings=listed.warnings,
         objects=objects,
     )

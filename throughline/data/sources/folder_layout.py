@@ -79,10 +79,11 @@ class _Reading:
 
     def __init__(self, counts: Mapping[str, int], root: str, *, classes: bool) -> None:
         self._counts, self._root, self._classes = counts, root, classes
-        self._parts = {folder: tuple(filter(None, folder.split("/"))) for folder in counts}
+        parts = {folder: tuple(filter(None, folder.split("/"))) for folder in counts}
         self._names: dict[str, SplitName] = {
-            part: read_name(part) for parts in self._parts.values() for part in parts
+            part: read_name(part) for path in parts.values() for part in path
         }
+        self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
 
     def read(self) -> Mapping[str, Place]:
         levels = self._find_split_levels()
@@ -93,6 +94,15 @@ class _Reading:
         places = {folder: self._read_folder(folder, levels) for folder in self._counts}
         self._check(places)
         return places
+
+    def _undouble(self, path: Sequence[str]) -> tuple[str, ...]:
+        """A path without what archives repeat, as in `train/train/cat`."""
+        splits = [self._names[part].split for part in path]
+        return tuple(
+            part
+            for at, part in enumerate(path)
+            if not at or not splits[at] or splits[at] != splits[at - 1]
+        )
 
     def _at(self, folder: str, level: int) -> str | None:
         """The part of a path at a level from its start, or its end where that is negative."""

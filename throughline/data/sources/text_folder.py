@@ -10,7 +10,7 @@ from pathlib import Path
 from throughline.data.encodings.base import RejectedValue, Root
 from throughline.data.encodings.texts import check_encoding, check_size
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.base import Document, Rejected, Texts
+from throughline.data.sources.base import Document, Rejected, Texts, find_suffix
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
 from throughline.data.sources.text_records import label_or_none
 from throughline.settings import DataSettings
@@ -27,7 +27,14 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
     """
     check_encoding(settings.encoding)
     classes = settings.label_kind != "none"
-    listed = list_class_folders(settings, SUFFIXES, what="texts", classes=classes, objects=objects)
+    listed = list_class_folders(
+        settings,
+        SUFFIXES,
+        what="texts",
+        looks_like=lambda name, first: not find_suffix(name) and bool(first) and b"\0" not in first,
+        classes=classes,
+        objects=objects,
+    )
     root = objects or Root(Path(settings.path))
     return Texts(
         documents=_documents(listed, root, settings),
@@ -35,6 +42,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
         empty_classes=listed.empty,
         skipped=listed.skipped,
         left_out=listed.left_out,
+        warnings=listed.warnings,
     )
 
 

@@ -1,0 +1,71 @@
+"""What may be rejected: counted by reason, refused where it is too much, with what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from throughline.shared.errors import TooManyRejects
+from throughline.shared.layout import from_here
+
+REJECTS_SHOWN = 5
+_NEARLY_ALL = 0.8
+# What helps against a reason that nearly all examples are rejected for.
+_REMEDIES: Mapping[str, str] = {
+    "outside the data root": (
+        "They are links to files elsewhere, as in DVC's cache and in folders of model hubs. Copy"
+        " what they lead to: `cp -rL DATA COPY` and data.path: COPY, or of what DVC has linked"
+        " `dvc config cache.type reflink,copy` and `dvc checkout --relink`."
+    ),
+    "outside any class folder": ("Put them into class folders, or set data.leave_out: [{names}]."),
+    "outside any split's folder": (
+        "Put them into folders named train, validation or test, or set data.leave_out: [{names}]."
+    ),
+}
+
+
+def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
+    """Refuse data of which too much is unusable; `rejects` (id, reason) is kept in the folder.
+
+    Raises:
+      TooManyRejects: counts them by reason, and says what helps where nearly all have one.
+    """
+    if len(rejects) <= limit * total:
+        return
+    rejects.to_csv(folder / "rejected.csv", index=False)
+    kinds = rejects.groupby(rejects["reason"].map(group_reason))
+    largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
+    shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
+    doubled = rejects["reason"].str.startswith(("duplicate of", "listed twice")).any()
+    keep = "; `data.duplicates: keep` accepts those that are the same" if doubled else ""
+    raise TooManyRejects(
+        f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
+        f" data.max_reject_fraction allows {limit:.1%}, {int(limit * total)} of them.\n{shown}\n"
+        f"  all of them: {from_here(folder / 'rejected.csv')}\n"
+        + (_find_remedy(rejects) or f"Fix or remove them, or raise data.max_reject_fraction{keep}.")
+    )
+
+
+def _find_remedy(rejects: pd.DataFrame) -> str | None:
+    """What helps where one reason is that of nearly all; None where none is, or is known of it."""
+    for reason, remedy in _REMEDIES.items():
+        ids = rejects["id"][rejects["reason"].str.contains(reason)]
+        if len(ids) > _NEARLY_ALL * len(rejects):
+            names = dict.fromkeys(Path(name).name for name in ids)
+            some = ", ".join([*names][:REJECTS_SHOWN])
+            return remedy.format(names=f"{some}{', …' if len(names) > REJECTS_SHOWN else ''}")
+    return None
+
+
+def group_reason(reason: str) -> str:
+    """A reason without what differs from example to example."""
+    return reason.partition(" of ")[0].partition(":")[0]
+
+
+def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
+    """How many examples are rejected for one kind of reason, and the first of them."""
+    name, reason = rows[["id", "reason"]].iloc[0]
+    detail = reason.removeprefix(kind).strip(": ")
+    return f"{len(rows)} × {kind}, such as {name}{f' ({detail})' if detail else ''}"
