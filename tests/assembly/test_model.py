@@ -32,6 +32,7 @@ def texts(tmp_path_factory):
     return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
+@pytest.mark.slow
 def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(texts, tmp_path):
     words, first = tmp_path / "words.txt", tmp_path / "first.keras"
     tokenize = {"kind": "wordpiece", "model": str(words)}
@@ -65,6 +66,7 @@ def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(tex
         np.testing.assert_array_equal(trained.model(tokens), expected(tokens))
 
 
+@pytest.mark.slow
 def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_alone(tmp_path):
     def colored(name, colors, **model):
         folder = tmp_path / name

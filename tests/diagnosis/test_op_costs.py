@@ -76,6 +76,7 @@ def test_every_part_of_a_stream_has_the_cost_of_its_calls(data):
     assert costs.ops["decode"].example_us == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "needed"),
     slow_but_first(

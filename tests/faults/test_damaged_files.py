@@ -160,6 +160,7 @@ def test_too_many_of_them_stop_it(undecodable):
         take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.01))
 
 
+@pytest.mark.slow
 def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(undecodable, capsys):
     folder, manifest, victims = undecodable
     index = take(folder, manifest, SKIP)

@@ -38,6 +38,7 @@ def project(tmp_path) -> Path:
     return cheap_project(tmp_path / "project")
 
 
+@pytest.mark.slow
 def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
     swept = leave(project, "swept")
     stay = [

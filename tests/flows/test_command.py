@@ -245,6 +245,7 @@ def photos(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(photos, tmp_path):
     check_source(tmp_path, "photos")
@@ -284,6 +285,7 @@ def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path)
             check_source(tmp_path, "nothing", fetched=fetched)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_bucket_in_which_nothing_is_there_is_named(tmp_path, bucket_url, proxy):
     open_store(bucket_url).write("photos/cat/1.jpg", b"x")

@@ -81,6 +81,7 @@ def find_listening(words: list[str]) -> set[int]:
     return {int(port)} if port else set()
 
 
+@pytest.mark.slow
 @EVERY_FOLDER
 def test_programs_take_their_commands_and_listen_at_the_ports_that_are_opened(folder):
     for one, container in containers_of(folder):

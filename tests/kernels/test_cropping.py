@@ -107,6 +107,7 @@ def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
     assert boxes(crop, (11, 12), KEYS[:1]).tolist() == [[1, 1, 8, 9]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [CROP, CenterCrop(height=20, width=51)], ids=repr)
 def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
     sizes = np.random.default_rng(0).integers(10, 300, (6, 2), np.int32)

@@ -43,6 +43,7 @@ def test_the_built_in_models_are_those_that_params_yaml_knows():
     assert {*BUILDERS} == {*BUILT_IN_MODELS}
 
 
+@pytest.mark.slow
 def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():
     outside = build(Rescale(scale=1 / 127.5, offset=-1))
     within = build(include_preprocessing=True)

@@ -51,6 +51,7 @@ def save(params, layout, path):
     return models.full_model
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_is_exported(layout, tmp_path):
     params = params_of({}, train={"seed": 1})
     model = save(params, layout, tmp_path / "model.keras")

@@ -153,6 +153,7 @@ def test_a_decoder_answers_in_single_precision_and_is_saved(mixed_precision, tmp
     np.testing.assert_array_equal(loaded(np.array([[5, 3, 8]], np.int32)), logits)
 
 
+@pytest.mark.slow
 def test_every_block_drops_by_a_seed_of_its_own_that_follows_from_the_trainings():
     def states(seed):
         keras.utils.set_random_seed(seed)

@@ -48,6 +48,7 @@ def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, ki
         assert same(batches(parallel, first_step=step, epochs=2), expected[step:]), step
 
 
+@pytest.mark.slow
 def test_a_part_may_be_read_of_what_is_stored(snapshot_of):
     part = reading(snapshot_of, "arrays", 0.3, stored=1.0)
     assert part.reader.stored == count_stored(part.examples, 0.3)
@@ -88,6 +89,7 @@ def test_images_of_unlike_sizes_are_cut_as_those_of_a_whole_snapshot(
     assert same(batches(part, epochs=2), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", slow_but_first(["train", "validation", "test"]))
 def test_every_split_has_the_same_examples_whatever_is_stored(snapshot_of, split):
     crop = RandomResizedCrop(height=20, width=24).in_evaluation()
@@ -153,6 +155,7 @@ def test_what_is_read_has_to_be_stored(snapshot_of):
         batches(reading(snapshot_of, "arrays", 0.5, stored=0.3))
 
 
+@pytest.mark.slow
 def test_rows_of_repaired_shards_are_decoded_from_what_could_be_read(arrays, tmp_path):
     (tmp_path / "manifest").symlink_to(arrays / "manifest")
     shutil.copytree(arrays / "shards", tmp_path / "shards")

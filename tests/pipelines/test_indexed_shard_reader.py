@@ -50,6 +50,7 @@ def test_the_batches_are_those_of_the_snapshot_from_any_step(stored, kind, confi
         assert found.dataset(first_step=step, epochs=2).cardinality() == len(expected) - step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     slow_but_first(

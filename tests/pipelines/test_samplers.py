@@ -115,6 +115,7 @@ def test_the_shuffle_is_a_good_one(count):
     assert abs(correlation + 1 / (count - 1)) < 5 / np.sqrt(rounds * count)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_small_split_is_traced_once_for_all_datasets():
     def dataset(seed):
         return tf.data.Dataset.range(3).map(

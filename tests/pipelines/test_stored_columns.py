@@ -65,6 +65,7 @@ def assert_whole(arrays, folder, url):
     verify(data.columns_folder, data.snapshot)
 
 
+@pytest.mark.slow
 def test_two_shares_of_the_rows_are_under_one_key_without_harm(
     arrays, tmp_path, bucket_url, small_pieces
 ):
@@ -109,6 +110,7 @@ def test_no_row_is_zero_while_columns_are_fetched(put, proxy):
     assert (keys != 0).all()
 
 
+@pytest.mark.slow
 def test_faults_that_pass_leave_the_right_bytes(put, proxy):
     expected = fetch_all(put("other"))
     # The first two requests are of the index.

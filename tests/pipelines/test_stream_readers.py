@@ -100,6 +100,7 @@ def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, k
     assert keys_of(read(Read(source="shards", interleave=chosen), data, "train", seed=0)) == keys
 
 
+@pytest.mark.slow
 def test_shuffled_shards_stay_whole_in_an_order_of_their_seed_alone(data):
     def orders(process_seed):
         tf.random.set_seed(process_seed)

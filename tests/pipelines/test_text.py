@@ -112,6 +112,7 @@ def plain(prepared_with):
     return prepared_with("bytes")
 
 
+@pytest.mark.slow
 def test_all_configurations_deliver_the_same_tokens(stored):
     params, data = stored
     (kind,) = (op.kind for op in params.preprocess if isinstance(op, Tokenize))
@@ -157,6 +158,7 @@ def training_shards(data):
     return [(data.shard_files.path(one), one.compression) for one in data.shards.for_split("train")]
 
 
+@pytest.mark.slow
 def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
     _, data = plain
     given, op = tmp_path / "given", Tokenize(**KINDS["wordpiece"])

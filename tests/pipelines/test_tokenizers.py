@@ -116,6 +116,7 @@ def test_the_type_of_stored_tokens_holds_all_their_numbers():
         assert prepared.dtype == dtype
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
     """Setting one clears the kernels that TensorFlow keeps, and what belongs to them alone."""
     shards = write_shard(tmp_path / "shard", stories())

@@ -40,6 +40,7 @@ from throughline.shared.errors import OutdatedModel, UnexpectedFiles, UntrustedM
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model, photo_folder):
     params, layout, model = photo_model
     files = list_files(layout.manifest, "test").paths
@@ -210,6 +211,7 @@ def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_pat
         pass
 
 
+@pytest.mark.slow
 def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_path):
     layout = link_data(arrays, tmp_path, snapshot=False)
     model = {"name": "mlp", "options": {"width": 8}}

@@ -86,6 +86,7 @@ def test_paths_that_do_not_exist_are_refused_before_the_model_is_opened(
     assert "gone.jpg, lost.jpg do not exist; nothing is predicted" in shown.err and not shown.out
 
 
+@pytest.mark.slow
 def test_standard_output_stays_empty_where_a_strict_prediction_fails(
     photo_model, photo_folder, tmp_path, monkeypatch, capsys
 ):

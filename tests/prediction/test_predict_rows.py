@@ -135,6 +135,7 @@ def make_table(rows: int) -> str:
     return "\n".join(["size,color,price,kind", *lines]) + "\n"
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_predicted_and_served_as_they_were_trained(tmp_path):
     lines = make_table(60).splitlines()
     for row in (3, 20, 40):
@@ -193,6 +194,7 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
     data = {"label": "price", "label_kind": "number"}
     params, layout, model = save_of_table(tmp_path, make_table(60), **data)
@@ -208,6 +210,7 @@ def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
     assert (tmp_path / "served" / TARGETS).read_text() == "price\n"
 
 
+@pytest.mark.slow
 def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
     steps = np.random.default_rng(2).normal(size=(120, 2))
     lines = [f"{number},{one:.4f},{two:.4f}" for number, (one, two) in enumerate(steps)]

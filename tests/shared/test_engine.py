@@ -88,6 +88,7 @@ def test_threads_do_it_by_default():
     assert values == [(number * number, os.getpid()) for number in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
     values = list(in_parallel(square, range(20), workers=1))
@@ -97,6 +98,7 @@ def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
     assert list(in_parallel(end_after_the_second, range(6), workers=1)) == [*range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_few_items_are_outstanding_however_many_there_are(two_workers):
     """At the client, which holds no more than what it has sent and not taken back."""

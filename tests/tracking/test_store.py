@@ -180,6 +180,7 @@ def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
     assert done.stdout.strip() == f"{direct};{direct};{rule}"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_experiment_that_was_made_over_a_server_takes_artifacts_without_it(
     mlflow_store, tmp_path

@@ -258,6 +258,7 @@ def test_class_weights_are_those_of_keras(layout):
         compute_class_weights({"nobody": 1.0}, data)
 
 
+@pytest.mark.slow
 def test_weighted_steps_are_those_of_fit_with_class_weights():
     draw = np.random.default_rng(3)
     inputs, labels = draw.normal(size=(32, 4)).astype(np.float32), np.arange(32) % 4

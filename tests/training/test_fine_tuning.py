@@ -184,6 +184,7 @@ def test_the_model_of_a_series_is_trained_on(tmp_path):
     assert series(5, path).full_model.output_shape == (None, 5, 2)
 
 
+@pytest.mark.slow
 def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
     def text(target, path=None, **settings):
         return build_for(target, path, shape=(None,), dtype="int32", **settings)

@@ -54,11 +54,13 @@ def undisturbed(layout, tmp_path_factory):
     return train_undisturbed
 
 
+@pytest.mark.slow
 def test_tracing_and_validation_are_not_measured(undisturbed):
     undisturbed("snapshot")
     assert MEASURED["snapshot"] == 2 * STEPS - 1, "all but the step that is traced first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "stop_after"),
     slow_but_first([("snapshot", 7), ("optimized", 7), ("snapshot", 4), ("device_resident", 7)]),
@@ -307,6 +309,7 @@ def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
     assert_same(resumed, undisturbed("cache_memory"))
 
 
+@pytest.mark.slow
 def test_other_work_never_goes_on_from_a_checkpoint(layout):
     data = open_inputs(params_of(), layout)
 
