@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
+from throughline.shared.errors import TrainingDiverged
 from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
@@ -91,6 +92,26 @@ def test_a_rate_counts_steps_and_not_executions():
     timer.end()
     assert timer.rates == [1.0]
     assert timer.epochs[0].step_ms.tolist() == [1000.0, 1000.0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loss_that_is_no_number_ends_its_epoch_with_the_step(count):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=count)
+    values = np.ones((3 * STEPS, 4, 1), np.float32)
+    values[STEPS + 2] = np.nan  # the third step of the second epoch
+    batches = tf.data.Dataset.from_tensor_slices((values, values))
+    evaluation = SplitEvaluation(model, batches.take(1), 1)
+    train_function = StepFunction(model)
+    seen = Seen(train_function)
+    schedule = Schedule(steps_per_epoch=STEPS, epochs=EPOCHS)
+    by = {1: 3, 2: 4}[count]  # executions of two steps are seen as one
+    with pytest.raises(
+        TrainingDiverged, match=rf"the loss is nan in epoch 2, by step {by}; .*rate"
+    ):
+        fit(train_function, batches, schedule, evaluation=evaluation, callbacks=[seen])
+    assert len(seen.losses) == 1, "no callback takes such an epoch for one, and keeps its weights"
 
 
 def test_a_cached_split_is_read_once():

@@ -195,6 +195,12 @@ class ServiceFailed(UserError):
     """
 
 
+class TrainingDiverged(UserError):
+    """The loss of a training is no finite number any more: it ends with the epoch in which that
+    happened, says by which step, and leaves no model.
+    """
+
+
 class ProcessLost(UserError):
     """One of several processes that train together was killed, froze, failed or did not start, or
     they waited for each other until a time limit; the same command goes on from the last

@@ -7,16 +7,20 @@ the train step (`replicas.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from throughline.shared.errors import TrainingDiverged
 from throughline.training.one_ahead import StepFollower, follows_steps
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import find_network
+
+_WATCHED_LOSSES = 1000  # per epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +117,12 @@ def fit(
         if network.stop_training:
             break
         train_function.begin(schedule.steps_per_epoch - done)
+        losses = LossWatch(schedule.steps_per_epoch)
         while done < schedule.steps_per_epoch and not network.stop_training:
             every.on_train_batch_begin(done)
             logs = train_function(iterator)
             done += train_function.steps
+            losses.add(done, logs)
             if follow_only:
                 for follower in followers:
                     follower.on_train_batch_end(done - 1, logs)
@@ -124,6 +130,7 @@ def fit(
                 every.on_train_batch_end(done - 1, logs)
         train_function.end()
         logs = as_numbers(whole_logs(network, logs))
+        losses.check(epoch, logs)
         logs |= {f"val_{name}": value for name, value in evaluation.run(every).items()}
         every.on_epoch_end(epoch, logs)
         if network.stop_training:
@@ -131,6 +138,38 @@ def fit(
     if isinstance(network.optimizer, keras.optimizers.Optimizer):
         network.optimizer.finalize_variable_values(network.trainable_variables)
     every.on_train_end(logs)
+
+
+class LossWatch:
+    """Keeps the mean loss so far after some steps of an epoch, on the device: to look at each would
+    make the host wait for it.
+    """
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        self._every = max(1, steps_per_epoch // _WATCHED_LOSSES)
+        self._last, self._kept = 0, dict[int, Any]()
+
+    def add(self, done: int, logs: Mapping[str, Any]) -> None:
+        """The logs of the execution after which so many steps are done."""
+        if done - self._last >= self._every and "loss" in logs:
+            self._last, self._kept[done] = done, logs["loss"]
+
+    def check(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Check the loss of an epoch, from 0.
+
+        Raises:
+          TrainingDiverged: it is no finite number; says from which step on.
+        """
+        loss = logs.get("loss", 0.0)
+        if math.isfinite(loss):
+            return
+        first = next((done for done, one in self._kept.items() if not math.isfinite(one)), None)
+        at = f", by step {first:,}" if first else ""
+        raise TrainingDiverged(
+            f"the loss is {loss} in epoch {epoch + 1}{at}; the model learns nothing any more."
+            " Lower train.learning_rate, clip gradients (train.optimizer: {adam: {clipnorm: 1.0}}),"
+            " or look for values and labels in the data that are no finite numbers"
+        )
 
 
 def whole_logs(network: keras.Model, logs: dict) -> dict:
