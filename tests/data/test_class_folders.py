@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from throughline.data.class_names import find_alike, join_alike
 from throughline.data.ingest import ingest
 from throughline.data.rejects import check_rejects
 from throughline.data.sources import file_folder
@@ -90,6 +91,26 @@ def test_a_class_that_is_lost_stops_ingest_and_one_that_loses_most_is_named(tmp_
     _, found = scan(tmp_path, leave_out=["owl"])
     assert found.warnings == ["of folder dog 2 .tif are left out, 1 are read"]
     assert found.empty_classes == ["bird", "meta"]
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("exact", ["Cat", "cat", "cat.", "new york", "new-york"]),
+        ("ignore_case", ["cat", "cat.", "new york", "new-york"]),
+        ("ignore_marks", ["cat", "new york"]),
+    ],
+)
+def test_names_that_people_take_for_one_are_named_or_joined(how, names):
+    labels = ["Cat", "cat", "cat", "cat.", "new york", "new york", "new-york"]
+    rows, classes = join_alike(pd.DataFrame({"label": labels}), sorted({*labels}), how)
+    assert sorted(classes) == names and {*rows["label"]} == {*names}
+    said = find_alike("classes", classes, "join them")
+    assert len(said) == (how != "ignore_marks")
+    if how == "exact":
+        assert said[0].startswith(
+            "classes that differ only by case, blanks or marks: 'Cat' and 'cat'"
+        )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from throughline.data.ingest import _compare_splits
+from throughline.data.class_names import compare_splits
 from throughline.data.sources.folder_layout import read_layout
 from throughline.data.sources.split_names import read_name
 from throughline.settings import DataSettings
@@ -148,10 +148,10 @@ def test_a_layout_that_says_nothing_is_refused(layout):
 def test_splits_that_hold_other_classes_are_said_or_refused():
     balance = {"train": {"cat": 9, "dog": 8, "unsup": 50}, "validation": {"cat": 2, "unsup": 5}}
     both = {**balance, "test": {"cat": 3, "dog": 2, "owl": 4}}
-    assert _compare_splits(both, {"", "test"}, "x") == [
+    assert compare_splits(both, {"", "test"}, "x") == [
         "1 of 3 classes that are trained on have no example in the test split: unsup (50 examples)",
         "1 classes are judged by and never trained on: owl (4 examples)",
     ]
-    assert _compare_splits(balance, {""}, "x") == []
+    assert compare_splits(balance, {""}, "x") == []
     with pytest.raises(UnusableDataset, match=r"no class of training is in the test split.*owl"):
-        _compare_splits({**balance, "test": {"owl": 4}}, {"test"}, "x")
+        compare_splits({**balance, "test": {"owl": 4}}, {"test"}, "x")

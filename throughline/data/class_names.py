@@ -1,16 +1,23 @@
-"""Names of classes: which cannot be listed, one per line, and which people cannot tell apart."""
+"""Classes: names that cannot be listed, one per line, or that people take for one, classes that are
+not to be used, and those that one split alone has.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
 from throughline.data.sources.base import Rejected
-from throughline.shared.errors import UnreadableSource
+from throughline.shared.errors import UnreadableSource, UnusableDataset
 
 _UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
+_SHOWN = 3
+_ALIKE = "They differ by case alone: data.same_labels: ignore_case"
+_OTHERS = "Correct the splits or the labels of these examples"
+_MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 
 
 def drop_odd_classes(
@@ -42,6 +49,103 @@ def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
                 f"{path}: two {what} are both {name}, in two spellings of Unicode, {other!a}"
                 f" and {name!a}; give them one name"
             )
+
+
+def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
+    """What to warn of where names differ only by case, blanks, dashes or a final stop."""
+    groups = [group for group in _group_alike(names, "ignore_marks") if len(group) > 1]
+    if not groups:
+        return []
+    shown = "; ".join(" and ".join(map(repr, group)) for group in groups[:_SHOWN])
+    more = " …" if len(groups) > _SHOWN else ""
+    return [f"{what} that differ only by case, blanks or marks: {shown}{more}; {remedy}"]
+
+
+def join_alike(
+    rows: pd.DataFrame, classes: Sequence[str], how: str
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Give names that are the same the name that most examples have."""
+    counts = Counter(rows["label"].tolist())
+    name_of = {
+        name: max(group, key=lambda one: (counts[one], one))
+        for group in _group_alike(classes, how)
+        for name in group
+    }
+    joined = tuple(dict.fromkeys(name_of[name] for name in classes))
+    return rows.assign(label=[name_of.get(name, name) for name in rows["label"]]), joined
+
+
+def _group_alike(names: Sequence[str], how: str) -> list[list[str]]:
+    """Names that are the same, in groups, by their order.
+
+    >>> _group_alike(["Cat", "cat", "cat.", "dog"], "ignore_case")
+    [['Cat', 'cat'], ['cat.'], ['dog']]
+    >>> _group_alike(["New-York", "new york.", "C", "C++"], "ignore_marks")
+    [['New-York', 'new york.'], ['C'], ['C++']]
+    """
+    groups = defaultdict[str, list[str]](list)
+    for name in names:
+        key = name if how == "exact" else name.casefold()
+        if how == "ignore_marks":
+            key = key.rstrip(".").translate(_MARKS) or key
+        groups[key].append(name)
+    return list(groups.values())
+
+
+def leave_out(
+    rows: pd.DataFrame, classes: Sequence[str], names: Sequence[str]
+) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
+    """Drop the examples of classes that are not to be used, and count them."""
+    counts = Counter(rows["label"][rows["label"].isin(names)].tolist())
+    return (
+        rows.loc[~rows["label"].isin(names)],
+        tuple(name for name in classes if name not in names),
+        {f"data.leave_out: {name}": count for name, count in counts.items()},
+    )
+
+
+def compare_splits(
+    balance: Mapping[str, Mapping[str, int]], given: Collection[str], path: str
+) -> list[str]:
+    """What to warn of where splits hold other classes, by the examples of each class in each split;
+    `given` are those that the source itself names.
+
+    Raises:
+      UnusableDataset: a split that is held out holds no class of training.
+    """
+    trained, warnings = balance["train"], []
+    held = {split: counts for split, counts in balance.items() if split != "train"}
+    for split, counts in held.items():
+        if not counts.keys() & trained.keys():
+            raise UnusableDataset(
+                f"{path}: no class of training is in the {split} split, which holds"
+                f" {sum(counts.values()):,} examples of {_name_some(counts)}; a model cannot be"
+                f" judged by them. {_ALIKE if _fold(counts) & _fold(trained) else _OTHERS}"
+            )
+        if split in given and (missing := _without(trained, counts)):
+            warnings.append(
+                f"{len(missing)} of {len(trained)} classes that are trained on have no example in"
+                f" the {split} split: {_name_some(missing)}"
+            )
+    everywhere = sum(map(Counter, held.values()), Counter())
+    if untrained := _without(everywhere, trained):
+        warnings.append(
+            f"{len(untrained)} classes are judged by and never trained on: {_name_some(untrained)}"
+        )
+    return warnings
+
+
+def _fold(names: Collection[str]) -> set[str]:
+    return {name.casefold() for name in names}
+
+
+def _without(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if name not in others}
+
+
+def _name_some(counts: Mapping[str, int]) -> str:
+    named = [f"{name} ({count:,} examples)" for name, count in [*counts.items()][:_SHOWN]]
+    return f"{', '.join(named)}{' …' if len(counts) > _SHOWN else ''}"
 
 
 def _find_problem(name: str) -> str | None:

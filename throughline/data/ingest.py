@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +17,14 @@ import numpy as np
 import pandas as pd
 
 from throughline.data import sources
-from throughline.data.class_names import drop_odd_classes, refuse_alike
+from throughline.data.class_names import (
+    compare_splits,
+    drop_odd_classes,
+    find_alike,
+    join_alike,
+    leave_out,
+    refuse_alike,
+)
 from throughline.data.examination import Examined, Folder, examine, open_values_file
 from throughline.data.glance import find_problems, write_glance
 from throughline.data.manifest import (
@@ -38,8 +45,6 @@ from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnusableDataset
 from throughline.shared.files import digest_json, resumable_folder
 from throughline.shared.program import digest_program
-
-CLASSES_SHOWN = 3
 
 
 def ingest(
@@ -66,10 +71,12 @@ def ingest(
         where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
         found = examine(source, where, settings)
         rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
+        alike: list[str] = []
         for words in schema.columns.categories:
             refuse_alike(settings.path, "categories", words)
+            alike += find_alike("categories", words, "correct them in the table")
         rows = rows.assign(place=np.arange(len(rows)))  # in `found.columns`
-        total, left_out = len(rows) + len(rejected), {}
+        total, dropped = len(rows) + len(rejected), {}
         if schema.target and not schema.predicts_number:
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
@@ -77,7 +84,8 @@ def ingest(
             refuse_alike(settings.path, "classes", classes)
             rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
-            rows, classes, left_out = _leave_out(rows, classes, settings.leave_out)
+            rows, classes, dropped = leave_out(rows, classes, settings.leave_out)
+            rows, classes = join_alike(rows, classes, settings.same_labels)
         if not schema.is_series:
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
             # observations.
@@ -94,16 +102,18 @@ def ingest(
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
-        stats["left_out"] |= left_out
+        stats["left_out"] |= dropped
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         left = (
             [classes[number] for number in sorted(set(examples["label"]))] if classified else None
         )
         _check_usable(stats, set(rows["split"]), classes=left)
         if left is not None:
-            stats["warnings"] += _compare_splits(
+            alike += find_alike("classes", left, "data.same_labels: ignore_marks makes them one")
+            stats["warnings"] += compare_splits(
                 stats["class_balance"], set(rows["split"]), settings.path
             )
+        stats["warnings"] += alike
         of_table = SOURCES[settings.source].in_table
         stats["problems"] = find_problems(stats, of_table=of_table)
         manifest = Manifest(
@@ -118,58 +128,6 @@ def ingest(
         listed.check_unchanged()
         write_manifest(manifest)
     return manifest
-
-
-def _leave_out(
-    rows: pd.DataFrame, classes: Sequence[str], names: Sequence[str]
-) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
-    """Drop the examples of classes that are not to be used, and count them."""
-    counts = Counter(rows["label"][rows["label"].isin(names)].tolist())
-    return (
-        rows.loc[~rows["label"].isin(names)],
-        tuple(name for name in classes if name not in names),
-        {f"data.leave_out: {name}": count for name, count in counts.items()},
-    )
-
-
-def _compare_splits(
-    balance: Mapping[str, Mapping[str, int]], given: Collection[str], path: str
-) -> list[str]:
-    """What to warn of where splits hold other classes, by the examples of each class in each split;
-    `given` are those that the source itself names.
-
-    Raises:
-      UnusableDataset: a split that is held out holds no class of training.
-    """
-    trained, warnings = balance["train"], []
-    held = {split: counts for split, counts in balance.items() if split != "train"}
-    for split, counts in held.items():
-        if not counts.keys() & trained.keys():
-            raise UnusableDataset(
-                f"{path}: no class of training is in the {split} split, which holds"
-                f" {sum(counts.values()):,} examples of {_name_some(counts)}; a model cannot be"
-                " judged by them. Correct the splits or the labels of these examples"
-            )
-        if split in given and (missing := _without(trained, counts)):
-            warnings.append(
-                f"{len(missing)} of {len(trained)} classes that are trained on have no example in"
-                f" the {split} split: {_name_some(missing)}"
-            )
-    everywhere = sum(map(Counter, held.values()), Counter())
-    if untrained := _without(everywhere, trained):
-        warnings.append(
-            f"{len(untrained)} classes are judged by and never trained on: {_name_some(untrained)}"
-        )
-    return warnings
-
-
-def _without(counts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if name not in others}
-
-
-def _name_some(counts: Mapping[str, int]) -> str:
-    named = [f"{name} ({count:,} examples)" for name, count in [*counts.items()][:CLASSES_SHOWN]]
-    return f"{', '.join(named)}{' …' if len(counts) > CLASSES_SHOWN else ''}"
 
 
 def _without_duplicates(

@@ -130,6 +130,13 @@ class DataSettings(Settings):
             " is said"
         ),
     )
+    same_labels: Literal["exact", "ignore_case", "ignore_marks"] = Field(
+        default="exact",
+        description=(
+            "which names of classes are one: those that are equal, but for case, or but for case,"
+            " blanks, dashes and a final stop; the most frequent spelling is the name"
+        ),
+    )
     path_column: str = Field(
         default="path",
         description="image_table: column with the image's path, relative to the table's folder",

@@ -150,7 +150,7 @@ class _Reading:
         by_split = defaultdict[str, set[str]](set)
         for place in places.values():
             if place.split and place.split != UNLABELED:
-                by_split[place.split].add(place.label)
+                by_split[place.split].add(place.label.casefold())
         if not any(map(any, by_split.values())):
             named = min(folder for folder, place in places.items() if place.split)
             raise self._refuse(
