@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +127,7 @@ def ingest(
         write_glance(manifest)
         listed.check_unchanged()
         write_manifest(manifest)
-    return manifest
+    return replace(manifest, folder=out)
 
 
 def _without_duplicates(

@@ -1,0 +1,64 @@
+"""The data at a glance, of each kind of target."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.csv_tables import write
+from throughline.data.glance import read_problems, tabulate, to_rows, to_text
+from throughline.data.ingest import ingest
+from throughline.settings import DataSettings
+
+
+@pytest.mark.parametrize(
+    ("settings", "heading", "first"),
+    [
+        (
+            {"source": "table", "label_column": "kind", "ignore": ["words"]},
+            ["class", "train", "validation", "test", "first"],
+            "odd",
+        ),
+        (
+            {
+                "source": "table",
+                "label_column": "size",
+                "label_kind": "number",
+                "ignore": ["words"],
+            },
+            ["column", "lowest", "median", "highest"],
+            "label 1",
+        ),
+        (
+            {"source": "time_series", "ignore": ["kind", "words"]},
+            ["column", "lowest", "median", "highest"],
+            "size",
+        ),
+        (
+            {"source": "text_table", "text_column": "words", "label_column": "kind"},
+            ["class", "train", "validation", "test", "median bytes", "first"],
+            "odd",
+        ),
+    ],
+    ids=["classes", "numbers", "series", "texts"],
+)
+def test_each_kind_of_data_has_a_table_that_is_kept_with_what_was_left_out(
+    tmp_path, settings, heading, first
+):
+    rows = [[row / 8, row % 7, f"word {row}", ("even", "odd")[row % 5 > 0]] for row in range(60)]
+    path = write(tmp_path, "size,other,words,kind", rows)
+    manifest = ingest(DataSettings(path=str(path), **settings), tmp_path / "manifest")
+    table = tabulate(manifest)
+    shown = to_rows(table)
+    assert shown[0] == heading and shown[1][0] == first
+    kept = (tmp_path / "manifest" / "glance.md").read_text().splitlines()
+    assert kept[0].split(" | ") == [f"| {heading[0]}", *heading[1:-1], f"{heading[-1]} |"]
+    problems = [f"- {problem}" for problem in read_problems(manifest.folder)]
+    assert kept[2:] == [f"| {' | '.join(row)} |" for row in shown[1:]] + (
+        problems and ["", *problems]
+    )
+    assert to_text(table)[1].split()[0] == first.split()[0]
+    if "highest" in heading:
+        assert shown[1][1:] == ["0", "3.6875", "7.375"]
+    else:
+        counts = [int(number) for number in shown[1][1:4]]
+        assert sum(counts) == 48, "4 of 5 rows are odd"
