@@ -144,6 +144,8 @@ def find_weakness(
         if stopped
         else "for more of them raise train.epochs or lower batch_size"
     )
+    if result.metric != "mae" and result.judged == 0:
+        more = f"none of them is right, so look at the labels of the splits: {Layout().glance}"
     return weakness and f"{weakness}, after {steps:,} train steps; {more}"
 
 

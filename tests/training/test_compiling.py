@@ -308,6 +308,9 @@ def test_a_model_that_is_no_better_than_a_constant_is_said_to_be_of_no_use(metri
     if weak:
         assert "train.epochs" in find_weakness(result, steps=6)
         assert "which train.callbacks decides" in find_weakness(result, steps=6, **early)
+    if metric == "accuracy":
+        said = find_weakness(replace(result, test={metric: 0.0}), steps=6)
+        assert "glance.md" in said and "epochs" not in said
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,11 @@ class TrainResult(ResultFile):
     usage: Usage
     processes: int = 1
 
+    @property
+    def judged(self) -> float:
+        """The metric on the test split, or that of validation where there is none."""
+        return self.test.get(self.metric, self.last_epoch.get(f"val_{self.metric}", float("nan")))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(ResultFile):
@@ -154,8 +159,7 @@ def count_trials(share: float, stderr: float) -> int:
 
 def describe_weakness(result: TrainResult) -> str | None:
     """That a model is no better than a constant prediction beyond chance; None where it is."""
-    metric, held_out = result.metric, result.held_out
-    value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
+    metric, held_out, value = result.metric, result.held_out, result.judged
     constant = held_out.constant_metric
     if beats_constant(metric, value, constant=constant, stderr=held_out.constant_stderr):
         return None
