@@ -84,6 +84,18 @@ class Workspace:
         return None if self.isolated else lock_path(self.project, "project")
 
 
+def _refuse_git_name(project: Path, name: str) -> None:
+    """Refuse the name of a branch, a tag or a commit: `dvc exp apply` would take that."""
+    commit = ""
+    with suppress(WorkspaceProblem):  # git knows none, or there is no repository
+        commit = run_git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    if commit:
+        raise WorkspaceProblem(
+            f"{name!r} cannot be the name of a run: to git it is the commit {commit[:10]}, which"
+            f" `dvc exp apply {name}` would apply in place of the run; choose another name"
+        )
+
+
 @contextmanager
 def open_workspace(
     resolved: ResolvedParams,
@@ -102,13 +114,15 @@ def open_workspace(
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
-        name could lead out of it.
+        name could lead out of it, or means something else to git.
     """
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
         yield Workspace(root=project, project=project, owner=owner)
         return
     check_name(name)
+    if not ephemeral:
+        _refuse_git_name(project, name)
     root, mark = project / WORKSPACES / name, project / UNNAMED / name
     with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
         ephemeral = ephemeral and (mark.exists() or not root.exists())

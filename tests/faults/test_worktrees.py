@@ -95,6 +95,15 @@ def test_a_run_without_a_name_has_one_that_it_can_have_whatever_prefect_calls_it
     check_name(name)
 
 
+@pytest.mark.parametrize("name", ["main", "HEAD", "v1", "commit"])
+def test_a_name_that_git_knows_otherwise_is_refused(project, name):
+    git(project, "tag", "v1")
+    name = git(project, "rev-parse", "HEAD")[:9] if name == "commit" else name
+    with pytest.raises(WorkspaceProblem, match="to git it is the commit"), opened(project, name):
+        pass
+    assert not list((project / WORKSPACES).glob("*"))
+
+
 @pytest.mark.slow
 def test_whenever_a_run_without_a_name_is_killed_its_worktree_is_swept(project):
     def work() -> None:
