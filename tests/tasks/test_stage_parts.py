@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +14,11 @@ from tasks import build, profiling
 from tasks.train import describe_stop, summarize
 from tasks.verify import find_damaged_columns
 from tests.support.made_up import made_up
+from throughline.config import cli
 from throughline.results.build import Difference
 from throughline.results.train import TrainResult
 from throughline.settings import TrainSettings
-from throughline.shared.errors import MissingInput, ObjectStoreFailed
+from throughline.shared.errors import InvalidCode, MissingInput, ObjectStoreFailed
 
 pytestmark = pytest.mark.integration
 
@@ -87,3 +90,13 @@ def test_a_store_that_is_away_is_said_once_also_of_what_was_fetched(splits):
     fetched = SimpleNamespace(verify_regions=fail)
     stored = SimpleNamespace(snapshot=snapshot, memmap=fail, fetched=fetched)
     assert [str(one) for one in find_damaged_columns(stored)] == ["it is away"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(0, InvalidCode), (None, InvalidCode), (3, SystemExit)]
+)
+def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code, error):
+    with pytest.raises(error) as ended, cli.refuse_early_exit():
+        sys.exit(code)
+    said = str(ended.value)
+    assert said == "3" or re.search(r"test_stage_parts\.py, line \d+: sys\.exit\(code\) ends", said)

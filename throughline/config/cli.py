@@ -6,6 +6,7 @@ import argparse
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from throughline.config.params import Params, check_pipelines_exist, load_params
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.chatter import hide_tensorflow_chatter
-from throughline.shared.errors import MissingInput, UserError, did_you_mean
+from throughline.shared.errors import InvalidCode, MissingInput, UserError, did_you_mean
 from throughline.shared.failures import report_user_errors
 from throughline.shared.files import clear_leftovers
 from throughline.shared.gc_pause import collect_garbage_as_usual
@@ -90,8 +91,27 @@ def options_stage_cli(
         check_versions(stage_libraries(_stage_of(command), of_ops), root=Path())
         if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
             clear_after_kills(Layout())
-        with temporary_files_in_scratch(Path.cwd()):
+        with temporary_files_in_scratch(Path.cwd()), refuse_early_exit():
             yield params, options
+
+
+@contextmanager
+def refuse_early_exit() -> Iterator[None]:
+    """Take an exit without an error for one: the stage has not written what later ones read.
+
+    Raises:
+      InvalidCode: own code ended the process; names the line.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code:
+            raise
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise InvalidCode(
+            f"{where.filename}, line {where.lineno}: {where.line} ends the stage before its end; to"
+            " end a training early set self.model.stop_training = True in a callback"
+        ) from error
 
 
 @contextmanager

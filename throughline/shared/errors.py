@@ -155,7 +155,7 @@ class UnequalConfigurations(UserError):
 
 
 class InvalidCode(UserError):
-    """A module of your own is not Python."""
+    """A module of your own is not Python, or ends the stage that runs it."""
 
 
 class StageFailed(UserError):
