@@ -32,7 +32,6 @@ def texts(tmp_path_factory):
     return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
-@pytest.mark.slow
 def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(texts, tmp_path):
     words, first = tmp_path / "words.txt", tmp_path / "first.keras"
     tokenize = {"kind": "wordpiece", "model": str(words)}

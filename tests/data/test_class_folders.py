@@ -93,6 +93,23 @@ def test_a_class_that_is_lost_stops_ingest_and_one_that_loses_most_is_named(tmp_
     assert found.empty_classes == ["bird", "meta"]
 
 
+def test_masks_next_to_their_images_are_refused_until_a_pattern_leaves_them_out(tmp_path):
+    names = [f"{kind}/{n}{end}.png" for kind in "ab" for n in range(5) for end in ("", "_mask")]
+    lay_out(tmp_path, *names)
+    with pytest.raises(UnreadableSource, match=r"10 files belong to others.*\['\*_mask\.\*'\]"):
+        scan(tmp_path)
+    assert len(scan(tmp_path, leave_out=["*_mask.*"])[0]) == 10
+
+
+def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is_refused(tmp_path):
+    lay_out(tmp_path, "README.txt", "a/License", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
+    settings = DataSettings(source="text_folder", path=str(tmp_path), leave_out=["c"])
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: c is no folder, file or class"):
+        ingest(settings, tmp_path.with_name("out"))
+    kept = ingest(settings.model_copy(update={"leave_out": ["a/1.txt"]}), tmp_path.with_name("out"))
+    assert len(kept.examples) == 59 and kept.stats["left_out"] == {"data.leave_out: a/1.txt": 1}
+
+
 @pytest.mark.parametrize(
     ("how", "names"),
     [

@@ -163,7 +163,6 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
         data.write_known(manifest, settings, kept)
 
 
-@pytest.mark.slow
 def test_what_is_damaged_is_written_again(written):
     data, manifest = written
     damaged, index = min(data.earlier.glob("*.tfrecord")), data.earlier / "index.json"

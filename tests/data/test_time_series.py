@@ -124,6 +124,21 @@ def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, rows, re
         time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
 
 
+@pytest.mark.parametrize("days", [range(9, 1, -1), [f"{day}/01/2026" for day in range(28, 9, -1)]])
+def test_a_series_whose_newest_row_comes_first_is_refused_named_or_not(tmp_path, days):
+    path = write(tmp_path, "day,place,load", [[day, "x", row / 8] for row, day in enumerate(days)])
+    settings = DataSettings(source="time_series", path=str(path), time_column="day")
+    with pytest.raises(
+        UnreadableSource, match=r"day falls from row to row, from (9|28/01/2026) to"
+    ):
+        time_series.scan(settings)
+    if isinstance(days, list):
+        with pytest.raises(UnreadableSource, match=r"set data\.time_column: day"):
+            time_series.scan(settings.model_copy(update={"time_column": ""}))
+        ignored = settings.model_copy(update={"time_column": "", "ignore": ["day"]})
+        assert len(time_series.scan(ignored).values) == len(days)
+
+
 def test_a_series_learns_from_no_index_unless_told(tmp_path):
     rows = [[1_700_000_000 + 3600 * row, row, row / 8] for row in range(40)]
     path = write(tmp_path, "time,nr,load", rows)

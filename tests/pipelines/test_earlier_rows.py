@@ -178,7 +178,6 @@ def test_rows_of_equal_shards_are_copied_to_where_they_are_now(copy, tmp_path, k
     assert (kind != "part") <= len(changed) <= (2 if kind == "arrays" else 1)
 
 
-@pytest.mark.slow
 def test_what_was_made_by_other_ops_is_not_copied(data):
     others = (Decode(), CenterCrop(height=6, width=5), Resize(height=12, width=10))  # of that shape
     assert data.snapshot(others) == data.names()

@@ -77,7 +77,6 @@ def test_buckets_of_a_stream_and_of_the_snapshot_have_the_same_shapes(layout):
     assert {length for _, length in stream} <= {*BUCKETS}
 
 
-@pytest.mark.slow
 def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(layout):
     pipeline = open_pipeline(layout, CONFIGS["pack"])
     assert pipeline.batch_bytes == 3 * 8 * 64 * 4, "of tokens, segments, and positions"

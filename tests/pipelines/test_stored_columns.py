@@ -65,7 +65,6 @@ def assert_whole(arrays, folder, url):
     verify(data.columns_folder, data.snapshot)
 
 
-@pytest.mark.slow
 def test_two_shares_of_the_rows_are_under_one_key_without_harm(
     arrays, tmp_path, bucket_url, small_pieces
 ):

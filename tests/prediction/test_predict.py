@@ -40,7 +40,6 @@ from throughline.shared.errors import OutdatedModel, UnexpectedFiles, UntrustedM
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.slow
 def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model, photo_folder):
     params, layout, model = photo_model
     files = list_files(layout.manifest, "test").paths

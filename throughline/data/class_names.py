@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pandas as pd
 
 from throughline.data.sources.base import Rejected
+from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, UnusableDataset
 
 _UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
@@ -102,6 +103,19 @@ def leave_out(
         tuple(name for name in classes if name not in names),
         {f"data.leave_out: {name}": count for name, count in counts.items()},
     )
+
+
+def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
+    """Refuse a name in `data.leave_out` that leaves nothing out: what it means would be used.
+
+    Raises:
+      UnreadableSource: names it.
+    """
+    for name in settings.leave_out:
+        if f"data.leave_out: {name}" not in left_out:
+            raise UnreadableSource(
+                f"{settings.path}: data.leave_out: {name} is no folder, file or class that is read"
+            )
 
 
 def compare_splits(

@@ -18,6 +18,7 @@ import pandas as pd
 
 from throughline.data import sources
 from throughline.data.class_names import (
+    check_left_out,
     compare_splits,
     drop_odd_classes,
     find_alike,
@@ -103,6 +104,7 @@ def ingest(
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
         stats["left_out"] |= dropped
+        check_left_out(settings, stats["left_out"])
         classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         left = (
             [classes[number] for number in sorted(set(examples["label"]))] if classified else None

@@ -9,6 +9,7 @@ with its reason, other kinds of file are counted.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +24,20 @@ from throughline.shared.errors import DataNotFound, UnreadableSource
 
 LooksLike = Callable[[str, bytes], bool]  # of a file's name and first bytes
 _FIRST_BYTES = 1024
-_KINDS_SHOWN = 5
+_KINDS_SHOWN, _FEW = 5, 3
 # Suffixes of what accompanies examples and is none; what has no suffix may be a README.
 _ACCOMPANYING = {
     *("", ".txt", ".md", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".html"),
     *(".pdf", ".py", ".ipynb", ".log", ".db", ".ini", ".mat", ".feat", ".vocab", ".zip", ".url"),
 }
+
+
+# What is about the data and none of it.
+_ABOUT = re.compile(
+    r"(read_?me|licen[cs]e|copying|notice|summary|citation|changelog|index)(\.(txt|md|rst|html))?",
+    re.IGNORECASE,
+)
+_MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,7 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
             listing.left_out[f"data.leave_out: {named}"] += 1
         else:
             kept.append(file)
+    _refuse_masks(kept, settings.path)
     counts = Counter(file.label for file in kept)
     places = read_layout(counts, layout=settings.layout, root=settings.path, classes=classes)
     files, splits = [], []
@@ -139,6 +149,20 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
         replace(file, split=split) if split else file
         for file, split in zip(files, leave_validation_open(splits), strict=True)
     ]
+
+
+def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
+    """Refuse images next to what belongs to each of them, such as 1.png and 1_mask.png."""
+    names = {file.id.rpartition(".")[0] for file in files}
+    masks = [name for name in names if (mask := _MASK.fullmatch(name)) and mask[1] in names]
+    if len(masks) > _FEW:
+        name = min(masks).rpartition("/")[2]
+        found = _MASK.fullmatch(name)
+        kind = name[len(found[1]) :] if found else ""
+        raise UnreadableSource(
+            f"{root}: {len(masks):,} files belong to others, as {name} does: masks, not examples",
+            f"set data.leave_out: ['*{kind}.*']",
+        )
 
 
 def name_kinds(kinds: Mapping[str, int]) -> str:
@@ -236,6 +260,8 @@ class _Listing:
 
     def _is_one(self, folder: Path, name: str) -> bool:
         """Whether a file is an example: by its suffix, before what a browser adds, or its bytes."""
+        if _ABOUT.fullmatch(name):
+            return False
         if find_suffix(name.partition("?")[0]) in self.suffixes:
             return True
         path = folder / name

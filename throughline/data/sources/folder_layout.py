@@ -11,19 +11,21 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from throughline.data.sources.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
 from throughline.shared.errors import UnreadableSource
 
 ANY, ANY_NUMBER = "*", "**"
-_SHOWN = 3  # folders
+_SHOWN, _NAMED = 3, 5  # folders
 _TOLD_APART = 2
 _FOLD = re.compile(r"(fold|split|part|batch|chunk|subset)s?[\W_]*\d+$", re.IGNORECASE)
 _PICTURES = frozenset(("image", "images", "img", "imgs", "jpegimages", "photos"))
-_MASKS = frozenset(
-    ("mask", "masks", "label", "labels", "annotation", "annotations", "groundtruth", "gt")
-)
+_MASKS = {
+    *("mask", "masks", "label", "labels", "annotation", "annotations", "groundtruth", "gt"),
+    *("segmentation", "segmentations", "trimaps"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +85,17 @@ class _Reading:
         self._names: dict[str, SplitName] = {
             part: read_name(part) for path in parts.values() for part in path
         }
+        self._below = defaultdict[tuple[str, ...], set[str]](set)  # the folders in each, by name
+        for path in parts.values():
+            for at, part in enumerate(path):
+                self._below[path[:at]].add(part)
         self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
+        # Those that hold no others: what lies next to class folders does not say what these are.
+        self._leaves = [folder for folder, path in parts.items() if not self._below.get(path)]
 
     def read(self) -> Mapping[str, Place]:
         levels = self._find_split_levels()
-        if not levels:
+        if not levels or not self._leaves:
             self._refuse_mixed()
             self._refuse_other_shapes()
             return {folder: Place(label=folder) for folder in self._counts}
@@ -97,11 +105,13 @@ class _Reading:
 
     def _undouble(self, path: Sequence[str]) -> tuple[str, ...]:
         """A path without what archives repeat, as in `train/train/cat`."""
-        splits = [self._names[part].split for part in path]
         return tuple(
             part
             for at, part in enumerate(path)
-            if not at or not splits[at] or splits[at] != splits[at - 1]
+            if not at
+            or not self._names[part].split
+            or self._names[part].split != self._names[path[at - 1]].split
+            or len(self._below[tuple(path[:at])]) > 1
         )
 
     def _at(self, folder: str, level: int) -> str | None:
@@ -116,7 +126,7 @@ class _Reading:
         return levels or [level for level in (-1,) if deepest and self._names_splits(level)]
 
     def _names_splits(self, level: int) -> bool:
-        values = {self._at(folder, level) for folder in self._counts}
+        values = {self._at(folder, level) for folder in self._leaves}
         if None in values:
             return False
         names = [self._names[value] for value in values if value]
@@ -129,13 +139,15 @@ class _Reading:
 
     def _read_folder(self, folder: str, levels: Sequence[int]) -> Place:
         parts = self._parts[folder]
+        if folder not in self._leaves and any(self._at(folder, level) is None for level in levels):
+            return Place(problem="is outside any class folder")
         levels = [level % len(parts) for level in levels]
         splits = {self._names[parts[level]].split for level in levels}
         if len(splits) > 1:
             raise self._refuse(f"{folder} names several splits", "rename its folders")
         # One folder that holds all the others is a name of the whole.
         common = next(
-            (at for at in range(levels[0]) if len({each[at] for each in self._parts.values()}) > 1),
+            (at for at in range(levels[0]) if len({self._at(one, at) for one in self._leaves}) > 1),
             levels[0],
         )
         label = "/".join(part for at, part in enumerate(parts) if at >= common and at not in levels)
@@ -170,7 +182,7 @@ class _Reading:
                 )
                 raise self._refuse(
                     f"{one}, for {split}, {what}",
-                    f"leave it out with data.leave_out: [{one.partition('/')[0]}], list its files"
+                    f"leave it out with data.leave_out: [{self._split_folder(one)}], list its files"
                     " and their labels in a table for data.source: image_table, or say with"
                     " data.layout how the folders are to be read, such as split/class/**",
                 )
@@ -190,8 +202,9 @@ class _Reading:
             if plain and others and (level == 0 or len(plain) > 1):
                 raise self._refuse(
                     f"{plain[0]} is named as a split, {others[0]} is not",
-                    f"set data.layout: class if {' and '.join([plain[0], others[0]])} are classes,"
-                    f" or data.leave_out: [{others[0]}] if {others[0]} is not to be used",
+                    f"set data.leave_out: {self._folders_named(others, level)} or"
+                    f" {self._folders_named(plain, level)}, whichever is not to be used, or"
+                    " data.layout: class if all are classes",
                 )
             without = defaultdict[tuple[str, ...], dict[str, str]](dict)
             for folder in sorted(self._counts):
@@ -208,11 +221,27 @@ class _Reading:
                         " split into a folder of that name: train/CLASS, test/CLASS",
                     )
 
+    def _split_folder(self, folder: str) -> str:
+        """The part of a path down to the folder that names its split."""
+        path = folder.split("/")
+        named = [at for at, part in enumerate(path) if self._names[part].split]
+        return "/".join(path[: named[0] + 1])
+
+    def _folders_named(self, names: Sequence[str], level: int) -> str:
+        """The paths of folders at a level, to be left out."""
+        paths = {
+            "/".join(folder.split("/")[: level + 1])
+            for folder in sorted(self._counts)
+            if self._at(folder, level) in names
+        }
+        return f"[{', '.join(sorted(paths)[:_NAMED])}{', …' if len(paths) > _NAMED else ''}]"
+
     def _rest(self, value: str) -> str:
         return self._names[value].rest
 
     def _refuse_other_shapes(self) -> None:
         """Refuse folders that are known to mean something else than classes."""
+        self._refuse_repeated()
         for level in range(max(map(len, self._parts.values()), default=0)):
             values = {value for folder in self._counts if (value := self._at(folder, level))}
             lower = {value.lower() for value in values}
@@ -243,6 +272,34 @@ class _Reading:
                     f"set data.leave_out: [{names[0]}], or data.layout: class if it is a class",
                 )
 
+    def _refuse_repeated(self) -> None:
+        """Refuse several folders that hold folders of the same names: which of them are classes?"""
+        above = defaultdict[str, list[str]](list)  # the folders that hold one of this name
+        for folder in sorted(self._leaves):
+            parent, _, name = folder.rpartition("/")
+            above[name].append(parent)
+        repeated = [name for name, parents in sorted(above.items()) if len(parents) > 1]
+        if len(repeated) < _TOLD_APART:
+            return
+        one, other = above[repeated[0]][:2]
+        parts = one.split("/")
+        differ = next(
+            (
+                at
+                for at, pair in enumerate(zip(parts, other.split("/"), strict=False))
+                if len({*pair}) > 1
+            ),
+            0,
+        )
+        inner = "/".join([*[ANY] * len(parts), "class"])
+        outer = "/".join([*[ANY] * differ, "class", ANY_NUMBER])
+        raise self._refuse(
+            f"{one} and {other} hold folders of the same names, {' and '.join(repeated[:2])}",
+            f"set data.layout: {inner} if these are the classes, {outer} if the folders above are,"
+            " or class if each of them is one; splits have to be named train, validation and test;"
+            " data.leave_out names what is not to be used",
+        )
+
     def _refuse(self, problem: str, remedy: str) -> UnreadableSource:
         return UnreadableSource(
             f"{self._root}: {problem}", f"{remedy}. These folders were found:\n{self._draw()}"
@@ -266,10 +323,20 @@ class _Reading:
 
 
 def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
-    """The first of these names and paths that leaves a file or folder out.
+    """The first of these names, paths and patterns that leaves a file or folder out.
 
     >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
     ('unsup', None)
+    >>> find_left_out("cat/1_mask.png", ["*_mask.png"])
+    '*_mask.png'
     """
     parts, below = path.split("/"), f"{path}/"
-    return next((one for one in leave_out if one in parts or below.startswith(f"{one}/")), None)
+    return next(
+        (
+            one
+            for one in leave_out
+            if below.startswith(f"{one}/")
+            or any(part == one or fnmatchcase(part, one) for part in parts)
+        ),
+        None,
+    )

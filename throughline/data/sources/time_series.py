@@ -37,6 +37,8 @@ from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
+_LEAST_FALLING = 3  # rows that show an order
+
 
 def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Series:
     """Read the series at `data.path`; `trained` as of `read_table`.
@@ -153,6 +155,10 @@ def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
     columns = []
     with problems.collect():
         columns = _choose_columns(table)
+    if not time:
+        with problems.collect():
+            for name in table.columns.keys() - {*columns, *settings.ignore}:
+                _refuse_reversed(table, name, read_moments(table.cells(name)))
     problems.refuse()
     return np.column_stack([table.numbers(name) for name in columns]), columns, gaps
 
@@ -189,6 +195,7 @@ def _check_time(table: TextTable, name: str) -> list[str]:
     else:
         readings = read_moments(cells)
         problem = find_time_problem(readings)
+    _refuse_reversed(table, name, readings)
     if problem is None:
         gaps = min(map(find_gaps, readings), key=len)
         return [_describe_gaps(name, cells, gaps)] if len(gaps) else []
@@ -208,6 +215,19 @@ def _check_time(table: TextTable, name: str) -> list[str]:
     raise UnreadableSource(
         f"{table.path}: {name} does not increase in row {row}; sort the table and drop doubled rows"
     )
+
+
+def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
+    """Refuse a series whose moments fall from row to row: it would be learned backwards."""
+    if table.rows >= _LEAST_FALLING and all(
+        find_late(each.iloc[::-1]) is None for each in readings
+    ):
+        cells = table.cells(name)
+        raise UnreadableSource(
+            f"{table.path}: {name} falls from row to row, from {cells[0]} to {cells[-1]}: the"
+            " newest row comes first",
+            f"turn the rows round, and set data.time_column: {name}",
+        )
 
 
 def _describe_gaps(name: str, cells: Sequence[str], gaps: np.ndarray) -> str:
