@@ -116,6 +116,11 @@ def test_others_are_refused_with_what_was_seen_and_the_key(folders, reason):
     assert {split for split, _ in read(*folders, layout="class")} == {None}
 
 
+def test_where_no_class_is_needed_any_folders_are_read():
+    folders = ("a/x", "a/y", "b/x", "b/y", "images", "masks")
+    assert [split for split, _ in read(*folders, classes=False)] == [None] * len(folders)
+
+
 @pytest.mark.parametrize(
     ("layout", "folder", "place"),
     [

@@ -143,7 +143,8 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
         elif problem:
             listing.rejected.append(Rejected(id=file.id, reason=problem))
         else:
-            files.append(replace(file, label=place.label))
+            same = place.label == file.label  # of millions of files replacing takes seconds
+            files.append(file if same else replace(file, label=place.label))
             splits.append(place.split)
     return [
         replace(file, split=split) if split else file
@@ -265,7 +266,8 @@ class _Listing:
         if find_suffix(name.partition("?")[0]) in self.suffixes:
             return True
         path = folder / name
-        if folder == self.root or not self.looks_like or not path.is_file():
+        other = find_suffix(name) in _ACCOMPANYING and "." in name
+        if other or folder == self.root or not self.looks_like or not path.is_file():
             return False
         try:
             with path.open("rb") as file:

@@ -97,7 +97,8 @@ class _Reading:
         levels = self._find_split_levels()
         if not levels or not self._leaves:
             self._refuse_mixed()
-            self._refuse_other_shapes()
+            if self._classes:
+                self._refuse_other_shapes()
             return {folder: Place(label=folder) for folder in self._counts}
         places = {folder: self._read_folder(folder, levels) for folder in self._counts}
         self._check(places)
