@@ -91,11 +91,17 @@ class _Reading:
                 self._below[path[:at]].add(part)
         self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
         # Those that hold no others: what lies next to class folders does not say what these are.
-        self._leaves = [folder for folder, path in parts.items() if not self._below.get(path)]
+        self._leaves = {folder for folder, path in parts.items() if not self._below.get(path)}
+        self._levels = range(max(map(len, self._parts.values()), default=0))
+        # Folders that hold all the others are a name of the whole; so many levels of them.
+        self._common = next(
+            (at for at in self._levels if len({self._at(one, at) for one in self._leaves}) > 1),
+            len(self._levels),
+        )
 
     def read(self) -> Mapping[str, Place]:
         levels = self._find_split_levels()
-        if not levels or not self._leaves:
+        if not levels:
             self._refuse_mixed()
             if self._classes:
                 self._refuse_other_shapes()
@@ -122,9 +128,8 @@ class _Reading:
 
     def _find_split_levels(self) -> list[int]:
         """The levels at which all folders are named as splits, alike but for these words."""
-        deepest = max(map(len, self._parts.values()), default=0)
-        levels = [level for level in range(deepest) if self._names_splits(level)]
-        return levels or [level for level in (-1,) if deepest and self._names_splits(level)]
+        levels = [level for level in self._levels if self._names_splits(level)]
+        return levels or [level for level in (-1,) if self._levels and self._names_splits(level)]
 
     def _names_splits(self, level: int) -> bool:
         values = {self._at(folder, level) for folder in self._leaves}
@@ -146,11 +151,7 @@ class _Reading:
         splits = {self._names[parts[level]].split for level in levels}
         if len(splits) > 1:
             raise self._refuse(f"{folder} names several splits", "rename its folders")
-        # One folder that holds all the others is a name of the whole.
-        common = next(
-            (at for at in range(levels[0]) if len({self._at(one, at) for one in self._leaves}) > 1),
-            levels[0],
-        )
+        common = min(self._common, levels[0])
         label = "/".join(part for at, part in enumerate(parts) if at >= common and at not in levels)
         return Place(split=splits.pop(), label=label)
 
@@ -192,7 +193,7 @@ class _Reading:
         """Refuse where only some folders of a level are named as splits, or all are but hold other
         words, too, and the same classes: as classes they would all be trained on.
         """
-        for level in range(max(map(len, self._parts.values()), default=0)):
+        for level in self._levels:
             values = sorted({value for one in self._counts if (value := self._at(one, level))})
             plain = [
                 value
@@ -243,7 +244,7 @@ class _Reading:
     def _refuse_other_shapes(self) -> None:
         """Refuse folders that are known to mean something else than classes."""
         self._refuse_repeated()
-        for level in range(max(map(len, self._parts.values()), default=0)):
+        for level in self._levels:
             values = {value for folder in self._counts if (value := self._at(folder, level))}
             lower = {value.lower() for value in values}
             if lower & _PICTURES and lower & _MASKS:
@@ -309,14 +310,13 @@ class _Reading:
     def _draw(self) -> str:
         """Some of the folders, as different as possible, with their files."""
         ordered = sorted(self._counts)
-        firsts = [ordered[0]] if ordered else []
-        for level in range(2):
-            firsts += [
-                other
-                for one, other in pairwise(ordered)
-                if self._at(one, level) != self._at(other, level) and other not in firsts
-            ]
-        shown = sorted(firsts[:_SHOWN])
+        others = (
+            other
+            for level in range(2)
+            for one, other in pairwise(ordered)
+            if self._at(one, level) != self._at(other, level)
+        )
+        shown = sorted([*dict.fromkeys([*ordered[:1], *others])][:_SHOWN])
         width = max(map(len, shown), default=0)
         lines = [f"  {folder or '.':<{width}}  {self._counts[folder]:,} files" for folder in shown]
         more = len(ordered) - len(shown)
