@@ -18,7 +18,7 @@ import tensorflow as tf
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.sources.arrays import read_array
 from throughline.data.sources.base import Rejected
-from throughline.data.sources.class_folders import ClassFolders, list_class_folders
+from throughline.data.sources.class_folders import ClassFolders, list_encoded
 from throughline.data.sources.table import code_rows
 from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
@@ -103,13 +103,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
       DataNotFound: there is none.
     """
     named = settings.model_copy(update={"path": str(folder), "layout": "class"})
-    listed = list_class_folders(
-        named,
-        encoding.suffixes,
-        what=encoding.noun,
-        looks_like=encoding.looks_like,
-        classes=False,
-    )
+    listed = list_encoded(named, encoding, classes=False)
     note_skipped(folder, listed.skipped, encoding.noun)
     return listed
 

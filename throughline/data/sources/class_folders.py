@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from throughline.data.encodings.base import FileEncoding
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import ExampleFile, Rejected, find_suffix, is_utf8, readable
 from throughline.data.sources.folder_layout import find_left_out, read_layout
@@ -113,6 +114,24 @@ def list_class_folders(
             for folder, kinds in others.items()
             if kinds.total() > counts[folder]
         ],
+    )
+
+
+def list_encoded(
+    settings: DataSettings,
+    encoding: FileEncoding,
+    *,
+    classes: bool = True,
+    objects: ObjectFolder | None = None,
+) -> ClassFolders:
+    """As `list_class_folders`, of the files that are values of an encoding."""
+    return list_class_folders(
+        settings,
+        encoding.suffixes,
+        what=encoding.noun,
+        looks_like=encoding.looks_like,
+        classes=classes,
+        objects=objects,
     )
 
 

@@ -8,7 +8,7 @@ from typing import cast
 from throughline.data.encodings.base import FileEncoding
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.base import Files
-from throughline.data.sources.class_folders import list_class_folders
+from throughline.data.sources.class_folders import list_encoded
 from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
@@ -22,13 +22,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
-    listed = list_class_folders(
-        settings,
-        encoding.suffixes,
-        what=encoding.noun,
-        looks_like=encoding.looks_like,
-        objects=objects,
-    )
+    listed = list_encoded(settings, encoding, objects=objects)
     return Files(
         root=Path(settings.path),
         files=listed.files,
