@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.csv_tables import measured, scan, write
 from throughline.data.sources import text_table, time_series
-from throughline.data.sources.delimited import find_delimiter
 from throughline.data.sources.number_text import is_number, read_numbers
+from throughline.data.sources.table_start import read_start
 from throughline.data.sources.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
@@ -134,7 +134,6 @@ def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, 
     [
         (b"", "is empty; its first line must name the columns"),
         (b"a,a,label\n1,2,x\n", "more than one column is named a"),
-        (b"5.1,3.5,1\n4.9,3.0,0\n", "Its first line holds numbers, not names"),
         (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
         (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
         (b"size,label\n", "no column is left to learn from"),
@@ -163,7 +162,7 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
     }
     pq.write_table(pa.table(cells), path)
     read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert read.describe_nested() == [
+    assert read.describe_unread() == [
         "column bytes is left out: its cells are large_binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
@@ -190,20 +189,21 @@ def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lin
     path = tmp_path / "table.csv"
     path.write_text("\n".join(lines))
     settings = DataSettings(source="table", path=str(path))
-    assert find_delimiter(path, settings)[0] == delimiter
-    assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
+    assert read_start(path, settings).delimiter == delimiter
+    assert read_start(path, settings.model_copy(update={"delimiter": "tab"})).delimiter == "\t"
 
 
 def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("load, MW;temp, C\n310,5;4,1\n298,0;3,9\n")
     with pytest.raises(UnreadableSource, match=r"divide every line alike.*set data\.delimiter"):
-        find_delimiter(path, DataSettings(source="table", path=str(path)))
+        read_start(path, DataSettings(source="table", path=str(path)))
     assert (
-        find_delimiter(path, DataSettings(source="table", delimiter=";", path=str(path)))[0] == ";"
+        read_start(path, DataSettings(source="table", delimiter=";", path=str(path))).delimiter
+        == ";"
     )
     path.write_text("\nx;label\n1,5;a\n2,5;b\n")
-    assert find_delimiter(path, DataSettings(source="table", path=str(path)))[0] == ";"
+    assert read_start(path, DataSettings(source="table", path=str(path))).delimiter == ";"
 
 
 def test_only_plain_notation_is_a_number():

@@ -56,7 +56,7 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
         (
             "paid",
-            lambda row: f"{row % 9 + 1} 200.50",
+            lambda row: f"${row % 9 + 1}200.50",
             "a notation that is not read; write them as 12",
         ),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
@@ -100,7 +100,7 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
         (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it alike"),
         (["true", "False", "True"], "label holds true and True, the same value"),
         ([str(10**19), str(10**19 + 1), str(10**19 + 1)], ""),
-        (["1,200.50", "2,200.50", "3,200.50"], "label holds numbers in a notation that is not"),
+        (["1200.50 €", "2200.50 €", "3200.50 €"], "label holds numbers in a notation that is not"),
     ],
 )
 def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path, labels, words):

@@ -151,3 +151,40 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
     assert time_series.scan(said).schema.input.columns.names == ("load",)
     said = settings.model_copy(update={"numeric": ["nr", "load"]})
     assert time_series.scan(said).schema.input.columns.names == ("nr", "load")
+
+
+@pytest.mark.parametrize(
+    ("missing", "filled"),
+    [
+        ("interpolate", [1.0, 2.0, 3.0, 4.0, 7.0]),
+        ("previous", [1.0, 1.0, 1.0, 4.0, 7.0]),
+        ({"load": "previous"}, [1.0, 1.0, 1.0, 4.0, 7.0]),
+    ],
+)
+def test_empty_cells_between_others_are_filled_as_asked_and_counted(tmp_path, missing, filled):
+    path = write(tmp_path, "load,wind", [[1, 5], ["", 5], ["", 6], [4, 7], [7, 8]])
+    settings = DataSettings(source="time_series", path=str(path), missing=missing)
+    series = time_series.scan(settings)
+    assert series.values[:, 0].tolist() == filled
+    way = missing if isinstance(missing, str) else "previous"
+    assert series.warnings == [f"2 empty cells of load are filled ({way}), at most 2 in a row"]
+    path = write(tmp_path, "load,wind", [["", 5], [2, 5], [3, 6]])
+    with pytest.raises(UnreadableSource, match="row 1, column load is missing; windows need every"):
+        time_series.scan(settings)
+
+
+@pytest.mark.parametrize("mark", [":", "."])
+def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
+    rows = [
+        [f"{1 + row // 24:02}/03/2004", f"{row % 24:02}{mark}00{mark}00", row / 8]
+        for row in range(60)
+    ]
+    settings = DataSettings(
+        source="time_series",
+        path=str(write(tmp_path, "Date,Time,load", rows)),
+        time_column=["Date", "Time"],
+    )
+    assert time_series.scan(settings).schema.input.columns.names == ("load",)
+    write(tmp_path, "Date,Time,load", [*rows, rows[5]])
+    with pytest.raises(UnreadableSource, match="Date Time does not increase in row 61"):
+        time_series.scan(settings)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
     *("__init__", "base", "class_folders", "column_kinds", "delimited", "file_folder"),
-    "folder_layout",
+    *("folder_layout", "odd_values", "table_start"),
     *("kept_cells", "listed_columns"),
     *("external_shards", "moments", "number_text", "split_names", "tabular", "text_records"),
 }

@@ -28,6 +28,7 @@ from throughline.data.class_names import (
 )
 from throughline.data.examination import Examined, Folder, examine, open_values_file
 from throughline.data.glance import find_problems, write_glance
+from throughline.data.groups import find_crossing, find_name_groups, read_groups
 from throughline.data.manifest import (
     COLUMNS,
     SPLITS,
@@ -99,7 +100,9 @@ def ingest(
             [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
         ).map(_printable)
         check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        examples = _table(rows, classes, settings.split, series=schema.is_series)
+        groups = read_groups(rows["id"].tolist(), getattr(source, "groups", None), settings)
+        by = rows["digest"] if groups is None else groups
+        examples = _table(rows.assign(by=by), classes, settings.split, series=schema.is_series)
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
@@ -115,6 +118,13 @@ def ingest(
             stats["warnings"] += compare_splits(
                 stats["class_balance"], set(rows["split"]), settings.path
             )
+        if groups is not None:
+            by_id = dict(zip(rows["id"], groups, strict=True))
+            alike += find_crossing(
+                [by_id[name] for name in examples["id"]], examples["split"].tolist()
+            )
+        elif "" in set(rows["split"]) and isinstance(source, sources.Files):
+            alike += find_name_groups(examples["id"].tolist(), len(classes))
         stats["warnings"] += alike
         of_table = SOURCES[settings.source].in_table
         stats["problems"] = find_problems(stats, of_table=of_table)
@@ -192,8 +202,8 @@ def _printable(text: str) -> str:
 def _table(
     rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
 ) -> pd.DataFrame:
-    """Number examples and classes and assign splits; where the source brings a test split, only
-    validation is assigned.
+    """Number examples and classes and assign splits by the column `by`; where the source brings a
+    test split, only validation is assigned.
     """
     number = {name: index for index, name in enumerate(classes)}
     shares = {"validation": split.validation} | (
@@ -201,7 +211,7 @@ def _table(
     )
     assigned = [
         given or assign_split(digest, shares=shares, seed=split.seed)
-        for given, digest in zip(rows["split"], rows["digest"], strict=True)
+        for given, digest in zip(rows["split"], rows["by"], strict=True)
     ]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
     keys = (

@@ -87,13 +87,14 @@ class TableColumns:
 
     `categories` holds the vocabularies of the trailing columns, in which an empty word is the empty
     cell; `medians` what an empty cell of a numeric column stands for, by its name; `decimal` is the
-    mark in numbers of text.
+    mark in numbers of text, `thousands` what divides their thousands besides, if anything.
     """
 
     names: tuple[str, ...] = ()
     categories: tuple[tuple[str, ...], ...] = ()
     medians: Mapping[str, float] = field(default_factory=dict)
     decimal: str = "."
+    thousands: str = ""
 
     @property
     def numeric(self) -> int:

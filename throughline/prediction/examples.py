@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from throughline.data.sources.base import Rejected
-from throughline.data.sources.delimited import SIGNATURES
+from throughline.data.sources.table_start import SIGNATURES
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.shared.errors import UnreadableSource, UserError
@@ -147,7 +147,7 @@ def describe_inputs(spec: InferenceSpec) -> str:
             f" .tsv or .parquet files whose column {data.text_column} holds the text."
         )
     if spec.schema.is_series:
-        time = f"{data.time_column}, " if data.time_column else ""
+        time = "".join(f"{name}, " for name in data.time_columns)
         return (
             f"This model takes series of at least {spec.window.length} time steps: tables"
             f" ({tables}) with the columns {time}{named}, or .npy arrays of {named}."

@@ -7,14 +7,7 @@ sections they need, the Prefect form and docs/configurations.md are generated fr
 
 from throughline.settings.base import Settings
 from throughline.settings.batch import BatchSettings
-from throughline.settings.data import (
-    DataSettings,
-    EngineSettings,
-    ShardSettings,
-    SnapshotSettings,
-    SplitSettings,
-    WindowSettings,
-)
+from throughline.settings.data import DataSettings, SplitSettings
 from throughline.settings.pipeline import (
     CacheSettings,
     InterleaveSettings,
@@ -25,6 +18,12 @@ from throughline.settings.pipeline import (
     ServiceSettings,
     ShuffleSettings,
     SnapshotPart,
+)
+from throughline.settings.preparation import (
+    EngineSettings,
+    ShardSettings,
+    SnapshotSettings,
+    WindowSettings,
 )
 from throughline.settings.records import RecordSettings
 from throughline.settings.storage import StorageSettings

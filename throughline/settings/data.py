@@ -1,6 +1,4 @@
-"""Where the data come from and how they are prepared: sections `data`, `shard`, `snapshot` and
-`window` of params.yaml.
-"""
+"""Where the data come from and what is refused: section `data` of params.yaml."""
 
 from __future__ import annotations
 
@@ -55,17 +53,13 @@ def _known_layout(layout: Any) -> str:
 
 
 SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
-Filling = Literal["reject", "median", "category"]
-StoredFraction = Annotated[
-    Annotated[Literal["auto"], Tag("literal")] | Annotated[Fraction, Tag("constrained")],
-    Discriminator(lambda value: "literal" if isinstance(value, str) else "constrained"),
-]
+Filling = Literal["reject", "median", "category", "interpolate", "previous"]
 Missing = Annotated[
     Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
 ]
 
 
-LabelColumns = Annotated[
+Columns = Annotated[
     Annotated[str, Tag("literal")] | Annotated[list[str], Field(min_length=1), Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, list) else "literal"),
 ]
@@ -137,11 +131,19 @@ class DataSettings(Settings):
             " blanks, dashes and a final stop; the most frequent spelling is the name"
         ),
     )
+    group: str = Field(
+        default="",
+        description=(
+            "examples of one group are in one split: column of a table with its name, or a regular"
+            " expression whose first group is its name in an example's id, such as (patient\\d+)_;"
+            " empty: examples are assigned one by one"
+        ),
+    )
     path_column: str = Field(
         default="path",
         description="image_table: column with the image's path, relative to the table's folder",
     )
-    label_column: LabelColumns = Field(
+    label_column: Columns = Field(
         default="label",
         description=(
             "tables, text_lines: column with the class, or the number to predict; [a, b]: with the"
@@ -173,11 +175,22 @@ class DataSettings(Settings):
         default="auto",
         description="CSV: what divides cells; auto: what divides the header and most lines alike",
     )
+    header: Literal["auto", "none"] = Field(
+        default="auto",
+        description="CSV: none: the first line is a row; columns are named column_1, column_2, …",
+    )
     decimal: Literal["auto", ".", ","] = Field(
         default="auto",
         description=(
             "CSV: what divides a number's fraction; auto: a comma where numbers have one and none"
             " has a point; refused where it may divide thousands"
+        ),
+    )
+    thousands: Literal["auto", "none", ",", "'", " "] = Field(
+        default="auto",
+        description=(
+            "CSV: what divides a number's thousands, besides points where commas divide fractions;"
+            " auto: what can divide nothing else, as in 1,003.75"
         ),
     )
     quoting: Literal["auto", "multi_line", "none"] = Field(
@@ -191,7 +204,7 @@ class DataSettings(Settings):
         default=[],
         description=(
             "tables, series, JSON lines: cells, or values, that mean missing besides the empty one,"
-            " such as NA"
+            " such as NA; numbers by value: -200 is -200.0, too"
         ),
     )
     missing: Missing = Field(
@@ -199,9 +212,18 @@ class DataSettings(Settings):
         description=(
             "tables: rows with an empty cell. reject: left out · category: kept, empty categories"
             " are one of their own · median: as category, and an empty number is the median of the"
-            " training split · {column: …, …}: for these columns, all others reject"
+            " training split · {column: …, …}: for these columns, all others reject · time_series:"
+            " interpolate, or previous: what an empty cell between others becomes; else it is an"
+            " error"
         ),
     )
+
+    @model_validator(mode="after")
+    def _fills_gaps_of_series(self) -> DataSettings:
+        ways = self.missing.values() if isinstance(self.missing, dict) else [self.missing]
+        if self.source != "time_series" and {"interpolate", "previous"}.intersection(ways):
+            raise ValueError("missing: interpolate and previous fill gaps of source: time_series")
+        return self
 
     def missing_in(self, column: str) -> Filling:
         """What `missing` says of a column."""
@@ -246,10 +268,20 @@ class DataSettings(Settings):
         default="y",
         description="arrays: name of the array (examples,) of integer or string classes",
     )
-    time_column: str = Field(
+    time_column: Columns = Field(
         default="",
-        description="time_series: column that increases from row to row; empty: as rows stand",
+        description=(
+            "time_series: column that increases from row to row; [date, time]: both together;"
+            " empty: as rows stand"
+        ),
     )
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        """Names of the columns that say when."""
+        named = self.time_column
+        return tuple(named) if isinstance(named, list) else (named,) if named else ()
+
     max_reject_fraction: Fraction = Field(
         default=0.01, description="share of examples that may be rejected before ingest stops"
     )
@@ -264,111 +296,3 @@ class DataSettings(Settings):
     )
     records: RecordSettings = RecordSettings()
     split: SplitSettings = SplitSettings()
-
-
-class ShardSettings(Settings):
-    """How TFRecord shards are cut and written."""
-
-    target_size_mib: float = Field(
-        default=128,
-        gt=0,
-        description=(
-            "size that shards have at most, about [MiB]; where they would exceed it, their number"
-            " doubles"
-        ),
-    )
-    min_shards: int = Field(
-        default=8,
-        ge=1,
-        le=10_000,
-        description=(
-            "so many per split, or more for large data, so that small data still reads in parallel"
-        ),
-    )
-    compression: Literal["none", "gzip"] = Field(
-        default="none",
-        description=(
-            "gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare"
-            " with a run of --set shard.compression=gzip"
-        ),
-    )
-    writers: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="threads that write shards; any number gives the same bytes",
-    )
-
-
-class EngineSettings(Settings):
-    """Who inspects files and writes shards and the snapshot; any engine gives the same bytes."""
-
-    address: str = Field(
-        default="",
-        pattern=r"^((tcp|tls)://\S+:[0-9]+)?$",
-        description=(
-            "scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads"
-            " of the stages, or `workers`"
-        ),
-    )
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Dask workers that each of these stages starts on its machine; 0: none",
-    )
-
-    @model_validator(mode="after")
-    def _one_engine(self) -> EngineSettings:
-        if self.address and self.workers:
-            raise ValueError("address names a cluster that runs, workers starts one: give one")
-        return self
-
-
-class SnapshotSettings(Settings):
-    """What the snapshot holds, and what happens when a shard is damaged while it is written."""
-
-    fraction: StoredFraction = Field(
-        default="auto",
-        description=(
-            "images: share of each split's rows, the first, whose preprocessed values are stored;"
-            " auto: the most that a configuration reads; all, if none reads any"
-        ),
-    )
-    on_corrupt: Literal["fail", "skip"] = Field(
-        default="fail",
-        description=(
-            "fail: stop and name it · skip: leave damaged records out, in every configuration, and"
-            " say so"
-        ),
-    )
-    max_corrupt_fraction: Fraction = Field(
-        default=0.001,
-        description="skip: share of the examples that may be left out before it stops all the same",
-    )
-
-    @property
-    def stored_fraction(self) -> float:
-        """`fraction` as a number: all, where no configuration has said less."""
-        return 1.0 if isinstance(self.fraction, str) else self.fraction
-
-
-class WindowSettings(Settings):
-    """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
-    (`tokens`): what the model sees and what it is to predict. They never cross from one split into
-    another. With other data, values other than the defaults are refused.
-    """
-
-    length: int = Field(default=24, ge=1, description="time steps the model sees")
-    horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
-    stride: int = Field(
-        default=1, ge=1, description="time steps between the beginnings of neighboring windows"
-    )
-    targets: list[str] = Field(default=[], description="columns to predict; empty: all")
-    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
-        default=None,
-        description=(
-            "text: predict each next token, in windows of so many of all documents in a row;"
-            " absent: the class of each document"
-        ),
-    )

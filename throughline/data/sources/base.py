@@ -85,8 +85,8 @@ class Files:
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
     files of other kinds by their suffix, `left_out` examples by the reason why they are not to be
     used; `notes` counts what is worth knowing; `features` describes
-    what shards that others wrote hold, by name; `readings`, `dialect` and `warnings` are those of
-    `Arrays`.
+    what shards that others wrote hold, by name; `readings`, `dialect`, `warnings` and `groups` are
+    those of `Arrays`.
     """
 
     root: Path
@@ -105,6 +105,7 @@ class Files:
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
     objects: ObjectFolder | None = None
 
 
@@ -163,7 +164,8 @@ class Arrays:
 
     `labels` are class names, or a number or several to predict (then `classes` is empty). `ids` and
     `splits` have one entry per example; a split of None is assigned by content. `features`, `notes`
-    and `skipped` are those of `Files`. `readings` say how the columns of a table were read,
+    and `skipped` are those of `Files`. `groups` are those of `data.group` by the id of the example,
+    where a column names them. `readings` say how the columns of a table were read,
     `dialect` what of its notation was detected, `warnings` what may not be meant.
     """
 
@@ -180,6 +182,7 @@ class Arrays:
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

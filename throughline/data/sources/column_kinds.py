@@ -21,7 +21,7 @@ from throughline.data.sources.tabular import Problems, TextTable
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
 
-Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty"]
+Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 FEW_CATEGORIES = 20  # so many may be distinct in however few rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number

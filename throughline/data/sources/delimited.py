@@ -8,34 +8,19 @@ types by the block in which they met it. Here what does not fit is an error that
 
 from __future__ import annotations
 
-import codecs
 import csv
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from throughline.data.encodings.texts import check_encoding
+from throughline.data.sources.table_start import read_start, refuse_numbers, wrong_encoding
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-DELIMITERS = (",", ";", "\t", "|")
-_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-# How files begin that are no text, and what to do with them.
-SIGNATURES = {
-    b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
-    b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
-    b"PAR1\x15": "a Parquet table; name it .parquet",  # as the header of a first page begins
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF8": "a GIF image",
-    b"%PDF": "a PDF document",
-    b"\x93NUMPY": "a NumPy array",
-}
-_PROBED_LINES = 50
 _SHOWN = 3
 
 
@@ -57,7 +42,7 @@ class DelimitedText:
     header: list[str]
     records: Iterator[Record]
     delimiter: str
-    detected: str = ""
+    detected: Sequence[str] = ()
 
     @property
     def divides(self) -> str:
@@ -76,14 +61,15 @@ def open_delimited(
       UnreadableSource: on opening or while records are read; names the line, and the key of
         params.yaml that says how it is meant.
     """
-    check_encoding(settings.encoding)
     csv.field_size_limit(sys.maxsize)
-    delimiter, detected = find_delimiter(path, settings, errors)
-    with _open(path, settings, errors) as file:
+    start = read_start(path, settings, errors)
+    with start.open(path, errors) as file:
         lines = _Lines(file)
+        for _ in range(start.skipped):
+            next(lines)
         reader = csv.reader(
             lines,
-            delimiter=delimiter,
+            delimiter=start.delimiter,
             strict=True,
             quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
         )
@@ -94,12 +80,16 @@ def open_delimited(
         if settings.quoting == "auto":
             refuse_joined_lines(first, path)
         header = [cell.removeprefix("\ufeff").strip() for cell in first.cells]
+        rows = _rows(records, first, path, gaps=settings.source == "time_series")
+        if settings.header == "none":
+            header = [f"column_{place + 1}" for place in range(len(header))]
+            rows = chain([first], rows)
+        else:
+            header[0] = header[0].lstrip("# ") or header[0]
+            refuse_numbers(header, path)
         refuse_doubled(header, path)
         yield DelimitedText(
-            header=header,
-            records=_rows(records, first, path, gaps=settings.source == "time_series"),
-            delimiter=delimiter,
-            detected=detected,
+            header=header, records=rows, delimiter=start.delimiter, detected=start.notes
         )
 
 
@@ -109,15 +99,6 @@ def refuse_doubled(header: Sequence[str], path: Path) -> None:
         raise UnreadableSource(
             f"{path}: more than one column is named {doubled[0]}; rename one of them"
         )
-
-
-def _refuse_no_text(path: Path) -> None:
-    """Refuse a file that is of another kind, whatever the encoding."""
-    with path.open("rb") as file:
-        start = file.read(max(map(len, SIGNATURES)))
-    for signature, what in SIGNATURES.items():
-        if start.startswith(signature):
-            raise UnreadableSource(f"{path} is {what}")
 
 
 def _rows(records: Iterator[Record], header: Record, path: Path, *, gaps: bool) -> Iterator[Record]:
@@ -138,57 +119,20 @@ def _rows(records: Iterator[Record], header: Record, path: Path, *, gaps: bool) 
             blank.append(replace(record, cells=[""]))
 
 
-def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -> tuple[str, str]:
-    """The character between cells, and a note where it was detected and is not that of the file's
-    suffix.
-    """
-    _refuse_no_text(path)
-    if settings.delimiter != "auto":
-        return {"tab": "\t"}.get(settings.delimiter, settings.delimiter), ""
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    with _open(path, settings, errors) as file:
-        try:
-            lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
-        except UnicodeError as error:
-            raise _wrong_encoding(path, settings, error) from error
-    lines = [line for line in lines if line.strip()]  # of which a reader sees the first as header
-    if not lines:
-        return usual, ""
-    header = {each: lines[0].count(each) for each in DELIMITERS}
-    # The one that divides the header; of several, the one that divides every line alike.
-    present = sorted(
-        (each for each in DELIMITERS if header[each]),
-        key=lambda each: (
-            Counter(line.count(each) for line in lines).most_common(1)[0]
-            != (header[each], len(lines)),
-            each != usual,
-            -header[each],
-        ),
-    )
-    found = present[0] if present else usual
-    alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
-    if len(alike) > 1 and len(lines) > 1:
-        raise UnreadableSource(
-            f"{path}: {' and '.join(_NAMES[each] for each in alike)}s divide every line alike, so"
-            " it is open which of them is between cells; set data.delimiter"
-        )
-    return found, (
-        "" if found == usual else f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"
-    )
-
-
 class _Lines:
     """The lines of a file, of which it keeps those since the last record."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self.recent: list[str] = []
+        self.count = 0
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
         line = next(self._file)
+        self.count += 1
         self.recent.append(line)
         return line
 
@@ -196,16 +140,16 @@ class _Lines:
 def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> Iterator[Record]:
     """Every record; a blank line has no cells."""
     while True:
-        start = reader.line_num + 1
+        start = lines.count + 1
         lines.recent = []
         try:
             cells = next(reader)
         except StopIteration:
             return
         except UnicodeError as error:
-            raise _wrong_encoding(path, settings, error) from error
+            raise wrong_encoding(path, settings, error) from error
         except csv.Error as error:
-            raise _explain(str(error), f"{path}, line {start}", reader.line_num - start) from error
+            raise _explain(str(error), f"{path}, line {start}", lines.count - start) from error
         if settings.quoting != "none" and any(' "' in line for line in lines.recent):
             _refuse_blank_before_quote(cells, f"{path}, line {start}")
         yield Record(cells=cells, line=start, text=lines.recent)
@@ -293,17 +237,3 @@ def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)
         if len(cells) == len(table.header):
             yield record.line + offset, cells[place].strip()
-
-
-def _open(path: Path, settings: DataSettings, errors: str) -> TextIO:
-    # A byte order mark before a quoted name would make its quotes a part of it.
-    utf8 = codecs.lookup(settings.encoding).name == "utf-8"
-    encoding = "utf-8-sig" if utf8 else settings.encoding
-    return path.open(encoding=encoding, errors=errors, newline="")
-
-
-def _wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:
-    return UnreadableSource(
-        f"{path} is not {settings.encoding}: {error}",
-        "set data.encoding, such as latin-1, cp1252 or utf-16",
-    )

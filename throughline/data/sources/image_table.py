@@ -62,6 +62,7 @@ def scan(settings: DataSettings) -> Files:
                 )
             )
             places.append(row)
+    groups = table.cells(settings.group) if settings.group in table.columns else []
     watched = path != Path(settings.path)
     return Files(
         root=path.parent,
@@ -72,6 +73,7 @@ def scan(settings: DataSettings) -> Files:
         rejected=rejected,
         readings=listing.readings,
         dialect=listing.dialect,
+        groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
         warnings=[*([] if watched else [UNWATCHED]), *listing.warnings],
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from throughline.data.sources.tabular import TextTable, blank_all
+from throughline.data.sources.tabular import TextTable, clean_cells
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 
@@ -45,12 +45,14 @@ class KeptCells:
                 {name} if all(isinstance(cell, NumberText) for cell in column if cell) else set()
             )
             cells[name] = pa.array(column, pa.large_string())
-        return TextTable(
-            path=self.path,
-            columns=blank_all(cells, self.settings),
-            rows=len(rows),
-            settings=self.settings,
-            floats=frozenset(floats),
-            delimiter=self.delimiter,
-            trained=trained,
+        return clean_cells(
+            TextTable(
+                path=self.path,
+                columns=cells,
+                rows=len(rows),
+                settings=self.settings,
+                floats=frozenset(floats),
+                delimiter=self.delimiter,
+                trained=trained,
+            )
         )

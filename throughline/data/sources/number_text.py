@@ -23,6 +23,13 @@ _COMMA = r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT
 _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXPONENT}
 # 1,234 is a number with a decimal comma, or one with a thousands separator; 0,234 is a fraction.
 _THOUSANDS = {",": r"^[+-]?[1-9]\d{0,2},\d{3}$", ".": r"^[+-]?[1-9]\d{0,2}\.\d{3}$"}
+_GROUPED = {  # thousands that a comma divides, or what divides nothing but thousands
+    ",": r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$",
+    "'": r"^[+-]?[1-9]\d{0,2}(['’]\d{3})+([.,]\d*)?$",
+    " ": r"^[+-]?[1-9]\d{0,2}([ \x{a0}\x{202f}]\d{3})+([.,]\d*)?$",
+}
+_DIVIDED = r"^[+-]?[1-9]\d{0,2}[,'’ \x{a0}\x{202f}]\d{3}"
+_CERTAIN = {**_GROUPED, ",": r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"}
 _TRUTH = r"^(?i:true|false)$"
 # What people read as a number, and nothing here does: thousands separators, currencies, percents.
 _NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
@@ -49,6 +56,32 @@ def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = Fals
     if decimal == ",":
         text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
     return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()
+
+
+def divide_no_thousands(
+    columns: Mapping[str, pa.LargeStringArray], mark: str
+) -> tuple[dict[str, pa.LargeStringArray], str]:
+    """Columns of numbers without what divides their thousands, and that: `mark`, if it is one; of
+    `auto` what is certain to be one.
+    """
+    marks = {"auto": list(_GROUPED), "none": []}.get(mark, [mark])
+    divided = {name: cells for name, cells in columns.items() if _matches(cells, _DIVIDED).any()}
+    for each in marks:
+        grouped = {
+            name: cells
+            for name, cells in divided.items()
+            if _matches(cells, _GROUPED[each]).any()
+            and _mostly(cells, f"{_GROUPED[each]}|{_POINT}|{_COMMA}")
+        }
+        certain = any(_matches(cells, _CERTAIN[each]).any() for cells in grouped.values())
+        if grouped and (certain or mark != "auto"):
+            return {name: _join_thousands(cells, each) for name, cells in grouped.items()}, each
+    return {}, ""
+
+
+def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArray:
+    joined = pc.replace_substring_regex(cells, "," if mark == "," else r"['’ \x{a0}\x{202f}]", "")
+    return pc.if_else(pa.array(_matches(cells, _GROUPED[mark])), joined, cells)
 
 
 def looks_like_numbers(cells: pa.LargeStringArray) -> bool:
@@ -102,7 +135,7 @@ def find_decimal(
         raise UnreadableSource(
             f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
             " separator",
-            "set data.decimal: ',' for a fraction, or remove the separators",
+            "set data.decimal: ',' for a fraction, or data.thousands: ',' for a separator",
         )
     return ","
 

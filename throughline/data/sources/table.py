@@ -34,6 +34,12 @@ from throughline.data.sources.column_kinds import (
     refuse_mistaken,
 )
 from throughline.data.sources.number_text import have_fractions, looks_like_numbers, read_numbers
+from throughline.data.sources.odd_values import (
+    find_groups,
+    find_leaks,
+    find_sentinels,
+    find_total,
+)
 from throughline.data.sources.tabular import (
     Problems,
     TextTable,
@@ -64,13 +70,15 @@ def scan(settings: DataSettings) -> Arrays:
         "data.numeric": settings.numeric,
         "data.categorical": settings.categorical,
         "data.ignore": settings.ignore,
+        "data.group": [settings.group] if settings.group else [],
     }
+    apart = [*settings.label_columns, "split", settings.group]
     with problems.collect():
         check_columns(table, named)
     with problems.collect():
         refuse_two_uses(table.path, named)
     with problems.collect():
-        _refuse_mistaken_features(table)
+        _refuse_mistaken_features(table, apart)
     with problems.collect():
         if table.columns.keys() >= {*settings.label_columns}:
             kind = _label_kind(table, settings)
@@ -79,7 +87,7 @@ def scan(settings: DataSettings) -> Arrays:
             if kind == "number" and settings.label_kind == "auto":
                 _refuse_merging_label(table, settings.label_columns[0])
     problems.refuse()
-    kinds = find_kinds(table, [*settings.label_columns, "split"])
+    kinds = find_kinds(table, apart)
     numeric = settings.numeric or _of_kind(kinds, "number")
     categorical = settings.categorical or _of_kind(kinds, "category")
     columns = choose_columns(table, numeric, categorical)
@@ -96,12 +104,17 @@ def scan(settings: DataSettings) -> Arrays:
         if kind == "number"
         else _read_classes(table, problems)
     )
+    if find_total(table, [*numeric, *(settings.label_columns if kind == "number" else ())]):
+        problems[-1] = "sums up the rows above it"
     reasons = [problem or reason for (_, problem), reason in zip(named, problems, strict=True)]
     usable = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(table))])
     labels = [label for label, used in zip(labels, usable.tolist(), strict=True) if used]
     distinct = sorted({*labels}) if kind == "class" else []
     roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
+    groups = table.columns[settings.group].to_pylist() if settings.group else []
+    if settings.group:
+        roles[settings.group] = "group"
     return Arrays(
         values=values[usable],
         labels=labels,
@@ -118,7 +131,14 @@ def scan(settings: DataSettings) -> Arrays:
             describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
         ],
         dialect=table.describe_dialect(),
-        warnings=[*table.describe_nested(), *find_missing_marks(columns)],
+        warnings=[
+            *table.describe_unread(),
+            *find_missing_marks(columns),
+            *find_sentinels(table, numeric),
+            *find_leaks(table, kinds, number=kind == "number"),
+            *find_groups(table, [*kinds]),
+        ],
+        groups={ids[row]: groups[row] for row in np.flatnonzero(usable)} if groups else {},
     )
 
 
@@ -133,6 +153,7 @@ def choose_columns(
         names=(*numeric, *categorical),
         categories=tuple(_vocabulary(table, name) for name in categorical),
         decimal=table.decimal,
+        thousands=table.thousands,
         medians={name: np.nan for name in numeric if missing(name) == "median"},
     )
 
@@ -213,12 +234,12 @@ def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def _refuse_mistaken_features(table: TextTable) -> None:
+def _refuse_mistaken_features(table: TextTable, apart: Sequence[str]) -> None:
     """Refuse a table whose columns cannot be meant as what they are read as, or that has none to
     learn from.
     """
     settings, problems = table.settings, Problems(table.path)
-    kinds = find_kinds(table, [*settings.label_columns, "split"])
+    kinds = find_kinds(table, apart)
     with problems.collect():
         refuse_mistaken(table, kinds)
     with problems.collect():

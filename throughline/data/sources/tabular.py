@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from throughline.data.manifest import SPLITS
 from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
 from throughline.data.sources.number_text import (
+    divide_no_thousands,
     find_decimal,
     find_lone_points,
     leave_decimal_open,
@@ -40,9 +41,10 @@ class TextTable:
 
     `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
     cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
-    divides the cells of a CSV file. `trained` are the columns of the model that the table is read
-    for, of whose training the decimal mark is where numbers alone leave it open; None: there is no
-    model, and that is refused.
+    divides the cells of a CSV file, `thousands` those of numbers. `unused` are the
+    `data.missing_values` that no cell has. `trained` are the columns of the model that the table is
+    read for, of whose training the decimal mark is where numbers alone leave it open; None: there
+    is no model, and that is refused.
     """
 
     path: Path
@@ -54,6 +56,8 @@ class TextTable:
     floats: frozenset[str] = frozenset()
     delimiter: str = ""
     trained: TableColumns | None = None
+    thousands: str = ""
+    unused: Sequence[str] = ()
     _parsed: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -70,7 +74,7 @@ class TextTable:
         """
         passed_over = set(self.settings.ignore)
         if self.trained is not None:
-            passed_over |= self.columns.keys() - {*self.trained.names, self.settings.time_column}
+            passed_over |= self.columns.keys() - {*self.trained.names, *self.settings.time_columns}
         texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
         used = {name: cells for name, cells in texts.items() if name not in passed_over}
         if not leave_decimal_open(used):
@@ -89,8 +93,12 @@ class TextTable:
 
     def describe_dialect(self) -> list[str]:
         """What of the notation was detected, for people to check."""
-        comma = self.settings.decimal == "auto" and self.decimal == ","
-        return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
+        settings, notes = self.settings, [*self.notes]
+        if settings.decimal == "auto" and self.decimal == ",":
+            notes.append("numbers have decimal commas (data.decimal sets it)")
+        if settings.thousands == "auto" and self.thousands:
+            notes.append(f"{self.thousands!r} divides thousands (data.thousands sets it)")
+        return notes
 
     def describe_points(self, names: Iterable[str]) -> list[str]:
         """How numbers of these columns were read that can be whole or fractions, in a table for a
@@ -112,13 +120,16 @@ class TextTable:
             how = "is a fraction, as the training had decimal points"
         return [f"{doubtful} {how}"]
 
-    def describe_nested(self) -> list[str]:
-        """The columns that cannot be read at all, though nobody said to leave them out."""
-        return [
+    def describe_unread(self) -> list[str]:
+        """The columns that cannot be read at all, though nobody said to leave them out, and what
+        `data.missing_values` names for nothing.
+        """
+        nested = [
             f"column {name} is left out: its cells are {kind}"
             for name, kind in self.nested.items()
             if name not in self.settings.ignore
         ]
+        return nested + [f"data.missing_values: {mark!r} is in no cell" for mark in self.unused]
 
     def parse(self, name: str) -> np.ndarray:
         """A column as (rows,) float64, not to be written to; NaN where a cell is empty or no
@@ -162,7 +173,7 @@ def read_table(
         if path.suffix.lower() == ".parquet"
         else _read_csv(path, settings)
     )
-    return replace(table, columns=blank_all(table.columns, settings), trained=trained)
+    return _drop_empty_end(clean_cells(replace(table, trained=trained)))
 
 
 class Problems:
@@ -218,12 +229,7 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
             if {suffix.lower() for suffix in table.path.suffixes} & TABLES
             else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
         )
-        hint = (
-            " Its first line holds numbers, not names: add a line of names."
-            if known and not np.isnan(read_numbers(pa.array(known), ".")).any()
-            else ""
-        )
-        raise UnreadableSource(f"{table.path}: no column {column}; {named}{hint}", f"set {key}")
+        raise UnreadableSource(f"{table.path}: no column {column}; {named}", f"set {key}")
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
@@ -242,17 +248,50 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     )
 
 
-def blank_all(
-    columns: Mapping[str, pa.LargeStringArray], settings: DataSettings
-) -> dict[str, pa.LargeStringArray]:
-    """Cells without blanks around them; what means missing is empty."""
-    missing = pa.array(settings.missing_values, pa.large_string())
-    stripped = {name: pc.utf8_trim_whitespace(cells) for name, cells in columns.items()}
-    if not len(missing):
-        return stripped
-    return {
-        name: pc.if_else(pc.is_in(cells, missing), "", cells) for name, cells in stripped.items()
-    }
+def clean_cells(table: TextTable) -> TextTable:
+    """The table without blanks around cells, without what divides thousands, and without cells that
+    mean missing: they are empty.
+    """
+    settings, trained = table.settings, table.trained
+    columns = {name: pc.utf8_trim_whitespace(cells) for name, cells in table.columns.items()}
+    kept = {*settings.categorical, *(settings.label_columns * (settings.label_kind == "class"))}
+    plain, thousands = divide_no_thousands(
+        {name: cells for name, cells in columns.items() if name not in kept | table.floats},
+        (trained.thousands if trained else "") or settings.thousands,
+    )
+    return _blank_missing(replace(table, columns=columns | plain, thousands=thousands))
+
+
+def _blank_missing(table: TextTable) -> TextTable:
+    """The table without what means missing; numbers that do are compared by value."""
+    marks = pa.array(table.settings.missing_values, pa.large_string())
+    if not len(marks):
+        return table
+    values = read_numbers(marks, ".")
+    columns, used = {}, np.zeros(len(marks), bool)
+    for name, cells in table.columns.items():
+        found = np.asarray(pc.fill_null(pc.index_in(cells, marks), -1))
+        if np.isfinite(values).any():
+            numbers = table.parse(name)
+            table.forget(name)
+            for place in np.flatnonzero(np.isfinite(values)).tolist():
+                found = np.where(numbers == values[place], place, found)
+        used[found[found >= 0]] = True
+        columns[name] = pc.if_else(pa.array(found >= 0), "", cells)
+    unused = [mark for mark, one in zip(marks.to_pylist(), used, strict=True) if not one]
+    return replace(table, columns=columns, unused=unused)
+
+
+def _drop_empty_end(table: TextTable) -> TextTable:
+    """The table without the rows at its end that hold nothing."""
+    last = table.rows
+    while last and not any(cells[last - 1].as_py() for cells in table.columns.values()):
+        last -= 1
+    if last == table.rows:
+        return table
+    note = f"{table.rows - last:,} empty rows at the end are left out"
+    columns = {name: cells.slice(0, last) for name, cells in table.columns.items()}
+    return replace(table, columns=columns, rows=last, notes=[*table.notes, note])
 
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
@@ -278,7 +317,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
                 keep()
         if rows:
             keep()
-        notes = [note for note in (text.detected, count.check()) if note]
+        notes = [note for note in (*text.detected, count.check()) if note]
     return TextTable(
         path=path,
         columns={

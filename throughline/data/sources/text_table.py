@@ -18,7 +18,6 @@ from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.delimited import (
     DelimitedText,
     Record,
-    find_delimiter,
     find_row_lines,
     open_delimited,
     refuse_doubled,
@@ -26,6 +25,7 @@ from throughline.data.sources.delimited import (
 from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import check_names, name_columns
 from throughline.data.sources.number_text import is_number
+from throughline.data.sources.table_start import read_start
 from throughline.data.sources.tabular import TABLES, NoText, as_text, find_floats
 from throughline.data.sources.text_records import count_lines, read_fields
 from throughline.settings import DataSettings
@@ -69,7 +69,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
         )
     documents = _csv_rows(path, settings, use_splits=use_splits)
     if kept := keep_cells(path, settings):
-        kept = replace(kept, delimiter=find_delimiter(path, settings, UNDECODED)[0])
+        kept = replace(kept, delimiter=read_start(path, settings, UNDECODED).delimiter)
     return Texts(documents=documents, total=count_lines(path), kept=kept)
 
 

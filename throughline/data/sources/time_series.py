@@ -7,11 +7,14 @@ that names its row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.sources.base import ColumnReading, Series
@@ -32,11 +35,13 @@ from throughline.data.sources.moments import (
     find_time_problem,
     read_moments,
 )
+from throughline.data.sources.odd_values import find_sentinels
 from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
+pc: Any = pyarrow.compute  # its functions are made when it is imported
 _LEAST_FALLING = 3  # rows that show an order
 
 
@@ -64,15 +69,20 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
             if table
             else f"{columns[column]} is {values[row, column]}"
         )
+        more = f", and {len(bad) - 1:,} more values are no numbers, too" if len(bad) > 1 else ""
         raise UnreadableSource(
-            f"{path}: row {row + 1}, column {what}, and {len(bad) - 1} more values are no numbers,"
-            " too; windows need every time step: fill the gaps or cut the series"
+            f"{path}: row {row + 1}, column {what}{more}; windows need every time step",
+            "set data.missing: interpolate or previous for empty cells between others, or cut the"
+            " series",
         )
-    names = TableColumns(names=tuple(columns), decimal=table.decimal if table else ".")
+    names = TableColumns(names=tuple(columns))
+    if table:
+        names = replace(names, decimal=table.decimal, thousands=table.thousands)
     schema = Schema(features=(array_feature("series", (len(columns),), "float32", names),))
     readings = []
     if table:
-        roles: dict[str, Kind] = {settings.time_column: "time", **dict.fromkeys(columns, "number")}
+        roles: dict[str, Kind] = dict.fromkeys(settings.time_columns, "time")
+        roles |= dict.fromkeys(columns, "number")
         readings = [
             describe_column(table, name, roles.get(name, "ignored")) for name in table.columns
         ]
@@ -82,10 +92,11 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
         readings=readings,
         dialect=table.describe_dialect() if table else (),
         warnings=[
-            *table.describe_nested(),
+            *table.describe_unread(),
             *table.describe_points(columns),
             *_name_left_out(readings, settings),
             *gaps,
+            *find_sentinels(table, columns),
         ]
         if table
         else (),
@@ -97,7 +108,10 @@ def _name_left_out(readings: Sequence[ColumnReading], settings: DataSettings) ->
     names = [
         each.name
         for each in readings
-        if each.kind == "ignored" and each.name not in settings.ignore and not settings.numeric
+        if each.kind == "ignored"
+        and each.distinct
+        and each.name not in settings.ignore
+        and not settings.numeric
     ]
     return (
         [f"not numeric and left out: {', '.join(names)} (data.ignore says that it is meant)"]
@@ -143,24 +157,65 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
 
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
     """Values, names of columns, and what to warn of."""
-    settings, gaps = table.settings, []
-    time = [settings.time_column] if settings.time_column else []
+    settings, warnings = table.settings, []
     problems = Problems(table.path)
-    named = {"time_column": time, "numeric": settings.numeric, "ignore": settings.ignore}
+    named = {
+        "data.time_column": settings.time_columns,
+        "data.numeric": settings.numeric,
+        "data.ignore": settings.ignore,
+    }
     with problems.collect():
-        check_columns(table, {f"data.{key}": names for key, names in named.items()})
+        check_columns(table, named)
     with problems.collect():
-        if settings.time_column in table.columns:
-            gaps = _check_time(table, settings.time_column)
+        if settings.time_columns and table.columns.keys() >= {*settings.time_columns}:
+            warnings = _check_time(*_join_times(table))
     columns = []
     with problems.collect():
         columns = _choose_columns(table)
-    if not time:
+    if not settings.time_columns:
         with problems.collect():
             for name in table.columns.keys() - {*columns, *settings.ignore}:
                 _refuse_reversed(table, name, read_moments(table.cells(name)))
     problems.refuse()
-    return np.column_stack([table.numbers(name) for name in columns]), columns, gaps
+    filled = [_fill_gaps(table, name) for name in columns]
+    warnings += [warning for _, warning in filled if warning]
+    return np.column_stack([values for values, _ in filled]), columns, warnings
+
+
+def _join_times(table: TextTable) -> tuple[TextTable, str]:
+    """The table with the column of times, and its name; of several columns, such as a date and a
+    time of day, which some write 18.30, the cells in a row.
+    """
+    first, *more = table.settings.time_columns
+    if not more:
+        return table, first
+    cells = table.columns[first]
+    for each in more:
+        time = pc.replace_substring_regex(table.columns[each], r"^(\d{1,2})\.(\d{2})\b", r"\1:\2")
+        time = pc.replace_substring_regex(time, r"^(\d{1,2}:\d{2})\.(\d{2})\b", r"\1:\2")
+        cells = pc.binary_join_element_wise(cells, time, pa.scalar(" ", pa.large_string()))
+    name = " ".join(table.settings.time_columns)
+    return replace(table, columns={**table.columns, name: cells}), name
+
+
+def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:
+    """A column (rows,) with its empty cells filled as `data.missing` says, and a warning of how
+    many; those before the first number or after the last one stay NaN.
+    """
+    values, way = table.numbers(name), table.settings.missing_in(name)
+    empty = np.asarray(pc.equal(table.columns[name], ""), bool)
+    known = np.flatnonzero(np.isfinite(values))
+    if not empty.any() or way not in ("interpolate", "previous") or not len(known):
+        return values, ""
+    rows = np.flatnonzero(empty)
+    rows = rows[(rows > known[0]) & (rows < known[-1])]
+    filled, after = values.copy(), np.searchsorted(known, rows)
+    previous = values[known[after - 1]]
+    filled[rows] = previous if way == "previous" else np.interp(rows, known, values[known])
+    longest = int(np.max(known[after] - known[after - 1], initial=1)) - 1
+    return filled, (
+        f"{len(rows):,} empty cells of {name} are filled ({way}), at most {longest:,} in a row"
+    )
 
 
 def _choose_columns(table: TextTable) -> list[str]:
@@ -170,7 +225,7 @@ def _choose_columns(table: TextTable) -> list[str]:
     columns = [
         name
         for name in table.columns
-        if name not in [settings.time_column, *settings.ignore]
+        if name not in [*settings.time_columns, *settings.ignore]
         and guess_kind(table, name) == "number"
     ]
     if not columns:

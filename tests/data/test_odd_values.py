@@ -1,0 +1,132 @@
+"""Numbers that stand for missing ones, thousands, totals, leaks and groups of rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.csv_tables import scan, write
+from throughline.data.ingest import ingest
+from throughline.data.sources.tabular import read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+SENTINEL = "repeats and is unlike all other numbers of x"
+LEAK = "column x has one label for each of its values"
+
+
+def noise(row):
+    return "ab"[row * 7 % 3 % 2]
+
+
+@pytest.mark.parametrize(
+    ("cell", "warning"),
+    [
+        (lambda row: 999 if row % 5 == 0 else row % 13, f"999 {SENTINEL} (16 rows)"),
+        (lambda row: "-200,0" if row % 5 == 0 else f"{row % 13},5", f"-200 {SENTINEL}"),
+        (lambda row: -9999 if row % 9 == 0 else 20.5 + row % 31, f"-9999 {SENTINEL}"),
+        (lambda row: 99999 if row % 20 == 0 else row * 37 % 4000, f"99999 {SENTINEL} (4 rows)"),
+        (lambda row: -1 if row % 5 == 0 else row % 13, f"-1 {SENTINEL}"),
+        (lambda row: 500 if row == 7 else row % 13, ""),  # once: a value
+        (lambda row: row % 2, ""),
+        (lambda row: row * row % 97, ""),
+        (lambda row: (-1, 0, 1)[row % 4 % 3], ""),
+        (lambda row: ("no", "yes")[noise(row) == "b"], LEAK),
+        (lambda row: 7 if noise(row) == "b" else row % 6, LEAK),
+        (lambda row: ("no", "yes", "may")[row % 3], LEAK),
+        (lambda row: ("no", "yes")[row % 2], ""),
+    ],
+)
+def test_numbers_and_columns_that_say_something_else_are_named(tmp_path, cell, warning):
+    path = write(
+        tmp_path,
+        "x;y;label",
+        [[cell(row), row % 17, noise(row)] for row in range(80)],
+        delimiter=";",
+    )
+    said = " · ".join(scan(path).warnings)
+    assert warning in said if warning else not said
+
+
+def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_path):
+    rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
+    found = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number")
+    assert [text[:40] for text in found.warnings] == [
+        "column fahrenheit is the label in another un"[:40]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("marks", "cell", "missing", "unused"),
+    [
+        (["-200"], "-200.0", 8, []),
+        (["-200.0"], "-200", 8, []),
+        (["NA", "-2e2"], "-200", 8, ["NA"]),
+        (["-20"], "-200", 0, ["-20"]),
+        (["?"], "?", 8, []),
+    ],
+)
+def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
+    tmp_path, marks, cell, missing, unused
+):
+    rows = [[cell if row % 5 == 0 else row % 13 + 0.5, noise(row)] for row in range(40)]
+    path = write(tmp_path, "x,label", rows)
+    table = read_table(path, DataSettings(source="table", path=str(path), missing_values=marks))
+    assert table.cells("x").count("") == missing
+    assert [
+        f"data.missing_values: {mark!r} is in no cell" for mark in unused
+    ] == table.describe_unread()
+
+
+@pytest.mark.parametrize(
+    ("cells", "settings", "numbers"),
+    [
+        (['"1,003.75"', '"998.20"', '"12,345"'], {}, [1003.75, 998.2, 12345]),
+        (['"1,234,567"', '"2,003"', "15"], {}, [1234567, 2003, 15]),
+        (["1 003.5", "2\u00a0004.5", "7\u202f000"], {}, [1003.5, 2004.5, 7000]),
+        (["1'003.75", "2’004.5", "-7'000"], {}, [1003.75, 2004.5, -7000]),
+        (['"1,234"', '"2,345"', "15"], {"thousands": ","}, [1234, 2345, 15]),
+        (['"1,234"', '"2,345"', "15"], {}, "data.thousands: ',' for a separator"),
+        (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "in a notation that is not read"),
+        (["$1003.75", "$998.20", "$12"], {}, "in a notation that is not read"),
+    ],
+)
+def test_thousands_are_read_where_they_can_be_nothing_else(tmp_path, cells, settings, numbers):
+    path = write(tmp_path, "x,label", [[cells[row % 3], noise(row)] for row in range(60)])
+    if isinstance(numbers, str):
+        with pytest.raises(UnreadableSource, match=numbers):
+            scan(path, **settings)
+    else:
+        found = scan(path, **settings)
+        assert found.values[:3, 0].tolist() == pytest.approx(numbers)
+        assert ("thousands" in " ".join(found.dialect)) == (not settings)
+
+
+@pytest.mark.parametrize(
+    ("last", "rejected"),
+    [
+        (["Total", 780, 115, 90.0], True),
+        (["mean", 19.5, 2.875, 2.25], True),
+        (["s9", 780, 115, 90.0], True),
+        (["Total", 12, 3, 1.5], False),
+        (["s9", 780, 3, 1.5], False),
+    ],
+)
+def test_a_row_of_totals_is_no_example(tmp_path, last, rejected):
+    rows = [[f"s{row % 5}", row, row % 7, row * 37 % 10 / 2] for row in range(40)]
+    found = scan(write(tmp_path, "shop,x,y,label", [*rows, last]), label_kind="number")
+    assert [item.reason for item in found.rejected] == ["sums up the rows above it"] * rejected
+
+
+@pytest.mark.parametrize("group", ["", "patient_id"])
+def test_rows_of_one_person_are_in_one_split(tmp_path, group):
+    rows = [[f"p{row % 40}", row * 37 % 101 / 8, noise(row)] for row in range(400)]
+    path = write(tmp_path, "patient_id,x,label", rows)
+    manifest = ingest(
+        DataSettings(source="table", path=str(path), group=group), tmp_path / "manifest"
+    )
+    people = manifest.examples["row"].to_numpy() % 40
+    splits = manifest.examples["split"].groupby(people).nunique()
+    assert (splits.max() == 1) == bool(group)
+    hint = "data.group: patient_id keeps them together"
+    assert any(hint in warning for warning in manifest.stats["warnings"]) == (not group)
+    assert ("patient_id" in manifest.schema.input.columns.names) == (not group)

@@ -1,0 +1,143 @@
+"""Values of a table that may say something else than they seem to: numbers that stand for missing
+ones, a row of totals, a column that tells the label, rows of one person. No source itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from throughline.data.sources.column_kinds import Kind
+from throughline.data.sources.tabular import TextTable
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+_LEAST_ROWS = 20  # of which something can be said
+_LEAST_VALUES = 5  # different ones, from which another one can be far
+_LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
+_MOST_VALUES = 100  # of a column that may tell the label
+_SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
+_SHOWN = 3
+_TOTAL = re.compile(
+    r"(grand |sub)?totals?:?|sum|average|mean|summe|gesamt|insgesamt", re.IGNORECASE
+)
+_GROUP = re.compile(
+    r"(patient|subject|person|user|customer|client|participant|speaker|author|video|session|group"
+    r"|household|device|machine)(s?[_ ]?(id|nr|no|number|code))?",
+    re.IGNORECASE,
+)
+
+
+def find_sentinels(table: TextTable, names: Sequence[str]) -> list[str]:
+    """What to warn of where a number repeats and is far from all others of its column."""
+    columns = defaultdict[float, list[str]](list)
+    for name in names:
+        for value, rows in _list_sentinels(table.numbers(name)):
+            columns[value].append(f"{name} ({rows:,} rows)")
+        table.forget(name)
+    return [
+        f"{value:g} repeats and is unlike all other numbers of {_name_some(found)}; if it means"
+        f" missing, set data.missing_values: ['{value:g}']"
+        for value, found in columns.items()
+    ]
+
+
+def _list_sentinels(values: np.ndarray) -> Iterator[tuple[float, int]]:
+    """The lowest and highest values (rows,), while these repeat and are farther from the next one
+    than all others are from each other; and -1, if it is the only number below 0.
+    """
+    distinct, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    least = max(_LEAST_REPEATED, _LEAST_SHARE * counts.sum())
+    while len(distinct) > _LEAST_VALUES and counts.sum() >= _LEAST_ROWS:
+        low, high = distinct[1] - distinct[0], distinct[-1] - distinct[-2]
+        if counts[0] >= least and (
+            low > distinct[-1] - distinct[1] or (distinct[0] == -1 and distinct[1] >= 0)
+        ):
+            yield float(distinct[0]), int(counts[0])
+            distinct, counts = distinct[1:], counts[1:]
+        elif counts[-1] >= least and high > distinct[-2] - distinct[0]:
+            yield float(distinct[-1]), int(counts[-1])
+            distinct, counts = distinct[:-1], counts[:-1]
+        else:
+            return
+
+
+def find_total(table: TextTable, names: Sequence[str]) -> bool:
+    """Whether the last row holds the sums or means of the columns `names` of numbers."""
+    if len(table) <= _SHOWN:
+        return False
+    last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
+    named = any(map(_TOTAL.fullmatch, last))
+    totals = []
+    for name in names:
+        *_, value = values = table.numbers(name)
+        above = values[:-1][np.isfinite(values[:-1])]
+        if np.isfinite(value) and len(above) and above.any() and np.ptp(above):
+            totals.append(bool(np.isclose([above.sum(), above.mean()], value, rtol=1e-6).any()))
+        if not named and totals and not totals[-1]:
+            return False
+    return any(totals) if named else all(totals) and len(totals) > 1
+
+
+def find_leaks(table: TextTable, kinds: Mapping[str, Kind], *, number: bool) -> list[str]:
+    """What to warn of where a column tells the label of each row: the `number` to predict, or the
+    class.
+    """
+    label = table.settings.label_columns[0]
+    features = [name for name, kind in kinds.items() if kind in ("number", "category")]
+    if len(table) < _LEAST_ROWS:
+        return []
+    found = [name for name in features if (_is_same if number else _is_told)(table, name, label)]
+    what = "is the label in another unit" if number else "has one label for each of its values"
+    return [
+        f"column {name} {what}; if it is known only with the label, leave it out: data.ignore:"
+        f" [{name}]"
+        for name in found
+    ]
+
+
+def _is_same(table: TextTable, name: str, label: str) -> bool:
+    values, labels = table.numbers(name), table.numbers(label)
+    both = np.isfinite(values) & np.isfinite(labels)
+    values, labels = values[both], labels[both]
+    if len(values) < _LEAST_ROWS or not np.ptp(values) or not np.ptp(labels):
+        return False
+    return abs(float(np.corrcoef(values, labels)[0, 1])) > _SAME
+
+
+def _is_told(table: TextTable, name: str, label: str) -> bool:
+    cells, labels = table.columns[name], table.columns[label]
+    distinct = pc.count_distinct(cells).as_py()
+    if not 1 < distinct <= min(_MOST_VALUES, len(cells) / _LEAST_VALUES):
+        return False
+    pairs = pa.table({"cell": cells, "label": labels}).group_by(["cell", "label"]).aggregate([])
+    return len(pairs) == distinct and pc.count_distinct(labels).as_py() > 1
+
+
+def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
+    """What to warn of where several rows are of one person or thing, by the names of columns, and
+    rows are assigned to splits one by one.
+    """
+    settings = table.settings
+    if settings.group or "split" in table.columns:
+        return []
+    return [
+        f"column {name} has the same values in several rows: rows of one {name} are in training and"
+        f" in held-out splits; data.group: {name} keeps them together"
+        for name in names
+        if _GROUP.fullmatch(name) and 1 < _count(table, name) <= len(table) / 2
+    ]
+
+
+def _count(table: TextTable, name: str) -> int:
+    return int(pc.count_distinct(table.columns[name]).as_py())
+
+
+def _name_some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

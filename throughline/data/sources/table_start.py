@@ -1,0 +1,199 @@
+"""How a file of delimited text begins: its encoding, the lines above its header, what divides its
+cells. Not a source itself.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TextIO
+
+from throughline.data.encodings.texts import check_encoding
+from throughline.settings import DataSettings
+from throughline.settings.source_kinds import SOURCES
+from throughline.shared.errors import UnreadableSource
+
+DELIMITERS = (",", ";", "\t", "|")
+_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+# How files begin that are no text, and what to do with them.
+SIGNATURES = {
+    b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
+    b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
+    b"PAR1\x15": "a Parquet table; name it .parquet",  # as the header of a first page begins
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x93NUMPY": "a NumPy array",
+}
+_PROBED_LINES = 50
+_MOST_TITLES = 9
+_SEPARATOR = re.compile(r"\ufeff?sep=(.)\s*", re.IGNORECASE)  # Excel's own first line
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+_FRACTION = re.compile(r".*[.,].*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the first lines of a file show: `skipped` lines stand above its header; `notes` say what
+    was detected.
+    """
+
+    delimiter: str
+    encoding: str
+    skipped: int = 0
+    notes: tuple[str, ...] = ()
+
+    def open(self, path: Path, errors: str) -> TextIO:
+        """Open the file as text; `errors` as of Python's `open`."""
+        return path.open(encoding=self.encoding, errors=errors, newline="")
+
+
+def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> Start:
+    """Look at the first lines of a file of delimited text.
+
+    Raises:
+      UnreadableSource: it is of another kind, or leaves open what divides its cells.
+    """
+    check_encoding(settings.encoding)
+    _refuse_no_text(path)
+    start = Start(delimiter="", encoding=_find_encoding(path, settings))
+    with start.open(path, errors) as file:
+        try:
+            lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
+        except UnicodeError as error:
+            raise wrong_encoding(path, settings, error) from error
+    named = _SEPARATOR.fullmatch(lines[0]) if lines else None
+    skipped = 1 if named else 0
+    while skipped + 1 < len(lines) and lines[skipped].startswith("#"):
+        skipped += 1
+    if SOURCES[settings.source].encoding != "text":  # of which any line can be one
+        skipped = _skip_titles(lines, skipped)
+    if settings.delimiter != "auto":
+        delimiter, notes = {"tab": "\t"}.get(settings.delimiter, settings.delimiter), []
+    elif named:
+        delimiter, notes = named[1], []
+    else:
+        delimiter, notes = _find_delimiter(path, lines[skipped:])
+    if skipped and _is_header(lines[skipped - 1 :], delimiter):
+        skipped -= 1
+    above = [line.strip() for line in lines[1 if named else 0 : skipped] if line.strip()]
+    if above:
+        more = f" and {len(above) - 1} more" if len(above) > 1 else ""
+        notes.append(f"left out above the header: {above[0][:40]!r}{more}")
+    if codecs.lookup(start.encoding) != codecs.lookup(settings.encoding) and "16" in start.encoding:
+        notes.append("the file is UTF-16, as its first bytes say")
+    return Start(delimiter=delimiter, encoding=start.encoding, skipped=skipped, notes=tuple(notes))
+
+
+def refuse_numbers(header: Sequence[str], path: Path) -> None:
+    """Refuse a first line that holds an example, not names. Years, wavelengths, and numbers from 0
+    on can be names: they rise.
+    """
+    numbers = [cell for cell in header if _NUMBER.fullmatch(cell)]
+    values = [float(cell.replace(",", ".")) for cell in numbers]
+    rising = all(one < other for one, other in pairwise(values))
+    few = len(numbers) < 3 and any(map(_FRACTION.fullmatch, numbers))  # noqa: PLR2004 - a series
+    if numbers and (few or not rising):
+        raise UnreadableSource(
+            f"{path}: its first line holds numbers, not names: {', '.join(header[:4])} …",
+            f"set data.header: none (the columns are then column_1 … column_{len(header)}), or add"
+            " a line of names",
+        )
+
+
+def wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:
+    """What to say of bytes that are not of `data.encoding`."""
+    return UnreadableSource(
+        f"{path} is not {settings.encoding}: {error}",
+        "set data.encoding, such as latin-1, cp1252 or utf-16",
+    )
+
+
+def _find_encoding(path: Path, settings: DataSettings) -> str:
+    """That of the settings, unless a byte order mark says UTF-16."""
+    with path.open("rb") as file:
+        mark = file.read(2)
+    if codecs.lookup(settings.encoding).name != "utf-8":
+        return settings.encoding
+    # A byte order mark before a quoted name would make its quotes a part of it.
+    return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _refuse_no_text(path: Path) -> None:
+    """Refuse a file that is of another kind, whatever the encoding."""
+    with path.open("rb") as file:
+        start = file.read(max(map(len, SIGNATURES)))
+    for signature, what in SIGNATURES.items():
+        if start.startswith(signature):
+            raise UnreadableSource(f"{path} is {what}")
+
+
+def _skip_titles(lines: Sequence[str], skipped: int) -> int:
+    """How many lines stand above the header: those of few cells above lines that all have as many
+    cells as the first of them, which holds no number.
+    """
+    for top in range(skipped, min(skipped + _MOST_TITLES, len(lines) - 2)):
+        for delimiter in DELIMITERS:
+            rows = [_cells(line, delimiter) for line in lines[top:] if line.strip()]
+            if len(rows) < 2 or len(rows[0]) < 2 or {*map(len, rows)} != {len(rows[0])}:  # noqa: PLR2004
+                continue
+            above = lines[skipped:top]
+            few = all(2 * sum(map(bool, _cells(one, delimiter))) <= len(rows[0]) for one in above)
+            few &= not any(line.count('"') % 2 for line in above)  # of a name of several lines
+            if few and all(rows[0]) and not any(map(_NUMBER.fullmatch, rows[0])):
+                return top
+    return skipped
+
+
+def _is_header(lines: Sequence[str], delimiter: str) -> bool:
+    """Whether the first line, a comment, names the columns of the next one."""
+    rows = [_cells(line, delimiter) for line in lines[:3]]
+    if not lines[0].startswith("#") or len(rows[0]) < 2 or len(rows[0]) != len(rows[1]):  # noqa: PLR2004
+        return False
+    numbers = [any(map(_NUMBER.fullmatch, row)) for row in rows]
+    return numbers[1] or not numbers[-1]
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+    except csv.Error:
+        return [line]
+
+
+def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
+    """The character between cells, and a note where it is not that of the file's suffix."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    lines = [line for line in lines if line.strip()]  # of which a reader sees the first as header
+    if not lines:
+        return usual, []
+    header = {each: lines[0].count(each) for each in DELIMITERS}
+    # The one that divides the header; of several, the one that divides every line alike.
+    present = sorted(
+        (each for each in DELIMITERS if header[each]),
+        key=lambda each: (
+            Counter(line.count(each) for line in lines).most_common(1)[0]
+            != (header[each], len(lines)),
+            each != usual,
+            -header[each],
+        ),
+    )
+    found = present[0] if present else usual
+    alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
+    if len(alike) > 1 and len(lines) > 1:
+        raise UnreadableSource(
+            f"{path}: {' and '.join(_NAMES[each] for each in alike)}s divide every line alike, so"
+            " it is open which of them is between cells; set data.delimiter"
+        )
+    return found, (
+        []
+        if found == usual
+        else [f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"]
+    )

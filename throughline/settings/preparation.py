@@ -1,0 +1,122 @@
+"""How the data are prepared: sections `shard`, `engine`, `snapshot` and `window` of params.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from throughline.settings.base import Fraction, Settings
+
+StoredFraction = Annotated[
+    Annotated[Literal["auto"], Tag("literal")] | Annotated[Fraction, Tag("constrained")],
+    Discriminator(lambda value: "literal" if isinstance(value, str) else "constrained"),
+]
+
+
+class ShardSettings(Settings):
+    """How TFRecord shards are cut and written."""
+
+    target_size_mib: float = Field(
+        default=128,
+        gt=0,
+        description=(
+            "size that shards have at most, about [MiB]; where they would exceed it, their number"
+            " doubles"
+        ),
+    )
+    min_shards: int = Field(
+        default=8,
+        ge=1,
+        le=10_000,
+        description=(
+            "so many per split, or more for large data, so that small data still reads in parallel"
+        ),
+    )
+    compression: Literal["none", "gzip"] = Field(
+        default="none",
+        description=(
+            "gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare"
+            " with a run of --set shard.compression=gzip"
+        ),
+    )
+    writers: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="threads that write shards; any number gives the same bytes",
+    )
+
+
+class EngineSettings(Settings):
+    """Who inspects files and writes shards and the snapshot; any engine gives the same bytes."""
+
+    address: str = Field(
+        default="",
+        pattern=r"^((tcp|tls)://\S+:[0-9]+)?$",
+        description=(
+            "scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads"
+            " of the stages, or `workers`"
+        ),
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Dask workers that each of these stages starts on its machine; 0: none",
+    )
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> EngineSettings:
+        if self.address and self.workers:
+            raise ValueError("address names a cluster that runs, workers starts one: give one")
+        return self
+
+
+class SnapshotSettings(Settings):
+    """What the snapshot holds, and what happens when a shard is damaged while it is written."""
+
+    fraction: StoredFraction = Field(
+        default="auto",
+        description=(
+            "images: share of each split's rows, the first, whose preprocessed values are stored;"
+            " auto: the most that a configuration reads; all, if none reads any"
+        ),
+    )
+    on_corrupt: Literal["fail", "skip"] = Field(
+        default="fail",
+        description=(
+            "fail: stop and name it · skip: leave damaged records out, in every configuration, and"
+            " say so"
+        ),
+    )
+    max_corrupt_fraction: Fraction = Field(
+        default=0.001,
+        description="skip: share of the examples that may be left out before it stops all the same",
+    )
+
+    @property
+    def stored_fraction(self) -> float:
+        """`fraction` as a number: all, where no configuration has said less."""
+        return 1.0 if isinstance(self.fraction, str) else self.fraction
+
+
+class WindowSettings(Settings):
+    """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
+    (`tokens`): what the model sees and what it is to predict. They never cross from one split into
+    another. With other data, values other than the defaults are refused.
+    """
+
+    length: int = Field(default=24, ge=1, description="time steps the model sees")
+    horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
+    stride: int = Field(
+        default=1, ge=1, description="time steps between the beginnings of neighboring windows"
+    )
+    targets: list[str] = Field(default=[], description="columns to predict; empty: all")
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
+        default=None,
+        description=(
+            "text: predict each next token, in windows of so many of all documents in a row;"
+            " absent: the class of each document"
+        ),
+    )
