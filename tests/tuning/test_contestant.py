@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL
+from tests.support.small_data import picture
 from tests.support.stack import wait_for
 from throughline.config.params import check
 from throughline.settings import PipelineConfig
@@ -71,6 +73,21 @@ def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
     assert one._sample.mean_batch == examples / steps < 100
 
 
+@pytest.mark.parametrize("where", ["memory", "disk", "save_load"])
+def test_a_cache_is_raced_over_images_of_one_size_that_nothing_resizes(where, tmp_path):
+    for number in range(30):
+        file = tmp_path / "source" / ("cat", "dog")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(number, size=(24, 20)).save(file)
+    data = {**SMALL["data"], "source": "image_folder", "path": str(tmp_path / "source")}
+    params = check({**SMALL, "data": data, "batch_size": 4})
+    layout = prepare(params, Layout(tmp_path))
+    config = PipelineConfig(cache={"where": where})
+    one = Training(Entry(params=params, root=layout.root, name="cached", config=config))
+    assert one.opened == Opened(has_cache=True)
+    assert one.fill() > 0
+
+
 def test_the_workers_of_its_service_count_as_its_memory_and_a_kill_is_said(layout, tmp_path):
     entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
     with Contestant("train", (entry,), log=tmp_path / "log") as one:
@@ -89,6 +106,14 @@ def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout
             do_once("train", entry, log=log)
     assert "MissingInput" in (tmp_path / "log").read_text()
     assert do_once("fit", entry_of(layout), 4, log=tmp_path / "log") > 0
+
+
+def test_a_bug_in_a_contestant_is_the_searchs_own_error_and_decides_nothing(layout, tmp_path):
+    with pytest.raises(
+        ContestantLost, match=r"an error of the search if .*: TypeError: .*log"
+    ) as it:
+        do_once("fit", entry_of(layout), "many", log=tmp_path / "log")
+    assert it.value.passing
 
 
 def test_nothing_of_a_killed_search_stays(layout, tmp_path):

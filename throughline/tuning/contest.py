@@ -17,7 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+from throughline.assembly.inputs import (
+    infer_input_shape,
+    open_input_pipeline,
+    open_input_service,
+    open_inputs,
+)
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_batches
@@ -63,7 +68,8 @@ class Training:
         self._saved_s = time.perf_counter() - started_at if saves else 0.0
         self._left, has_cache = 0, bool(pipeline.plan.caches)
         if has_cache:
-            zeros = _repeat_zeros(pipeline, self._batches.element_spec)
+            shape = infer_input_shape(entry.params, pipeline.data)
+            zeros = _repeat_zeros(pipeline, self._batches.element_spec, shape)
             advance(self._step, zeros)  # builds the graph, and what the device needs for it
             self._step.settle()
         else:
@@ -224,17 +230,21 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
     return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
-def _repeat_zeros(pipeline: InputPipeline, spec: Any) -> Iterator[Any]:
-    """Batches of zeros, of the form of others; texts are as long as the longest."""
+def _repeat_zeros(
+    pipeline: InputPipeline, spec: Any, input_shape: tuple[int | None, ...]
+) -> Iterator[Any]:
+    """Batches of zeros, as `spec` says; what that leaves open is that of the model's input, whose
+    texts are as long as the longest.
+    """
     is_text = pipeline.plan.spec.schema.is_text
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
     longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
     tokens = batching.tokens if batching else None
     examples = max(1, tokens // longest) if tokens else pipeline.batch_size
+    usual = [examples, *(size or longest for size in input_shape)]
 
     def zeros(one: Any) -> tf.Tensor:
-        unknown = (longest if place else examples for place in range(len(one.shape)))
-        sizes = [size or other for size, other in zip(one.shape, unknown, strict=True)]
+        sizes = [size or other for size, other in zip(one.shape, usual, strict=False)]
         return tf.zeros(sizes, one.dtype)
 
     batch = tf.nest.map_structure(zeros, spec)

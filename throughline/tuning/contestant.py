@@ -20,6 +20,7 @@ from typing import Any
 
 from throughline.measurement.other_processes import list_children
 from throughline.shared.failures import Failure
+from throughline.shared.layout import from_here
 from throughline.shared.limits import own_memory
 from throughline.tuning.jobs import work
 
@@ -39,10 +40,11 @@ class ContestantLost(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether another try may go better: after a kill, and after errors of a disk, of memory
-        and of other processes.
+        """Whether another try may go better: after a kill, after errors of a disk, of memory and of
+        other processes, and after a bug, which says nothing about what was to be raced.
         """
-        return self.failure is None or self.failure.kind in PASSING
+        failure = self.failure
+        return failure is None or bool(failure.traceback) or failure.kind in PASSING
 
 
 class Contestant:
@@ -127,8 +129,16 @@ class Contestant:
         except (EOFError, OSError):
             raise ContestantLost(self._describe_end()) from None
         if isinstance(answer, Failure):
-            raise ContestantLost(answer.first_line, answer)
+            raise ContestantLost(self._explain(answer), answer)
         return answer
+
+    def _explain(self, failure: Failure) -> str:
+        if not failure.traceback:
+            return failure.first_line
+        return (
+            f"failed here, which is an error of the search if a training through it succeeds:"
+            f" {failure.first_line} ({from_here(self._log)} has the traceback)"
+        )
 
     def _describe_end(self) -> str:
         self._process.join(END_S)
