@@ -45,9 +45,6 @@ from throughline.shared.libraries import (
 from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
 
-# How processes share a training: DVC cannot watch keys that params.yaml may leave out.
-SHARING: Mapping[str, tuple[str, ...]] = {"build": ("train.processes", "train.batch_multiple")}
-
 
 def write_identities(root: Path, out: Path) -> None:
     """Write the identities of all stages of the project in `root` into the folder `out`.
@@ -86,7 +83,7 @@ def find_identities(
             "program": digest_code(stage),
             "rules": rules,
         }
-        keys = [*defined[stage]["params"], *SHARING.get(stage, ())]
+        keys = defined[stage].get("meta", {}).get("settings", [])
         pipelines = document["pipelines"] if "matrix" in defined[stage] else [None]
         for pipeline in pipelines:
             named = [key.replace("${key}", str(pipeline)) for key in keys]

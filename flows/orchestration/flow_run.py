@@ -277,10 +277,12 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Have a server of stages for the length of the block where more than one stage will run, and
-    the environment names none; a single one has imported what it needs as soon as the server.
+    """Have a server of stages for the length of the block where more than one stage will run, as
+    after `identities`, and the environment names none; a single one has imported what it needs as
+    soon as the server.
     """
-    if len(stage_env.stale) < 2 or os.environ.get(STAGE_SERVER):  # noqa: PLR2004
+    alone = len(stage_env.stale) < 2 and IDENTITIES not in stage_env.stale  # noqa: PLR2004
+    if alone or os.environ.get(STAGE_SERVER):
         yield stage_env
         return
     with stage_server(stage_env.root, stage_env.environment) as address:

@@ -161,6 +161,13 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         params = check(document)
     except InvalidParams as error:
         raise InvalidParams([named.name_origin(problem) for problem in error.problems]) from error
+    if merged is None and "fetch" not in document["data"]:
+        raise InvalidParams(
+            [
+                f"{PARAMS_FILE.name}: data.fetch is missing, and dvc.yaml names a folder by it:"
+                f" write `fetch: {params.data.fetch}` below `data:`"
+            ]
+        )
     check_pipelines_exist(params.pipelines, only)
     complete = text
     if merged is not None:

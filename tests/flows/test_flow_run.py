@@ -89,7 +89,13 @@ def test_an_experiment_is_saved_once(make_run, monkeypatch, isolated, changed, s
 
 
 @pytest.mark.parametrize(
-    ("stale", "named", "served"), [("a", "", False), ("ab", "", True), ("ab", "one", False)]
+    ("stale", "named", "served"),
+    [
+        (["a"], "", False),
+        (["a", "b"], "", True),
+        (["identities"], "", True),
+        (["a", "b"], "one", False),
+    ],
 )
 def test_several_stages_share_their_imports_unless_a_server_is_named(
     tmp_path, monkeypatch, stale, named, served

@@ -28,6 +28,15 @@ def project(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def test_the_one_default_that_dvc_needs_written_out_is_asked_for(project):
+    data = {key: value for key, value in SMALL["data"].items() if key != "fetch"}
+    write_params(project, {**SMALL, "data": data})
+    with pytest.raises(InvalidParams, match=r"data.fetch is missing.*write `fetch: none`"):
+        resolve(project, Changes())
+    text = resolve(project, Changes(overrides=["train.epochs=3"])).text
+    assert parse_yaml(text, "params.yaml")["data"]["fetch"] == "none"
+
+
 def test_a_form_that_was_left_as_it_is_changes_nothing(project):
     resolved = resolve(project, Changes(**UNTOUCHED))
     assert not resolved.changed

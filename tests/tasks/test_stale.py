@@ -176,6 +176,28 @@ def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     assert differ(before, read_identities(folder)) == expected
 
 
+LEFT_OUT = [
+    (("shard",), each("shard")),
+    (("train", "seed"), set()),
+    (("snapshot",), set()),
+    (("train",), each("train")),
+]
+
+
+@pytest.mark.parametrize(("key", "expected"), LEFT_OUT)
+def test_what_params_yaml_leaves_out_has_its_default_under_dvc(clean, key, expected):
+    """Stages are out of date where the default is another value, and no stage refuses to run."""
+    params = copy.deepcopy(PARAMS)
+    section = params[key[0]] if len(key) > 1 else params
+    del section[key[-1]]
+    try:
+        write_params(clean, params)
+        run_identities(clean)
+        assert status(clean) - {"identities"} == expected
+    finally:
+        write_params(clean, PARAMS)
+
+
 PROGRAM = [
     # What is written about code decides nothing, wherever it stands.
     ("kernels/kernels.py", NEW, "\n# A comment.\nfrom throughline", set()),
@@ -240,6 +262,13 @@ def small(tmp_path, array_file) -> Path:
         (folder / name).write_text(OWN[name])
     write_params(folder, copy.deepcopy(SMALL) | {"preprocess": ["decode", "my_ops:Shift"]})
     return folder
+
+
+def test_a_project_of_defaults_runs(small):
+    least = {key: SMALL[key] for key in ("data", "pipelines")}
+    write_params(small, {**least, "measure": SMALL["measure"]})
+    run(small, "dvc", "repro", "build@naive")
+    assert not status(small) & {"identities", "ingest", "shard", "snapshot", "build@naive"}
 
 
 def test_what_a_stale_snapshot_advises_helps(small):
