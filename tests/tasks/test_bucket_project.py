@@ -89,6 +89,7 @@ def test_a_project_in_a_bucket_has_the_results_of_files_and_follows_what_changes
     stored = (project / "params.yaml").read_text()
     write_params(project, params_of(f"{bucket_url}/photos"))
     assert stale(project) == [], "where it is reruns nothing"
+    check_taken_back(project)
     (project / "params.yaml").write_text(stored)
     check_changes(project, f"{bucket_url}/photos")
     manifest = (project / "data" / "manifest" / "manifest.json").read_bytes()
@@ -114,6 +115,20 @@ def check_damaged_region(folder: Path) -> None:
     said = run(folder, sys.executable, "-m", "tasks.verify", code=2)
     assert "rows-4-9/train/image.bin does not match its digest" in said
     path.unlink()
+
+
+def check_taken_back(folder: Path) -> None:
+    """Without the bucket, the error names the command that writes the files here."""
+    lock, indexes = (folder / "dvc.lock").read_bytes(), read_results(folder)[-1]
+    verify = (sys.executable, "-m", "tasks.verify")
+    said = run(folder, *verify, code=2)
+    found = re.search(r"set storage.url .* or write them here by `(dvc [^`]+)`", said)
+    assert found, said
+    run(folder, *found[1].split())
+    run(folder, *verify)
+    assert read_results(folder)[-1] == indexes
+    (folder / "dvc.lock").write_bytes(lock)
+    run(folder, "dvc", "checkout", "--force", "shard", "snapshot")
 
 
 def check_changes(folder: Path, url: str) -> None:

@@ -105,12 +105,7 @@ def build_models(
     network, is_new = _open_network(settings, inputs_shape, outputs, table)
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
-    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != expected:
-        found = getattr(network, "output_shape", type(network).__name__)
-        raise UnknownModel(
-            f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
-            f" shape {expected}"
-        )
+    _check_form(network, settings, expected, table)
     _check_last_activation(network, settings, target)
     emulated = settings.name == emulation.EMULATED_MODEL
     if settings.weights:
@@ -159,6 +154,27 @@ def _open_network(
     if settings.from_file:
         return load_network(Path(settings.from_file), input_shape, outputs)
     return _build(settings, input_shape, outputs, table), ":" not in settings.name
+
+
+def _check_form(
+    network: Any,
+    settings: ModelSettings,
+    expected: tuple[int | None, ...],
+    table: TableInput | None,
+) -> None:
+    """Refuse what is no model, has other outputs, or more inputs than there are."""
+    found = getattr(network, "output_shape", type(network).__name__)
+    if not isinstance(network, keras.Model) or found != expected:
+        raise UnknownModel(
+            f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
+            f" shape {expected}"
+        )
+    inputs = getattr(network, "inputs", None) or ()
+    if table is None and len(inputs) > 1:
+        raise UnknownModel(
+            f"model.name: {settings.name} takes {len(inputs)} inputs, and the data have one;"
+            " columns that data.numeric and data.categorical name would be a second one"
+        )
 
 
 def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:

@@ -293,6 +293,15 @@ def rebuild_hint(path: Path, stage: str) -> str:
     return f"delete {path} and run `dvc repro {stage}`"
 
 
+def explain_index_alone(folder: Path, what: str) -> str:
+    """What to do about an output of which the index is there, and DVC has no more than that."""
+    return (
+        f"{folder} holds the index alone: its {what} were put into an object store, or are lost;"
+        " set storage.url to where they are, or write them here by `dvc repro --force --single-item"
+        " shard snapshot`"
+    )
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Return a hint that names the known word closest to a mistyped one, with those that the word
     is the beginning of, or all of them when none is close.

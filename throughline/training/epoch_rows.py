@@ -10,6 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from throughline.shared.errors import UnknownModel
+
+LONGEST_SHOWN = 40
+
 
 def make_row(
     epoch: int, logs: Mapping[str, float], *, examples_per_s: float, learning_rate: float
@@ -72,11 +76,26 @@ def read_rate(optimizer: Any, *, ahead: int) -> float:
 
 
 def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an epoch by their columns: of training, then of validation, the loss first."""
+    """The metrics of an epoch by their columns: of training, then of validation, the loss first.
+
+    Raises:
+      UnknownModel: one is no number.
+    """
     names = sorted(
         (name for name in values if name != "learning_rate"),
         key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
     )
     return {
-        name if name.startswith("val_") else f"train_{name}": float(values[name]) for name in names
+        name if name.startswith("val_") else f"train_{name}": _read_number(name, values[name])
+        for name in names
     }
+
+
+def _read_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UnknownModel(
+            f"train.callbacks: one of them puts {str(value)[:LONGEST_SHOWN]!r} into the logs of an"
+            f" epoch as {name!r}, which is not one number; keep it in an attribute of the callback"
+        ) from None

@@ -183,9 +183,14 @@ def whole_logs(network: keras.Model, logs: dict) -> dict:
 
 
 def as_numbers(logs: dict) -> dict[str, float]:
-    """Those values of a step that are single numbers, in the order of their names."""
+    """Those values of a step that are single numbers, in the order of their names; of a metric
+    whose result is a mapping the values in it, as in Keras' own `fit`.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, Mapping) else {name: value}
     return {
         name: float(value)
-        for name, value in sorted(logs.items())
+        for name, value in sorted(flat.items())
         if getattr(value, "shape", ()) == ()
     }

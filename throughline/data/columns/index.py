@@ -35,6 +35,7 @@ from throughline.shared.errors import (
     MissingInput,
     StaleSnapshot,
     expect_current_schema,
+    explain_index_alone,
     rebuild_hint,
 )
 from throughline.shared.files import digest_blake3, digest_file, write_json
@@ -250,10 +251,7 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
                     f" {rebuild_hint(folder, 'snapshot')}"
                 )
         if with_columns and not holds_columns(folder) and any(map(index.bytes, index.splits)):
-            raise MissingInput(
-                f"{folder} holds the index alone: its columns were put into an object store, or are"
-                f" lost; set storage.url to where they are, or {rebuild_hint(folder, 'snapshot')}"
-            )
+            raise MissingInput(explain_index_alone(folder, "columns"))
         for split, rows in index.splits.items() if with_columns else ():
             for column in index.columns:
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)

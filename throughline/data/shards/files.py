@@ -24,7 +24,14 @@ from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.storage import Storage, check_space, has_size, hold_fetch
-from throughline.shared.errors import CorruptShard, DiskRefused, ObjectStoreFailed, rebuild_hint
+from throughline.shared.errors import (
+    CorruptShard,
+    DiskRefused,
+    MissingInput,
+    ObjectStoreFailed,
+    explain_index_alone,
+    rebuild_hint,
+)
 from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
@@ -80,8 +87,11 @@ class ShardFiles:
         index says.
 
         Raises:
+          MissingInput: none is there.
           CorruptShard: one is not.
         """
+        if not self.storage and not any(self._local(one).exists() for one in shards.shards):
+            raise MissingInput(explain_index_alone(self.folder, "shards"))
         for shard in shards.shards:
             path = self._local(shard)
             found = path.stat().st_size if path.exists() else None
@@ -89,9 +99,8 @@ class ShardFiles:
                 continue
             if found is None or (sizes and found != shard.bytes):
                 state = "is missing" if found is None else f"has {found} bytes"
-                stored = ", or set storage.url, if that is where it is" if found is None else ""
                 raise CorruptShard(
-                    f"{path} {state}, the index says {shard.bytes}; {self.fix_hint(shard)}{stored}"
+                    f"{path} {state}, the index says {shard.bytes}; {self.fix_hint(shard)}"
                 )
 
     def is_stored(self, shard: Shard) -> bool:
