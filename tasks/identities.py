@@ -24,7 +24,7 @@ from tasks.own_code import (
 )
 from throughline import settings
 from throughline.config.cli import parse_command
-from throughline.config.params import ParamsDocument, check, resolve_defaults
+from throughline.config.params import check, parse_document
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.op_parsing import parse_op
 from throughline.shared.code_identity import (
@@ -99,7 +99,7 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
       InvalidParams: all problems of the parameters.
     """
     try:
-        return resolve_defaults(ParamsDocument.model_validate(document)).model_dump()
+        return parse_document(document).model_dump()
     except ValidationError as error:
         check(document)  # says what is wrong, ops included
         raise InvalidParams([str(error)]) from error

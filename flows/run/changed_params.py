@@ -18,7 +18,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from flows.run.access_policy import as_mapping
+from throughline.config.params import OP_SECTIONS
 from throughline.config.params_file import PARAMS_FILE, apply_overrides
+from throughline.config.source_guess import name_source
 
 # Words and paths: plain text wherever they stand.
 _PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
@@ -37,14 +40,28 @@ class NamedChanges:
     def apply(self, text: str) -> Any:
         """The document of a text of params.yaml with these changes."""
         document = YAML().load(text)
+        source = as_mapping(document.get("data")).get("source")
         for overlay in self.overlays.values():
             merge(document, overlay)
         apply_overrides(document, self.overrides)
+        data = as_mapping(document.get("data"))
+        if isinstance(data, dict) and data.get("source") == "auto":
+            data["source"] = name_source(document)["data"]["source"]
+        if data.get("source") != source:
+            for section in OP_SECTIONS:  # those of params.yaml are for its own data
+                if not self._name(section):
+                    document.pop(section, None)
         for override in self.overrides:
             *parents, key = _split_key(override)
             with suppress(KeyError, TypeError):  # a later one has replaced what it is in
                 _drop_comment(reduce(getitem, parents, document), key)
         return document
+
+    def _name(self, section: str) -> bool:
+        """Whether the changes say something of a section."""
+        return any(_reaches(overlay, [section]) for overlay in self.overlays.values()) or any(
+            _split_key(override)[0] == section for override in self.overrides
+        )
 
     def name_origin(self, problem: str) -> str:
         """A problem of the changed parameters with what it comes from in place of params.yaml; of

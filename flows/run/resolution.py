@@ -19,7 +19,14 @@ from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
 from flows.run.git_calls import list_files, list_submodules
 from flows.run.parameters import OVERRIDE, Changes, check_name
-from throughline.config.params import Params, check, check_pipelines_exist, find_read_fraction
+from throughline.config.params import (
+    OP_SECTIONS,
+    Params,
+    check,
+    check_pipelines_exist,
+    find_read_fraction,
+    parse_document,
+)
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml, read_yaml_text
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
@@ -173,6 +180,10 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     if merged is not None:
         params = _select(params, project, only)
         merged["data"] |= {"path": params.data.path, "fetch": params.data.fetch}
+        chosen = parse_document(document)
+        for section in OP_SECTIONS:
+            if merged.get(section, "auto") == "auto":
+                merged[section] = getattr(chosen, section)
         if params.snapshot.stored_fraction != find_read_fraction(params.pipelines.values()):
             # `auto` would be less, or all, without the configurations that are left out.
             merged.setdefault("snapshot", {})["fraction"] = params.snapshot.stored_fraction

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from throughline.config.model_checks import list_fitting_models
 from throughline.config.params_checks import find_problems, find_source_encoding
 from throughline.config.params_file import PARAMS_FILE, apply_overrides, read_yaml
+from throughline.config.source_guess import name_source
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import Op
 from throughline.settings import (
@@ -38,8 +39,15 @@ from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_me
 
 OpSpec = str | dict[str, Any]
 OP_SECTIONS = ("preprocess", "augment", "postprocess")
-# Ops of data that are neither images nor text where none are given, by the encoding.
-POSTPROCESS = {"numbers": ["standardize", "categories"], "series": ["standardize"]}
+# Ops where none are given, by how examples are encoded; of images they are the fields' defaults.
+USUAL_OPS: Mapping[str, Mapping[str, list[OpSpec]]] = {
+    "numbers": {"postprocess": ["standardize", "categories"]},
+    "series": {"postprocess": ["standardize"]},
+    "text": {
+        "preprocess": [{"tokenize": {"kind": "bytes"}}, {"truncate": {"tokens": 512}}],
+        "postprocess": [],
+    },
+}
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
     "finish": "postprocess",
@@ -63,11 +71,16 @@ class ParamsDocument(Settings):
         default=["decode"],
         description=(
             "deterministic ops, in order; what a snapshot stores and a cache may keep; `decode`"
-            " comes first and may be left out"
+            " comes first and may be left out; auto, or left out: of texts their first 512 bytes as"
+            " tokens, or all where `window.tokens` is set, else `decode` alone"
         ),
     )
     augment: list[OpSpec] = Field(
-        default=[], description="random ops, drawn again each epoch from (seed, epoch, example)"
+        default=[],
+        description=(
+            "random ops, drawn again each epoch from (seed, epoch, example); auto, or left out:"
+            " none"
+        ),
     )
     snapshot: SnapshotSettings = SnapshotSettings()
     storage: StorageSettings = StorageSettings()
@@ -76,8 +89,8 @@ class ParamsDocument(Settings):
         default=["rescale"],
         description=(
             "ops that turn what is stored into floats, last; on the host or on the device as a"
-            " configuration says; left out, of tables [standardize, categories], of series"
-            " [standardize], of text none"
+            " configuration says; auto, or left out: of tables [standardize, categories], of"
+            " series [standardize], of texts none"
         ),
     )
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
@@ -135,13 +148,14 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
       InvalidParams: every problem found, each beginning with the file and the path of the key.
     """
     problems: list[str] = []
+    document = _drop_automatic_ops(document)
     ops = {
         section: _parse_ops(document[section], section, problems)
         for section in OP_SECTIONS
         if section in document
     }
     try:
-        parsed = ParamsDocument.model_validate(document)
+        parsed = parse_document(document)
     except ValidationError as error:
         problems = [
             _format_error(item)
@@ -151,7 +165,6 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         raise InvalidParams(
             [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
         ) from error
-    parsed = resolve_defaults(parsed)
     for section in OP_SECTIONS:
         if section not in ops:
             ops[section] = _parse_ops(getattr(parsed, section), section, problems)
@@ -192,7 +205,27 @@ def check_pipelines_exist(
             raise UnknownPipeline(f"{option} {name}: there is no such configuration{there}; {hint}")
 
 
-def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
+def parse_document(document: Mapping[str, Any]) -> ParamsDocument:
+    """A document of params.yaml as values, with what follows from them; ops are not looked at.
+
+    Raises:
+      InvalidParams: the path of the data leaves open what they are.
+      ValidationError: a value is wrong.
+    """
+    document = name_source(_drop_automatic_ops(document))
+    return _resolve_defaults(ParamsDocument.model_validate(document))
+
+
+def _drop_automatic_ops(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document without the sections of ops that are `auto`, which are those of the data."""
+    return {
+        key: value
+        for key, value in document.items()
+        if not (key in OP_SECTIONS and value == "auto")
+    }
+
+
+def _resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     """A document with what follows from its other values: the model that `auto` stands for, the
     one that takes what the source gives, how much of the snapshot is read and so stored, and the
     ops that make inputs of images, tables and series, where none are given; tokens stay numbers.
@@ -207,8 +240,11 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
         fitting = list_fitting_models(encoding, document.window)
         name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")
         resolved["model"] = document.model.model_copy(update={"name": name})
-    if encoding.modality != "images" and "postprocess" not in document.model_fields_set:
-        resolved["postprocess"] = POSTPROCESS.get(encoding.name, [])
+    for section, usual in USUAL_OPS.get(encoding.name, {}).items():
+        if section not in document.model_fields_set:
+            resolved[section] = usual
+    if "preprocess" in resolved and document.window.tokens is not None:
+        resolved["preprocess"] = resolved["preprocess"][:1]  # all of a text is in its windows
     return document.model_copy(update=resolved)
 
 

@@ -52,7 +52,9 @@ def _known_layout(layout: Any) -> str:
     return str(layout)
 
 
-SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
+SourceName = Annotated[
+    str, PlainValidator(_known_source), WithJsonSchema({"enum": [*SOURCES, "auto"]})
+]
 Filling = Literal["reject", "median", "category", "interpolate", "previous"]
 Missing = Annotated[
     Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
@@ -90,7 +92,10 @@ class DataSettings(Settings):
         description="a known dataset that the first stage gets and puts into data/raw/NAME",
     )
     source: SourceName = Field(
-        description="kind of input; one file each in throughline/data/sources/"
+        description=(
+            "kind of input; one file each in throughline/data/sources/; auto: what the names of"
+            " files at `path`, or time_column, text_column or path_column, leave no doubt of"
+        )
     )
     path: str = Field(
         description=(

@@ -1,0 +1,88 @@
+"""Overlays of one line: what the data are, and the ops that they need."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.run.changed_params import NamedChanges
+from throughline.config.params import check
+from throughline.config.params_file import parse_yaml
+from throughline.config.source_guess import guess_source
+from throughline.shared.errors import InvalidParams
+
+OWN = """
+data: {source: fashion_mnist, path: data/raw/fashion_mnist, fetch: fashion_mnist}
+preprocess: [decode]
+augment: [flip]
+postprocess: [rescale]
+pipelines: {naive: {read: shards}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "source"),
+    [
+        (["flowers.csv"], {}, "table"),
+        (["flowers.TSV"], {"label_column": "kind"}, "table"),
+        (["power.parquet"], {"time_column": "hour"}, "time_series"),
+        (["mails.csv"], {"text_column": "mail"}, "text_table"),
+        (["mnist.npz"], {}, "arrays"),
+        (["mails.jsonl"], {}, "text_lines"),
+        (["my/cat/1.jpg", "my/dog/1.JPG", "my/readme.md"], {}, "image_folder"),
+        (["my/1.png", "my/list.csv"], {}, "image_table"),
+        (["my/spam/1.txt", "my/ham/1.txt"], {}, "text_folder"),
+        (["my/train-00000-of-00002.tfrecord", "my/b.tfrecord-00001-of-00002"], {}, "tfrecord"),
+        (["my/1.0.0/dataset_info.json", "my/1.0.0/features.json"], {}, "tfds"),
+        (
+            ["my/cat/1.jpg", "my/cat/1.txt"],
+            {},
+            "is not certain of .*, with 1 .jpg, 1 .txt; set data",
+        ),
+        (["my/a.csv", "my/b.csv"], {}, "is not certain of .*, with 2 .csv; set data.source"),
+        (["sheet.xlsx"], {}, "knows no kind for .*sheet.xlsx; set data.source"),
+    ],
+)
+def test_the_kind_of_input_follows_from_names_and_keys_or_is_asked_for(
+    tmp_path, names, more, source
+):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    path = tmp_path / names[0].partition("/")[0]
+    path = path / "1.0.0" if source == "tfds" else path
+    if " " in source:
+        with pytest.raises(InvalidParams, match=source):
+            guess_source(str(path), more)
+    else:
+        assert guess_source(str(path), more) == source
+
+
+@pytest.mark.parametrize(
+    ("overlay", "ops"),
+    [
+        ({"source": "table"}, (["decode"], [], ["standardize", "categories"])),
+        ({"source": "time_series"}, (["decode"], [], ["standardize"])),
+        ({"source": "text_folder"}, (["decode", "tokenize", "truncate"], [], [])),
+        ({"source": "image_folder"}, (["decode"], [], ["rescale"])),
+        ({"path": "other"}, (["decode"], ["flip"], ["rescale"])),
+    ],
+)
+def test_ops_are_those_of_other_data_where_an_overlay_brings_some(overlay, ops):
+    named = NamedChanges(overlays={"it": {"data": {"path": "x.csv", **overlay}}}, overrides=[])
+    params = check(parse_yaml(OWN, "params.yaml") if not overlay else dict(named.apply(OWN)))
+    found = (params.preprocess, params.augment, params.postprocess)
+    assert tuple([op.name for op in each] for each in found) == ops
+
+
+def test_ops_that_an_overlay_names_stay_and_auto_is_what_the_data_need():
+    overlay = {"data": {"source": "image_folder", "path": "x"}, "augment": ["flip"]}
+    named = NamedChanges(overlays={"it": overlay}, overrides=["postprocess=auto"])
+    params = check(dict(named.apply(OWN)))
+    assert [op.name for op in params.augment] == ["flip"]
+    assert [op.name for op in params.postprocess] == ["rescale"]
+
+
+def test_all_of_a_text_is_in_its_windows():
+    overlay = {"data": {"source": "text_folder", "path": "x"}, "window": {"tokens": 64}}
+    params = check(dict(NamedChanges(overlays={"it": overlay}, overrides=[]).apply(OWN)))
+    assert [op.name for op in params.preprocess] == ["decode", "tokenize"]

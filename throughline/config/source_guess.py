@@ -1,0 +1,89 @@
+"""What kind of input a path holds, where `data.source` is `auto`: by the names of files, and where
+they leave it open, by the keys that are set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from throughline.shared.data_url import is_address
+from throughline.shared.errors import InvalidParams
+
+_LOOKED_AT = 2000  # files of a folder
+_OF_FILES = {
+    ".npz": "arrays",
+    ".npy": "time_series",
+    ".jsonl": "text_lines",
+    ".ndjson": "text_lines",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+_OF_FOLDERS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"), "image_folder"),
+    ".txt": "text_folder",
+    ".jsonl": "text_lines",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+_TABLES = {".csv", ".tsv", ".parquet"}
+_OF_KEYS = {"time_column": "time_series", "text_column": "text_table", "path_column": "image_table"}
+_REMEDY = "set data.source; docs/data.md lists the kinds"
+
+
+def name_source(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of parameters in which `data.source` names a kind of input, if it was `auto`.
+
+    Raises:
+      InvalidParams: the path leaves it open.
+    """
+    data = document.get("data")
+    if not isinstance(data, Mapping) or data.get("source") != "auto" or "path" not in data:
+        return dict(document)
+    return {**document, "data": {**data, "source": guess_source(str(data["path"]), data)}}
+
+
+def guess_source(name: str, data: Mapping[str, Any]) -> str:
+    """The kind of input at a path, with what else section `data` says.
+
+    Raises:
+      InvalidParams: it is open; says what is there.
+    """
+    path = Path(name)
+    if is_address(name):
+        raise InvalidParams([f"data.source: auto does not look into buckets; {_REMEDY}"])
+    if not path.is_dir():
+        suffix = path.suffix.lower()
+        if suffix in _TABLES:
+            return next((kind for key, kind in _OF_KEYS.items() if data.get(key)), "table")
+        if suffix not in _OF_FILES:
+            raise InvalidParams([f"data.source: auto knows no kind for {path}; {_REMEDY}"])
+        return _OF_FILES[suffix]
+    if (path / "dataset_info.json").is_file() and (path / "features.json").is_file():
+        return "tfds"
+    files = list(islice(_walk(path), _LOOKED_AT))
+    counts = Counter(_OF_FOLDERS.get(_suffix(file), "") for file in files)
+    kinds = counts.keys() - {""}
+    tables = [file for file in files if file.parent == path and file.suffix.lower() in _TABLES]
+    if kinds == {"image_folder"} and len(tables) == 1:
+        return "image_table"
+    if len(kinds) == 1 and not tables:
+        return kinds.pop()
+    suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common(4)
+    shown = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes) or "no file"
+    raise InvalidParams([f"data.source: auto is not certain of {path}, with {shown}; {_REMEDY}"])
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(root, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _suffix(file: Path) -> str:
+    """Of shards, such as `train.tfrecord-00000-of-00004`, the one before their numbers."""
+    return file.suffix.lower().partition("-")[0]
