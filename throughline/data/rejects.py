@@ -19,6 +19,11 @@ _REMEDIES: Mapping[str, str] = {
         " what they lead to: `cp -rL DATA COPY` and data.path: COPY, or of what DVC has linked"
         " `dvc config cache.type reflink,copy` and `dvc checkout --relink`."
     ),
+    r"^not \S+: byte": (
+        "Their bytes are of another encoding: set data.encoding, such as cp1252 or latin-1 for"
+        " Western languages, utf-16 or shift_jis. It holds for all; convert files that differ, and"
+        " lines in UTF-16: `iconv -f utf-16 -t utf-8 FILE > COPY`."
+    ),
     "outside any class folder": ("Put them into class folders, or set data.leave_out: [{names}]."),
     "outside any split's folder": (
         "Put them into folders named train, validation or test, or set data.leave_out: [{names}]."
