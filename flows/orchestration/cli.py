@@ -19,7 +19,7 @@ from flows.run.parameters import OVERRIDE, Changes
 from flows.run.resolution import resolve, resolved_changes
 from flows.servers.credentials import use_running_servers
 from flows.servers.temporary_server import prefect_server
-from throughline.reporting.table import ABOVE_NOTE, TIED_NOTE, comparison_table, to_text
+from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.shared.errors import UserError
 from throughline.shared.gc_pause import collect_garbage_as_usual
@@ -102,7 +102,6 @@ def print_comparison(compared: Comparison, where: str) -> None:
     """Print the table, what it says in a sentence, and where more is."""
     lines = ["", to_text(comparison_table(compared)), ""]
     lines += [TIED_NOTE] if len(compared.tied) > 1 else []
-    lines += [ABOVE_NOTE] if any(row.above_ceiling for row in compared.configurations) else []
     lines += [""] if lines[-1] else []
     lines += [compared.headline]
     lines += [compared.warning] if compared.warning else []

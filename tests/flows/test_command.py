@@ -106,7 +106,9 @@ def test_what_the_command_itself_answers_is_left_to_it(project, monkeypatch, opt
 @pytest.mark.integration
 def test_the_parameters_of_the_early_check_are_the_flows(project, monkeypatch):
     (project / "photos").mkdir()
-    write_params(project, {**SMALL, "data": {"source": "image_folder", "path": "photos", "fetch": "none"}})
+    write_params(
+        project, {**SMALL, "data": {"source": "image_folder", "path": "photos", "fetch": "none"}}
+    )
     monkeypatch.setattr(sys, "argv", ["-m", "--pipeline", "naive", "--set", "train.epochs=9"])
     check_started_command()
     changes, resolved = resolve_command(["train.epochs=9"], [], None, ["naive"])

@@ -13,7 +13,7 @@ import pytest
 
 from tasks.report import report
 from tests.support.made_up import made_up
-from tests.support.rows import comparison, row
+from tests.support.rows import row
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
@@ -214,15 +214,6 @@ def test_configurations_whose_model_is_the_same_have_one_ceiling_in_table_and_pi
     compared = read_and_compare(layout)
     ceilings = [row.model_ceiling_examples_per_s for row in compared.configurations]
     assert ceilings == pytest.approx([100, 110])
-
-
-def test_training_above_a_ceiling_says_so():
-    assert row("a", 0.9).above_ceiling == ""
-    assert row("a", 1.01).above_ceiling == "above its model alone, within the noise"
-    slow = row("a", 1.5, input_examples_per_s=120.0)
-    assert slow.above_ceiling == "above its input alone and its model alone, beyond the noise"
-    (record,) = to_records(comparison_table(comparison(slow)))
-    assert record["training [examples/s]"] == f"150 ({slow.above_ceiling})"
 
 
 def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout, tmp_path):

@@ -83,7 +83,7 @@ def cross_check_from(
     most of them of `batch_size`; None where it had one epoch only, which starts cold, or none was
     timed.
     """
-    if trained is None or trained.train_examples_per_s == trained.cold_examples_per_s:
+    if trained is None or trained.warm_examples_per_s is None:
         return None
     step_ms, full_ms = (
         1e3 * size / trained.train_examples_per_s for size in (mean_batch, batch_size)

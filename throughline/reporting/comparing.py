@@ -15,6 +15,7 @@ from pathlib import Path
 from throughline.data.shards.index import read_shard_index
 from throughline.plan.steps import count_mixed
 from throughline.reporting.checklist import run_checklist
+from throughline.reporting.consistency import keep_consistent
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import (
     accuracy_warning,
@@ -106,7 +107,9 @@ def compare(
     results: Mapping[str, RunResults], missing: Mapping[str, list[str]], layout: Layout
 ) -> Comparison:
     """Rank the configurations and say which is best; their results are by name."""
-    measured = [_measured_row(name, result) for name, result in results.items()]
+    measured = _keep_all_consistent(
+        [_measured_row(name, result) for name, result in results.items()]
+    )
     top, base = find_best(measured), find_baseline(measured)
     shown = results[top.pipeline]
     config = PipelineConfig.model_validate(shown.plan.config)
@@ -206,10 +209,20 @@ def read_results(folder: Path) -> RunResults:
     )
 
 
-def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
-    """One row per configuration, in the order of params.yaml."""
-    reference = reference_rate(measured)
-    ceilings = {
+def _keep_all_consistent(measured: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """Rows of which none contradicts its own ceilings and epochs."""
+    reference, ceilings = reference_rate(measured), _model_ceilings(measured)
+    return [
+        keep_consistent(
+            row, reference=reference, model_ceiling=ceilings[row.model_layers] * reference
+        )
+        for row in measured
+    ]
+
+
+def _model_ceilings(measured: Sequence[MeasuredRow]) -> dict[tuple[str, ...], float]:
+    """The rate of each model alone, by its layers, as a fraction of the reference model's."""
+    return {
         layers: statistics.median(
             row.model_examples_per_s / row.reference_examples_per_s
             for row in measured
@@ -217,6 +230,11 @@ def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]
         )
         for layers in dict.fromkeys(row.model_layers for row in measured)
     }
+
+
+def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
+    """One row per configuration, in the order of params.yaml."""
+    reference, ceilings = reference_rate(measured), _model_ceilings(measured)
     rows = [_row(row, measured, reference, ceilings[row.model_layers]) for row in measured]
     return tuple(
         replace(row, break_even_epoch=break_even_epoch(row, find_baseline(rows), setup_s=setup_s))
@@ -271,6 +289,8 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         ),
         disturbed_by=profiled.disturbed_by,
         train_examples_per_s=throughput and throughput.train_examples_per_s,
+        warm_examples_per_s=throughput.warm_examples_per_s if throughput else None,
+        warm_steps=step.count if step else 0,
         relative_rates=result.rounds.relative_rates,
         rate_doubt=result.rounds.rate_doubt,
         reference_examples_per_s=profiled.reference_examples_per_s,

@@ -51,7 +51,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     axes.scatter([fed[place] for place in near], near, color=INPUT, label="input alone", **ceiling)
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        rate = f"{trained[place]:,.0f}" + (" †" if rows[place].above_ceiling else "")
+        rate = f"{trained[place]:,.0f}"
         # Next to a bar that is too short to hold it.
         inside = trained[place] >= SHORTEST_LABELED * edge
         at, color = (0, "white") if inside else (reached[place], INK)

@@ -84,10 +84,10 @@ def _is_open(row: MeasuredRow, other: MeasuredRow, rows: Sequence[MeasuredRow]) 
 def _about_one(row: MeasuredRow) -> str:
     rate = f"{relative_rate(row) * row.reference_examples_per_s:,.0f} examples per second"
     if row.verdict == UNDECIDED:
-        disturbed = f", disturbed by {row.disturbed_by}" if row.disturbed_by else ""
+        span = f"{row.stall_pct_low:.0f} to {row.stall_pct_high:.0f} % of the time"
         return (
             f"`{row.pipeline}` trains {rate}; whether it waits for its input is undecided"
-            f" ({row.stall_pct_low:.0f} to {row.stall_pct_high:.0f} % of the time{disturbed})."
+            f" ({row.contradiction or span}{_by_whom([row], [row.pipeline])})."
         )
     if row.verdict == COMPUTE_BOUND:
         return (
@@ -197,7 +197,8 @@ def _other_order(top: MeasuredRow, base: MeasuredRow) -> str:
 def _say_undecided(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
     base = find_baseline(rows).pipeline
     faster = f"{_enumerate(names)} {_be(names)} faster than `{base}`"
-    return f"whether {faster} is undecided{_by_whom(rows, names)}"
+    why = next((row.contradiction for row in rows if row.pipeline in names), "")
+    return f"whether {faster} is undecided{why and f' ({why})'}{_by_whom(rows, names)}"
 
 
 def _by_whom(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:

@@ -88,10 +88,12 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def ratio_interval(row: Ranked, other: Ranked, *, among: Sequence[Ranked]) -> tuple[float, float]:
+def ratio_interval(
+    row: Ranked, other: Ranked, *, among: Sequence[Ranked], doubt: bool = True
+) -> tuple[float, float]:
     """The interval of how many times as fast one configuration trains as another, of a comparison
     of those `among`: in 95 of 100 comparisons all such intervals with the fastest and with the
-    baseline hold.
+    baseline hold. Without `doubt` it is that of noise alone.
     """
     base = find_baseline(among)
     ordered = [base, *(each for each in among if each is not base)]
@@ -99,7 +101,7 @@ def ratio_interval(row: Ranked, other: Ranked, *, among: Sequence[Ranked]) -> tu
     margin = critical * math.hypot(
         spread_of_center(row.relative_rates), spread_of_center(other.relative_rates)
     )
-    margin += row.rate_doubt + other.rate_doubt
+    margin += row.rate_doubt + other.rate_doubt if doubt else 0.0
     ratio = relative_rate(row) / relative_rate(other)
     if not math.isfinite(margin):
         return 0.0, math.inf
@@ -133,7 +135,8 @@ def find_tied(rows: Sequence[Ranked]) -> list[str]:
     return [
         row.pipeline
         for row in rows
-        if row is top or (row is not beaten and ratio_interval(top, row, among=rows)[0] <= 1)
+        if row is top
+        or (row is not beaten and ratio_interval(top, row, among=rows, doubt=False)[0] <= 1)
     ]
 
 

@@ -13,11 +13,6 @@ from throughline.results.comparison import Comparison, Row
 ABSENT = "–"
 TIED_MARK = " *"
 TIED_NOTE = "*: the fastest, or as fast within the noise"
-ABOVE_MARK = " †"
-ABOVE_NOTE = (
-    "†: above its input alone or its model alone, which cannot be: they were measured in different"
-    " moments"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +88,6 @@ def to_text(table: Table) -> str:
     cells = [[line.cells[number].text for number in shown] for line in table.rows]
     for texts, line in zip(cells, table.rows, strict=True):
         texts[0] += TIED_MARK if line.tied and len(table.rows) > 1 else ""
-        texts[0] += ABOVE_MARK if line.row.above_ceiling else ""
     columns = [
         [*[""] * (height - len(heading)), *heading, *texts]
         for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
@@ -123,7 +117,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
         ),
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
-        TableColumn(heading="training", unit=rate, cell=_training),
+        _figure("training", rate, "steady_examples_per_s"),
         *((speedup,) if len(comparison.configurations) > 1 else ()),
         _figure("its epochs", rate, "train_examples_per_s", essential=False),
         _figure("input alone", rate, "input_examples_per_s"),
@@ -166,10 +160,6 @@ _TEXT_COLUMNS = (
 def _speedup(row: Row, baseline: str) -> Cell:
     span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
     return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
-
-
-def _training(row: Row) -> Cell:
-    return Cell(text=f"{row.steady_examples_per_s:,.0f}", detail=row.above_ceiling)
 
 
 def _stall(row: Row) -> Cell:

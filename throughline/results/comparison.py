@@ -69,6 +69,9 @@ class MeasuredRow:
     unsent: str | None = None  # the tag of its run, where that was kept for later
     sequence_batches: SequenceBatches | None = None
     mixed_examples: int | None = None  # that a shuffle mixes with each other
+    warm_examples_per_s: float | None = None  # of its own epochs but the first
+    warm_steps: int = 0
+    contradiction: str = ""  # between its steady state, its ceilings and its epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +89,6 @@ class Row(MeasuredRow):
     speedup_vs_naive_low: float
     speedup_vs_naive_high: float
     break_even_epoch: int | None = None
-
-    @property
-    def above_ceiling(self) -> str:
-        """What to think of training that seems faster than its input or its model alone, which it
-        cannot be, since they were measured in other moments; empty: it is not.
-        """
-        ceilings = {
-            "its input alone": self.input_examples_per_s,
-            "its model alone": self.model_ceiling_examples_per_s,
-        }
-        passed = {
-            name: rate for name, rate in ceilings.items() if rate < self.steady_examples_per_s
-        }
-        if not passed:
-            return ""
-        noise = self.steady_examples_per_s_low <= min(passed.values())
-        return f"above {' and '.join(passed)}, {'within' if noise else 'beyond'} the noise"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,12 @@ class TrainThroughput:
     train_examples_per_s: float
     cold_examples_per_s: float
 
+    @property
+    def warm_examples_per_s(self) -> float | None:
+        """The median of the warm epochs; None where there was but one epoch, which began cold."""
+        warm = self.train_examples_per_s != self.cold_examples_per_s
+        return self.train_examples_per_s if warm else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
