@@ -53,6 +53,9 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
         read(tmp_path, (first + ROWS).encode())
     table = read(tmp_path, (first + ROWS).encode(), header="none")
     assert list(table.columns) == UNNAMED and len(table) == 31
+    if len({*first.strip().split(",")}) == 3:
+        table = read(tmp_path, (first + ROWS).encode(), header="names")
+        assert list(table.columns) == first.strip().split(",") and len(table) == 30
 
 
 def test_lines_are_counted_in_the_file(tmp_path):

@@ -180,9 +180,12 @@ class DataSettings(Settings):
         default="auto",
         description="CSV: what divides cells; auto: what divides the header and most lines alike",
     )
-    header: Literal["auto", "none"] = Field(
+    header: Literal["auto", "names", "none"] = Field(
         default="auto",
-        description="CSV: none: the first line is a row; columns are named column_1, column_2, …",
+        description=(
+            "CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it"
+            " names the columns · auto: it does, and numbers that do not rise are refused"
+        ),
     )
     decimal: Literal["auto", ".", ","] = Field(
         default="auto",

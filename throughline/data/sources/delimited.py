@@ -86,7 +86,8 @@ def open_delimited(
             rows = chain([first], rows)
         else:
             header[0] = header[0].lstrip("# ") or header[0]
-            refuse_numbers(header, path)
+            if settings.header == "auto":
+                refuse_numbers(header, path)
         refuse_doubled(header, path)
         yield DelimitedText(
             header=header, records=rows, delimiter=start.delimiter, detected=start.notes
