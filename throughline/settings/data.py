@@ -183,8 +183,8 @@ class DataSettings(Settings):
     header: Literal["auto", "names", "none"] = Field(
         default="auto",
         description=(
-            "CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it"
-            " names the columns · auto: it does, and numbers that do not rise are refused"
+            "CSV: none: the first line is a row; columns are named column_1, column_2, … ·"
+            " names: it names the columns · auto: it does, and numbers that do not rise are refused"
         ),
     )
     decimal: Literal["auto", ".", ","] = Field(
