@@ -116,7 +116,7 @@ def test_all_problems_are_told_together():
         ({"train__optimizer": "adamww"}, "is none of Keras' optimizers; did you mean AdamW?"),
         ({"train__loss": "{sparse_crossentropy: {}}"}, "is none of Keras' losses; did you mean"),
         ({"train__metrics": "[auto, 'no_module:score']"}, "module no_module cannot be found"),
-        ({"data__label_kind": "number"}, "label_kind: number is for tables and JSON lines, and"),
+        ({"data__label_kind": "number"}, "label_kind: number is for tables, JSON lines, records"),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         (
             {"pipelines__naive__map": "{parallel: fast}"},

@@ -33,7 +33,7 @@ BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "transformer_decoder": (NEXT_TOKENS,),
     "emulated": (),
 }
-RECORDS = ("tfds", "tfrecord")  # sources whose records say what is to be predicted
+VALUES = ("tfds", "tfrecord", "arrays")  # sources whose labels say what is to be predicted
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
 
@@ -177,7 +177,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
     if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
         return
     kind, table = params.data.label_kind, encoding.name == "numbers"
-    undecided = params.data.source in RECORDS or (table and kind == "auto")
+    undecided = kind == "auto" and (table or params.data.source in VALUES)
     number = encoding.storage == "blocks" or kind == "number"
     metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
     if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):

@@ -38,7 +38,7 @@ def find_source_encoding(data: DataSettings) -> Encoding:
 
 def _predicts_number(data: DataSettings) -> bool:
     """Whether params.yaml says that the label is a number to predict."""
-    return SOURCES[data.source].in_table and data.label_kind == "number"
+    return SOURCES[data.source].label_kind and data.label_kind == "number"
 
 
 def _is_listed(data: DataSettings) -> bool:
@@ -148,10 +148,10 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             for key in sorted(set_here)
         )
     kind, source = params.data.label_kind, params.data.source
-    if kind in ("class", "number") and not SOURCES[source].in_table:
+    if kind in ("class", "number") and not SOURCES[source].label_kind:
         yield (
-            f"data.label_kind: {kind} is for tables and JSON lines, and {source} shows by itself"
-            " what its labels are; drop it"
+            f"data.label_kind: {kind} is for tables, JSON lines, records and arrays, and {source}"
+            " shows by itself what its labels are; drop it"
         )
     if len(params.data.label_columns) > 1 and kind != "number":
         yield (

@@ -4,20 +4,25 @@ not to be used, and those that one split alone has.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
+from throughline.data.encodings.labels import UNLABELED
 from throughline.data.sources.base import Rejected
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnreadableSource, UnusableDataset
 
 _UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
 _SHOWN = 3
 _ALIKE = "They differ by case alone: data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is no mark
 _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 
 
@@ -83,11 +88,13 @@ def _group_alike(names: Sequence[str], how: str) -> list[list[str]]:
     [['Cat', 'cat'], ['cat.'], ['dog']]
     >>> _group_alike(["New-York", "new york.", "C", "C++"], "ignore_marks")
     [['New-York', 'new york.'], ['C'], ['C++']]
+    >>> _group_alike(["-1", "1"], "ignore_marks")
+    [['-1'], ['1']]
     """
     groups = defaultdict[str, list[str]](list)
     for name in names:
         key = name if how == "exact" else name.casefold()
-        if how == "ignore_marks":
+        if how == "ignore_marks" and not _NUMBER.fullmatch(name):
             key = key.rstrip(".").translate(_MARKS) or key
         groups[key].append(name)
     return list(groups.values())
@@ -103,6 +110,45 @@ def leave_out(
         tuple(name for name in classes if name not in names),
         {f"data.leave_out: {name}": count for name, count in counts.items()},
     )
+
+
+def leave_out_unlabeled(
+    rows: pd.DataFrame, classes: Sequence[str], settings: DataSettings
+) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
+    """Drop the examples whose label, -1, means that they have none, and count them: next to classes
+    that have names, or that are numbered from 0 or 1.
+
+    Raises:
+      UnreadableSource: -1 may be a class as well, of -1, 0 and 1.
+    """
+    marked = np.asarray([_is_minus_one(name) for name in rows["label"]], bool)
+    others = [name for name in classes if not _is_minus_one(name)]
+    numbers = sorted(int(float(name)) for name in others if _is_whole(name))
+    numbered = len(numbers) == len(others) > 1 and numbers[0] in (0, 1)
+    named = UNLABELED not in classes and not any(map(_is_minus_one, classes))
+    asked = SOURCES[settings.source].label_kind and (named or settings.label_kind != "class")
+    if not (asked and marked.any() and (named or numbered)):
+        return rows, tuple(classes), {}
+    # A split without any label says it surely.
+    seen = rows["split"].isin(rows["split"][~marked].tolist()).to_numpy()
+    counts = Counter(rows["label"][~marked].tolist())
+    if numbers == [0, 1] and not named and 2 * (marked & seen).sum() >= min(counts.values()):
+        raise UnreadableSource(
+            f"{settings.path}: labels are -1, 0 and 1, and -1 may be a class or say that an example"
+            " has none",
+            f"set data.label_kind: class, or data.leave_out: ['{UNLABELED}']",
+        )
+    kept = "" if named else "; data.label_kind: class makes a class of it"
+    reason = f"label -1, taken for an example without one{kept}"
+    return rows.loc[~marked], tuple(others), {reason: int(marked.sum())}
+
+
+def _is_whole(name: str) -> bool:
+    return _NUMBER.fullmatch(name) is not None and float(name) % 1 == 0
+
+
+def _is_minus_one(name: str) -> bool:
+    return _is_whole(name) and float(name) == float(UNLABELED)
 
 
 def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:

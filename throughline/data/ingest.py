@@ -24,6 +24,7 @@ from throughline.data.class_names import (
     find_alike,
     join_alike,
     leave_out,
+    leave_out_unlabeled,
     refuse_alike,
 )
 from throughline.data.examination import Examined, Folder, examine, open_values_file
@@ -87,6 +88,8 @@ def ingest(
             rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
             rows, classes, dropped = leave_out(rows, classes, settings.leave_out)
+            rows, classes, unlabeled = leave_out_unlabeled(rows, classes, settings)
+            dropped |= unlabeled
             rows, classes = join_alike(rows, classes, settings.same_labels)
         if not schema.is_series:
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
@@ -126,8 +129,7 @@ def ingest(
         elif "" in set(rows["split"]) and isinstance(source, sources.Files):
             alike += find_name_groups(examples["id"].tolist(), len(classes))
         stats["warnings"] += alike
-        of_table = SOURCES[settings.source].in_table
-        stats["problems"] = find_problems(stats, of_table=of_table)
+        stats["problems"] = find_problems(stats, of_table=SOURCES[settings.source].label_kind)
         manifest = Manifest(
             examples=examples,
             classes=classes,

@@ -245,9 +245,9 @@ class DataSettings(Settings):
     label_kind: Literal["auto", "class", "number", "none"] = Field(
         default="auto",
         description=(
-            "tables: whether the label is a class or a number to predict; auto: text, booleans and"
-            " whole numbers of few values are classes, of images and texts all · texts: none, of"
-            " documents without classes"
+            "tables, records, arrays: whether the label is a class or a number to predict; auto:"
+            " text, booleans and whole numbers of few values are classes, of images and texts in"
+            " tables all · texts: none, of documents without classes"
         ),
     )
     numeric: list[str] = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from throughline.settings.base import Settings
@@ -28,5 +30,23 @@ class RecordSettings(Settings):
         default=[],
         description=(
             "shape of values that are stored without one, such as [28, 28, 1]; empty: a vector"
+        ),
+    )
+    dtype: Literal[
+        "auto",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ] = Field(
+        default="auto",
+        description=(
+            "tfrecord: what values are that are stored as bytes alone, the lowest byte first; auto:"
+            " uint8, or float32 where `shape` says so many"
         ),
     )

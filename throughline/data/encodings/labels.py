@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from throughline.plan.schema import Encoding, Feature, Schema, find_encoding, register
 from throughline.settings import PipelineConfig
+from throughline.shared.errors import UnreadableSource
 
 LabelKind = Literal["class", "number"]
+UNLABELED = "-1"  # the label of an example without one, as it is often written
+FEW_CLASSES = 20  # so many may be distinct in however few examples
+EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
 
 
 class _LabelEncoding(Encoding):
@@ -60,3 +66,77 @@ def list_numbers(values: np.ndarray) -> list[float] | list[tuple[float, ...]]:
     if values.shape[1] == 1:
         return values[:, 0].tolist()
     return [tuple(row) for row in values.tolist()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLabels:
+    """Labels by the names of their classes, or as numbers, by what they are; the classes in order;
+    why some are none, by their positions; what was decided that may not be meant.
+    """
+
+    kind: LabelKind
+    labels: list[str] | list[float]
+    classes: list[str]
+    problems: dict[int, str]
+    facts: tuple[str, ...] = ()
+
+
+def guess_label_kind(
+    where: str, *, distinct: int, rows: int, fractions: bool, floats: bool
+) -> LabelKind:
+    """What labels that are all numbers are. Fractions are numbers to predict, and so are whole
+    numbers stored as `floats` where there are too many for classes.
+
+    Raises:
+      UnreadableSource: many whole numbers may be either; `where` says whose.
+    """
+    if fractions or (floats and distinct > FEW_CLASSES):
+        return "number"
+    if distinct > FEW_CLASSES and rows < EXAMPLES_PER_NUMBERED_CLASS * distinct:
+        raise UnreadableSource(
+            f"{where} holds {distinct:,} different whole numbers in {rows:,} rows",
+            "set data.label_kind: number to predict them, or class if they number classes",
+        )
+    return "class"
+
+
+def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str) -> ReadLabels:
+    """Labels as their values and `data.label_kind`, `asked`, say. Whole numbers that are classes
+    are named as integers, however they were stored.
+
+    Raises:
+      UnreadableSource: the values say neither, or another kind than was asked for.
+    """
+    if any(isinstance(value, (str, bool)) for value in values):
+        if asked == "number":
+            raise UnreadableSource(
+                f"{where} holds text or booleans, and data.label_kind: number needs numbers",
+                "set data.label_kind: class, or name another label",
+            )
+        names = [str(value) for value in values]
+        return ReadLabels(kind="class", labels=names, classes=sorted({*names}), problems={})
+    floats = any(isinstance(value, float) for value in values)
+    fractions = {place: value for place, value in enumerate(values) if value % 1}  # type: ignore[operator]
+    kind = asked
+    if asked not in ("class", "number"):
+        kind = guess_label_kind(
+            where,
+            distinct=len({*values}),
+            rows=len(values),
+            fractions=bool(fractions),
+            floats=floats,
+        )
+    if kind == "number":
+        return ReadLabels(kind="number", labels=[*map(float, values)], classes=[], problems={})
+    names = [str(int(value)) for value in values]
+    whole = {int(value) for place, value in enumerate(values) if place not in fractions}
+    fact = f"{where} holds whole numbers: classes; data.label_kind: number predicts them"
+    return ReadLabels(
+        kind="class",
+        labels=names,
+        classes=[str(value) for value in sorted(whole)],
+        problems={
+            place: f"label is no whole number: {value:g}" for place, value in fractions.items()
+        },
+        facts=(fact,) if floats and asked != "class" else (),
+    )

@@ -19,10 +19,17 @@ _KINDS: dict[int, FeatureKind] = {1: "bytes", 2: "float", 3: "int64"}
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _LONGEST_VARINT = 70  # bits
+_FEATURE_LISTS = 2  # the field of a SequenceExample that an Example does not have
 
 
 class NotAnExample(ValueError):
     """Bytes that are no serialized tf.train.Example; says what is wrong with them."""
+
+
+class NotOneExample(NotAnExample):
+    """A tf.train.SequenceExample; names its feature lists. Its context alone would read as a
+    tf.train.Example.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,15 @@ def parse_features(record: bytes) -> dict[str, Feature]:
 
     Raises:
       NotAnExample: the bytes are something else.
+      NotOneExample: they are a tf.train.SequenceExample.
     """
     features: dict[str, Feature] = {}
-    for _, start, stop in _delimited(record, 0, len(record), field=1):
-        for _, entry_start, entry_stop in _delimited(record, start, stop, field=1):
+    for number, start, stop in read_delimited(record, 0, len(record)):
+        if number == _FEATURE_LISTS:
+            _refuse_lists(record, start, stop, context=bool(features))
+        for _, entry_start, entry_stop in (
+            read_delimited(record, start, stop, field=1) if number == 1 else ()
+        ):
             name, feature = _parse_entry(record, entry_start, entry_stop)
             if feature is not None:
                 features[name] = feature
@@ -54,7 +66,8 @@ def parse_features(record: bytes) -> dict[str, Feature]:
 def bytes_places(record: bytes, feature: Feature) -> list[tuple[int, int]]:
     """Where in the record the values of a bytes feature lie: start and stop of each."""
     return [
-        (start, stop) for _, start, stop in _delimited(record, feature.start, feature.stop, field=1)
+        (start, stop)
+        for _, start, stop in read_delimited(record, feature.start, feature.stop, field=1)
     ]
 
 
@@ -64,47 +77,66 @@ def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
     parts = [
         np.frombuffer(record, "<f4", count=(stop - start) // 4, offset=start)
         if feature.kind == "float"
-        else _decode_varints(record[start:stop])
-        for number, _, start, stop in _fields(record, feature.start, feature.stop)
+        else decode_varints(record[start:stop])
+        for number, _, start, stop in read_fields(record, feature.start, feature.stop)
         if number == 1
     ]
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
+def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> None:
+    """Refuse a SequenceExample by its feature lists; it may have none next to a context."""
+    lists = []
+    for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
+        name, steps = "", 0
+        for number, field_start, field_stop in read_delimited(record, entry_start, entry_stop):
+            if number == 1:
+                name = record[field_start:field_stop].decode("utf-8", "backslashreplace")
+            else:
+                steps = sum(1 for _ in read_delimited(record, field_start, field_stop, field=1))
+        lists.append(f"{name} ({steps:,} steps)")
+    if lists or context:
+        raise NotOneExample(
+            f"it is a tf.train.SequenceExample with the feature lists {', '.join(sorted(lists))}"
+            if lists
+            else "it is a tf.train.SequenceExample without feature lists"
+        )
+
+
 def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | None]:
     """Name and feature of an entry of the map of features."""
     name, feature = "", None
-    for number, field_start, field_stop in _delimited(record, start, stop):
+    for number, field_start, field_stop in read_delimited(record, start, stop):
         if number == 1:
             name = record[field_start:field_stop].decode("utf-8", "backslashreplace")
         for kind, list_start, list_stop in (
-            _delimited(record, field_start, field_stop) if number == 2 else ()  # noqa: PLR2004
+            read_delimited(record, field_start, field_stop) if number == 2 else ()  # noqa: PLR2004
         ):
             if kind in _KINDS:
                 feature = Feature(_KINDS[kind], list_start, list_stop)
     return name, feature
 
 
-def _delimited(
+def read_delimited(
     record: bytes, start: int, stop: int, *, field: int | None = None
 ) -> Iterator[tuple[int, int, int]]:
     """Number, start and stop of the fields that hold bytes, of one number if given."""
-    for number, wire, field_start, field_stop in _fields(record, start, stop):
+    for number, wire, field_start, field_stop in read_fields(record, start, stop):
         if wire == _DELIMITED and field in (None, number):
             yield number, field_start, field_stop
 
 
-def _fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def read_fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Number, wire type, start and stop of each field of a message in record[at:end]."""
     while at < end:
-        tag, at = _read_varint(record, at, end)
+        tag, at = read_varint(record, at, end)
         wire = tag & 7
         start = at
         if wire == _DELIMITED:
-            size, start = _read_varint(record, at, end)
+            size, start = read_varint(record, at, end)
             at = start + size
         elif wire == _VARINT:
-            _, at = _read_varint(record, at, end)
+            _, at = read_varint(record, at, end)
         elif wire in _WIDTHS:
             at += _WIDTHS[wire]
         else:
@@ -114,7 +146,7 @@ def _fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, i
         yield tag >> 3, wire, start, at
 
 
-def _read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
     """A base-128 number and where it ends."""
     value = shift = 0
     while at < end and shift < _LONGEST_VARINT:
@@ -127,7 +159,7 @@ def _read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
     raise NotAnExample(f"it ends within the number at byte {at}")
 
 
-def _decode_varints(data: bytes) -> np.ndarray:
+def decode_varints(data: bytes) -> np.ndarray:
     """Consecutive base-128 numbers (n,) int64, all at once."""
     groups = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(groups < 0x80)  # noqa: PLR2004 - the last group of each

@@ -20,7 +20,14 @@ from typing import Any, Literal
 import numpy as np
 
 from throughline.data.encodings.arrays import array_feature, pixels_feature
-from throughline.data.encodings.labels import LabelKind, labeled
+from throughline.data.encodings.labels import (
+    UNLABELED,
+    LabelKind,
+    ReadLabels,
+    labeled,
+    read_labels,
+)
+from throughline.data.encodings.stored_arrays import ArrayForm, read_array
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
@@ -56,32 +63,31 @@ class ExternalShard:
 @dataclass(frozen=True, kw_only=True)
 class InputFeature:
     """The feature that is the model's input. encoded: an image file. bytes, zlib: values in C order
-    of `dtype`. numbers: a list of floats or integers. `shape` is None for encoded images.
+    of `dtype`. array: bytes that say to be an array of the form `stored`. numbers: a list of floats
+    or integers. `shape` is None for encoded images.
     """
 
     name: str
-    form: Literal["encoded", "bytes", "zlib", "numbers"]
+    form: Literal["encoded", "bytes", "zlib", "array", "numbers"]
     shape: tuple[int, ...] | None = None
     dtype: str = "float32"
+    stored: ArrayForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFeature:
-    """The feature that is to be predicted: integers or text are classes, floats are numbers.
+    """The feature that is to be predicted: classes or numbers, as `data.label_kind`, `asked`, says.
 
-    `names` are those of the classes in order, empty where labels name themselves; `named_by` is the
-    file that says so.
+    `arrays`: bytes are arrays of one value. `names` are those of the classes in order, empty where
+    labels name themselves; `named_by` is the file that says so.
     """
 
     name: str
     kind: FeatureKind
+    asked: str = "auto"
+    arrays: bool = False
     names: tuple[str, ...] = ()
     named_by: str = ""
-
-    @property
-    def predicts(self) -> LabelKind:
-        """What is predicted with it."""
-        return "number" if self.kind == "float" else "class"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,50 +178,50 @@ def read_examples(
             f"{rejected[0].id}: {rejected[0].reason}, and so are the other {len(rejected) - 1:,}"
             " records; set data.records.input and data.records.label"
         )
-    labels, classes, out_of_range = _name_labels([entry.label for _, entry in entries], layout)
+    found = _name_labels([entry.label for _, entry in entries], layout.label)
     rejected += [
-        Rejected(id=_id(*entries[number]), reason=reason) for number, reason in out_of_range.items()
+        Rejected(id=_id(*entries[place]), reason=reason) for place, reason in found.problems.items()
     ]
-    usable = [number for number in range(len(entries)) if number not in out_of_range]
-    rounded = sum(entries[number][1].rounded for number in usable)
+    usable = [place for place in range(len(entries)) if place not in found.problems]
+    rounded = sum(entries[place][1].rounded for place in usable)
     note = f"{layout.input.name} holds whole numbers of which float32 keeps the first seven digits"
     notes = {**({"empty shard": empty} if empty else {}), **({note: rounded} if rounded else {})}
     if layout.input.form == "encoded":
-        images = [_stored_image(*entries[number], labels[number]) for number in usable]
+        images = [_stored_image(*entries[place], found.labels[place]) for place in usable]
         return Files(
             root=root,
             files=images,
-            label_kind=layout.label.predicts,
-            classes=classes,
+            label_kind=found.kind,
+            classes=found.classes,
             features=layout.features,
             rejected=rejected,
             notes=notes,
+            dialect=found.facts,
         )
     shape, dtype = value_form(layout.input)
     values = [value for _, entry in entries if (value := entry.values) is not None]
     return Arrays(
-        values=np.stack([values[number] for number in usable])
+        values=np.stack([values[place] for place in usable])
         if usable
         else np.empty((0, *shape), dtype),
-        labels=[labels[number] for number in usable],  # type: ignore[arg-type] - of one kind
-        ids=[_id(*entries[number]) for number in usable],
-        splits=[entries[number][0].split for number in usable],
-        classes=classes,
-        schema=_schema(shape, dtype, layout),
+        labels=[found.labels[place] for place in usable],  # type: ignore[arg-type] - of one kind
+        ids=[_id(*entries[place]) for place in usable],
+        splits=[entries[place][0].split for place in usable],
+        classes=found.classes,
+        schema=_schema(shape, dtype, layout.input.name, found.kind),
         rejected=rejected,
         features=layout.features,
         notes=notes,
+        dialect=found.facts,
     )
 
 
-def _schema(shape: tuple[int, ...], dtype: str, layout: ExampleLayout) -> Schema:
+def _schema(shape: tuple[int, ...], dtype: str, name: str, kind: LabelKind) -> Schema:
     """Images, or vectors, whose numbers have no names of their own."""
     if dtype == "uint8":
-        return labeled(pixels_feature(shape), layout.label.predicts)
-    columns = TableColumns(
-        names=tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
-    )
-    return labeled(array_feature("numbers", shape, dtype, columns), layout.label.predicts)
+        return labeled(pixels_feature(shape), kind)
+    columns = TableColumns(names=tuple(f"{name}[{place}]" for place in range(shape[-1])))
+    return labeled(array_feature("numbers", shape, dtype, columns), kind)
 
 
 def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
@@ -307,20 +313,31 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     values: list[Any]
     if feature.kind == "bytes":
         texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
-        values = [text.decode("utf-8", "backslashreplace").strip() for text in texts]
+        if layout.arrays:
+            arrays = [read_array(text) for text in texts]
+            texts = [value for found in arrays if found for value in found[1].ravel().tolist()]
+        values = [_decode(text) if isinstance(text, bytes) else text for text in texts]
     else:
         values = read_numbers(record, feature).tolist()
     if len(values) != 1:
         raise _Unusable(f"label has several values: {len(values)}" if values else "label missing")
-    if feature.kind == "int64" and values[0] < 0:
-        raise _Unusable(f"label missing: {values[0]}")
-    if feature.kind == "float" and not np.isfinite(values[0]):
+    if isinstance(values[0], float) and not np.isfinite(values[0]):
         raise _Unusable("label is no finite number")
     return values[0]
 
 
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "backslashreplace").strip()
+
+
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
     """Values stored as bytes, of the layout's dtype."""
+    if feature.form == "array":
+        found = read_array(data)
+        if found is None or found[0] != feature.stored:
+            other = found[0] if found else "no array"
+            raise _Unusable(f"feature {feature.name} is another array: {other}")
+        return found[1]
     try:
         unpacked = zlib.decompress(data) if feature.form == "zlib" else data
         return np.frombuffer(unpacked, feature.dtype)
@@ -350,31 +367,23 @@ def _is_rounded(values: np.ndarray) -> bool:
         return bool((whole.astype(np.float32).astype(whole.dtype) != whole).any())
 
 
-def _name_labels(
-    labels: Sequence[str | float], layout: ExampleLayout
-) -> tuple[list[str | float], list[str], dict[int, str]]:
-    """Labels by name, the classes in order, and why labels are of none of them, by position."""
-    label = layout.label
-    if label.kind == "float":
-        return list(labels), [], {}
-    if not label.names:
-        classes = [str(value) for value in sorted(set(labels))]  # type: ignore[type-var]
-        return [str(value) for value in labels], classes, {}
+def _name_labels(labels: Sequence[str | float], label: LabelFeature) -> ReadLabels:
+    """Labels by name or as numbers. Those that are -1 next to named classes keep that name."""
+    if not label.names or label.asked == "number":
+        return read_labels(f"the feature {label.name}", labels, asked=label.asked)
     count, numbers = len(label.names), set(labels)
-    if label.kind == "int64" and count in numbers and 0 not in numbers:
+    if count in numbers and 0 not in numbers:
         raise UnreadableSource(
             f"{label.named_by} names {count} classes, from 0 to {count - 1}, and the feature"
             f" {label.name} counts from 1 to {count}: every example would get its neighbor's"
             " name. Put a first line for class 0, such as `background`"
         )
-    known = set(label.names) if label.kind == "bytes" else set(range(count))
-    strange = {
-        number: f"label beyond the classes: {value}, {label.named_by} names {count}"
-        for number, value in enumerate(labels)
-        if value not in known
+    names: dict[Any, str] = {-1: UNLABELED, **dict(enumerate(label.names))}
+    names |= {name: name for name in label.names}
+    problems = {
+        place: f"label beyond the classes: {value}, {label.named_by} names {count}"
+        for place, value in enumerate(labels)
+        if value not in names
     }
-    named = [
-        value if label.kind == "bytes" or number in strange else label.names[int(value)]
-        for number, value in enumerate(labels)
-    ]
-    return named, list(label.names), strange
+    named = [names.get(value, str(value)) for value in labels]
+    return ReadLabels(kind="class", labels=named, classes=[*label.names], problems=problems)

@@ -19,7 +19,12 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
-from throughline.data.encodings.labels import LabelKind, labeled, list_numbers
+from throughline.data.encodings.labels import (
+    LabelKind,
+    guess_label_kind,
+    labeled,
+    list_numbers,
+)
 from throughline.data.sources.base import Arrays, Rejected
 from throughline.data.sources.column_kinds import (
     FEW_CATEGORIES,
@@ -54,7 +59,6 @@ from throughline.shared.errors import UnreadableSource, did_you_mean
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 MARK_MISSING = "data.missing_values can say that it is missing"
 EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
-EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
 
 
 def scan(settings: DataSettings) -> Arrays:
@@ -351,18 +355,13 @@ def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
         return "class"
     values = table.numbers(name)
     values = values[np.isfinite(values)]
-    if (values % 1 != 0).any():
-        return "number"
-    if reading.distinct <= FEW_CATEGORIES:
-        return "class"
-    if name in table.floats or have_fractions(table.columns[name], table.decimal_of(name)):
-        return "number"
-    if rows < EXAMPLES_PER_NUMBERED_CLASS * reading.distinct:
-        raise UnreadableSource(
-            f"{shown} holds {reading.distinct:,} different whole numbers in {rows:,} rows",
-            "set data.label_kind: number to predict them, or class if they number classes",
-        )
-    return "class"
+    return guess_label_kind(
+        shown,
+        distinct=reading.distinct,
+        rows=rows,
+        fractions=bool((values % 1 != 0).any()),
+        floats=name in table.floats or have_fractions(table.columns[name], table.decimal_of(name)),
+    )
 
 
 def refuse_text_labels(table: TextTable) -> None:

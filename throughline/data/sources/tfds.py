@@ -65,7 +65,7 @@ def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) ->
     label = choose_feature("label", label, others, usual=LABELS)
     return ExampleLayout(
         input=_input_feature(root, name, features[name]),
-        label=_label_feature(root, label, features[label]),
+        label=replace(_label_feature(root, label, features[label]), asked=settings.label_kind),
         features=described,
     )
 

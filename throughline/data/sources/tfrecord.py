@@ -12,15 +12,24 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from throughline.data.encodings.stored_arrays import (
+    SIGNATURES,
+    ArrayForm,
+    choose_form,
+    look_like_floats,
+    name_content,
+    read_array,
+)
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
     NotAnExample,
+    NotOneExample,
     bytes_places,
     parse_features,
     read_numbers,
@@ -36,7 +45,7 @@ from throughline.data.sources.external_shards import (
     read_examples,
 )
 from throughline.data.sources.split_names import find_splits
-from throughline.settings import DataSettings
+from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 RECORDS_LOOKED_AT = 16  # of each shard
@@ -47,24 +56,28 @@ UNWATCHED = (
     "{} is not read, since data.path names the shard alone: set it to the folder of both for the"
     " names of classes"
 )
-SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSummary:
     """What the first records hold under one name: the kind, the distinct numbers of values or, of a
-    single bytes value, of bytes, and what these begin with, if it is an image.
+    single bytes value, of bytes, and what these begin with, if it is an image. `arrays` counts
+    those that say which array they are; `floats`: all may be float32.
     """
 
     kind: FeatureKind
     lengths: frozenset[int]
     image: str = ""
     single: bool = True
+    arrays: Counter[ArrayForm] = field(default_factory=Counter)
+    floats: bool = True
 
     def __str__(self) -> str:
         low, high = min(self.lengths), max(self.lengths)
         extent = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        if self.arrays:
+            return " or ".join(str(form) for form, _ in self.arrays.most_common(2))
         if self.kind == "bytes" and self.single:
             return f"bytes: {self.image or 'text or values'}, {extent} bytes"
         return f"{self.kind} × {extent}"
@@ -98,8 +111,15 @@ def scan(settings: DataSettings) -> Files | Arrays:
     unwatched = _find_names(root.parent, label) if root.is_file() else None
     names, named_by = read_class_names(root, label)
     layout = ExampleLayout(
-        input=infer_input(name, features[name], settings.records.shape),
-        label=LabelFeature(name=label, kind=features[label].kind, names=names, named_by=named_by),
+        input=infer_input(name, features[name], settings.records),
+        label=LabelFeature(
+            name=label,
+            kind=features[label].kind,
+            asked=settings.label_kind,
+            arrays=bool(features[label].arrays),
+            names=names,
+            named_by=named_by,
+        ),
         features={feature: str(summary) for feature, summary in sorted(features.items())},
     )
     return replace(
@@ -163,8 +183,15 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
         try:
             features = parse_features(record).items()
             parts.append({name: _summarize_one(record, feature) for name, feature in features})
+        except NotOneExample as error:
+            raise UnreadableSource(
+                f"{shard.path}: {error}",
+                "only tf.train.Example can be read: write its values as features of one, such as"
+                " tf.io.serialize_tensor of them, padded to one length",
+            ) from error
         except NotAnExample as error:
-            problem = str(error)
+            found = name_content(record)
+            problem = f"{error}{found and f', it is {found}'}"
     if problem and not parts:
         raise UnreadableSource(
             f"{shard.path}: its records are no tf.train.Example: {problem}; only these can be read"
@@ -178,9 +205,15 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
         if len(places) != 1:
             return FeatureSummary(kind="bytes", lengths=frozenset([len(places)]), single=False)
         start, stop = places[0]
-        head = record[start : start + 4]
-        image = next((name for sign, name in SIGNATURES.items() if head.startswith(sign)), "")
-        return FeatureSummary(kind="bytes", lengths=frozenset([stop - start]), image=image)
+        data = record[start:stop]
+        array = read_array(data)
+        return FeatureSummary(
+            kind="bytes",
+            lengths=frozenset([stop - start]),
+            image=next((name for sign, name in SIGNATURES.items() if data.startswith(sign)), ""),
+            arrays=Counter([array[0]] if array else []),
+            floats=look_like_floats(data),
+        )
     return FeatureSummary(
         kind=feature.kind, lengths=frozenset([len(read_numbers(record, feature))])
     )
@@ -194,12 +227,14 @@ def merge_summaries(
     for part in parts:
         for name, found in part.items():
             known = merged.setdefault(name, found)
-            if found.kind == known.kind:
+            if found is not known and found.kind == known.kind:
                 merged[name] = FeatureSummary(
                     kind=known.kind,
                     lengths=known.lengths | found.lengths,
                     image=known.image or found.image,
                     single=known.single and found.single,
+                    arrays=known.arrays + found.arrays,
+                    floats=known.floats and found.floats,
                 )
     return merged
 
@@ -257,7 +292,8 @@ def choose_feature(
 def _check_label(name: str, summary: FeatureSummary) -> None:
     """Refuse a feature of which every record holds several values, such as one-hot vectors."""
     several = summary.kind != "bytes" or not summary.single
-    if several and min(summary.lengths) > 1:
+    sizes = {form.size for form in summary.arrays} or (summary.lengths if several else {1})
+    if min(sizes) > 1:
         raise UnreadableSource(
             f"data.records.label: {name} holds several values in every record ({summary}), and a"
             " label is one: an integer or a text for a class, or a number to predict. Write the"
@@ -265,12 +301,15 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
         )
 
 
-def infer_input(name: str, summary: FeatureSummary, shape: Sequence[int]) -> InputFeature:
-    """How the model's input is stored, from what the first records hold and `data.records.shape`.
+def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> InputFeature:
+    """How the model's input is stored, from what the first records hold and `data.records`.
 
     Raises:
       UnreadableSource: values differ in length, or their shape is not known.
     """
+    shape = tuple(records.shape)
+    if summary.arrays:
+        return _infer_array(name, summary, shape)
     if summary.kind == "bytes" and (summary.image or name.endswith("encoded")):
         return InputFeature(name=name, form="encoded")
     if summary.kind == "bytes" and not summary.single:
@@ -285,19 +324,38 @@ def infer_input(name: str, summary: FeatureSummary, shape: Sequence[int]) -> Inp
             " encoded image may, but values must have one shape"
         )
     (length,) = summary.lengths
-    if not shape and summary.kind == "bytes":
+    if summary.kind == "bytes":
+        floats, dtype = summary.floats, records.dtype
+        shape, dtype = choose_form(name, length, floats=floats, shape=shape, dtype=dtype)
+        return InputFeature(name=name, form="bytes", shape=shape, dtype=dtype)
+    _check_shape(name, shape, length)
+    return InputFeature(name=name, form="numbers", shape=shape or (length,))
+
+
+def _infer_array(name: str, summary: FeatureSummary, shape: tuple[int, ...]) -> InputFeature:
+    """Arrays of the form that most of the first records have; others are rejected later."""
+    (form, count), *_ = summary.arrays.most_common()
+    if 2 * count <= summary.arrays.total():
         raise UnreadableSource(
-            f"data.records.input: {name} holds {length:,} bytes that are no image in JPEG, PNG, GIF"
-            " or WebP; set data.records.shape to the shape of these uint8 values, such as [28,"
-            " 28, 1]"
+            f"data.records.input: {name} differs from record to record ({summary}); values must"
+            " have one shape and dtype"
         )
-    if shape and int(np.prod(shape)) != length:
+    if form.dtype == "text" or form.dtype.startswith("complex"):
+        raise UnreadableSource(
+            f"data.records.input: {name} is a {form}; an encoded image as bytes, or an array of"
+            " numbers, can be learned from"
+        )
+    _check_shape(name, shape, form.size)
+    shape = shape or form.shape or (1,)
+    return InputFeature(name=name, form="array", shape=shape, dtype=form.dtype, stored=form)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
+    if shape and int(np.prod(shape)) != size:
         raise UnreadableSource(
             f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
-            f" {length:,}"
+            f" {size:,}"
         )
-    dtype, form = ("uint8", "bytes") if summary.kind == "bytes" else ("float32", "numbers")
-    return InputFeature(name=name, form=form, shape=tuple(shape) or (length,), dtype=dtype)
 
 
 def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:

@@ -1,0 +1,294 @@
+"""Records as people write them: arrays within bytes, sequences, and labels of every notation are
+read, or refused by a sentence that names them and the key.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.external_records import example, png, write
+from tests.support.small_data import data_settings
+from throughline.data.encodings.stored_arrays import read_array
+from throughline.data.ingest import ingest
+from throughline.data.sources import tfrecord
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+pytestmark = pytest.mark.integration
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (6, 4, 5, 1), np.uint8)
+FLOATS = DRAW.normal(size=(6, 4, 5)).astype(np.float32)
+
+
+def tensor(values) -> bytes:
+    return tf.io.serialize_tensor(values).numpy()
+
+
+def proto(values) -> bytes:
+    return tf.make_tensor_proto(values).SerializeToString()
+
+
+def npy(values, **more) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, **more)
+    return file.getvalue()
+
+
+def scan(folder, examples, **more):
+    write(folder / "a.tfrecord", examples)
+    return tfrecord.scan(DataSettings(source="tfrecord", path=str(folder), **more))
+
+
+@pytest.mark.parametrize(
+    ("stored", "records", "expected"),
+    [
+        ([tensor(image) for image in IMAGES], {}, IMAGES),
+        ([tensor(image) for image in FLOATS], {}, FLOATS),
+        ([npy(image) for image in IMAGES], {}, IMAGES),
+        ([image.tobytes() for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
+        ([image.tobytes() for image in FLOATS], {"shape": [4, 5]}, FLOATS),
+        # Neighbors of these.
+        ([npy(image.astype(">f8")) for image in FLOATS], {}, FLOATS),
+        ([npy(np.asfortranarray(image[..., 0])) for image in IMAGES], {}, IMAGES),
+        ([tensor(image.ravel()) for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
+        ([tensor(image.astype(np.int64)) for image in IMAGES], {}, IMAGES.astype(np.float32)),
+        ([tensor(image > 0) for image in FLOATS], {}, (FLOATS > 0).astype(np.float32)),
+        ([tensor(tf.cast(image, tf.bfloat16)) for image in np.ones((6, 3))], {}, np.ones((6, 3))),
+        ([proto(np.float32(n)) for n in range(6)], {}, np.arange(6.0)[:, None]),
+        ([proto(image) for image in FLOATS], {}, FLOATS),
+        ([image.tobytes() for image in FLOATS], {"dtype": "float32"}, FLOATS.reshape(6, 20)),
+        ([bytes([n, 0, 1, 0]) for n in range(6)], {"dtype": "int16"}, [[n, 1] for n in range(6)]),
+    ],
+)
+def test_arrays_within_bytes_are_read_with_their_shape_and_dtype(
+    tmp_path, stored, records, expected
+):
+    examples = [example(x=[value], label=[n % 2]) for n, value in enumerate(stored)]
+    found = scan(tmp_path, examples, records=records)
+    np.testing.assert_array_equal(found.values, expected)
+    assert (found.schema.input.encoding.name == "pixels") == (expected is IMAGES)
+    assert not found.rejected
+
+
+@pytest.mark.parametrize(
+    ("stored", "records", "said"),
+    [
+        ([bytes(20)] * 3, {}, r"no shape: 20 values of uint8.*data\.records\.shape.*\.dtype"),
+        ([FLOATS[0].tobytes()] * 3, {}, "80 values of uint8 or 20 of float32"),
+        ([tensor(image) for image in (IMAGES[0], IMAGES[0, 1:])], {}, "differs from record to rec"),
+        ([tensor(IMAGES[0])] * 3, {"shape": [7]}, r"\[7\] has 7 values, x has 20"),
+        # Neighbors of these.
+        ([tensor([b"a", b"b"])] * 3, {}, "x is a serialized tensor, text 2; an encoded image as"),
+        ([tensor(np.ones(2, np.complex64))] * 3, {}, "x is a serialized tensor, complex64 2;"),
+        ([np.arange(20, dtype=np.int32).tobytes()] * 3, {"shape": [20]}, r"bytes, 4 for each"),
+        ([bytes(20)] * 3, {"shape": [3], "dtype": "float32"}, r"20 bytes, which are not \[3\] va"),
+        ([bytes(20)] * 3, {"shape": [3]}, r"\[3\] has 3 values, x has 20 bytes: 20 values of"),
+        ([npy(np.array([{}]), allow_pickle=True)] * 3, {}, "bytes that are no image"),
+    ],
+)
+def test_bytes_that_may_be_several_arrays_or_none_are_refused(tmp_path, stored, records, said):
+    with pytest.raises(UnreadableSource, match=said):
+        scan(tmp_path, [example(x=[value], label=[0]) for value in stored], records=records)
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (tensor(IMAGES[0, 1:]), "serialized tensor, uint8 3×5×1"),
+        (tensor(IMAGES[0].astype(np.int32)), "serialized tensor, int32 4×5×1"),
+        (npy(IMAGES[0]), "NumPy array, uint8 4×5×1"),
+        (tensor(IMAGES[0])[:-1], "no array"),
+        (tensor(IMAGES[0]) + b"\0", "no array"),
+        (b"", None),
+    ],
+    ids=["shape", "dtype", "format", "cut", "longer", "empty"],
+)
+@pytest.mark.parametrize("place", [0, 5])
+def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reason, place):
+    stored = [tensor(image) for image in IMAGES]
+    stored.insert(place, odd)
+    found = scan(tmp_path, [example(x=[value], label=[0]) for value in stored])
+    np.testing.assert_array_equal(found.values, IMAGES)
+    said = f"feature x is another array: {reason}" if reason else "feature x is empty"
+    assert [(item.id, item.reason) for item in found.rejected] == [
+        (f"a.tfrecord/{place:08d}", said)
+    ]
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x08", b"\x93NUMPY\x01\x00"]))
+@settings(max_examples=300)
+def test_any_bytes_are_an_array_or_none(content, start):
+    found = read_array(start + content)
+    assert found is None or found[0].shape == found[1].shape
+
+
+def sequence(lists: dict, **context) -> bytes:
+    made = tf.train.SequenceExample()
+    made.context.ParseFromString(
+        tf.train.Example.FromString(example(**context)).features.SerializeToString()
+    )
+    for name, steps in lists.items():
+        for values in steps:
+            made.feature_lists.feature_list[name].feature.add().float_list.value.extend(values)
+    return made.SerializeToString()
+
+
+SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], size=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (SEQUENCE, r"SequenceExample with the feature lists audio \(1 steps\), frames \(2 steps\)"),
+        (sequence({"words": [[1.0]] * 200}), r"SequenceExample with the .*words \(200 steps\)"),
+        (png(1), "no tf.train.Example: .*, it is PNG"),
+        (tensor(IMAGES[0]), "it has no features, it is serialized tensor, uint8 4×5×1"),
+        (npy(IMAGES[0]), "it is NumPy array, uint8 4×5×1"),
+    ],
+    ids=["sequence", "without context", "image", "tensor", "array"],
+)
+@pytest.mark.parametrize("records", [{}, {"input": "size", "label": "label"}], ids=["auto", "set"])
+def test_records_of_another_kind_are_refused_by_their_name(tmp_path, record, said, records):
+    with pytest.raises(UnreadableSource, match=said):
+        scan(tmp_path, [record] * 3, records=records)
+
+
+def test_a_sequence_among_examples_is_never_read_as_its_context(tmp_path):
+    plain = [example(size=[1.0], label=[n % 2]) for n in range(20)]
+    found = scan(tmp_path, [*plain, SEQUENCE], records={"input": "size"})
+    assert len(found.values) == 20
+    assert found.rejected[0].reason.startswith("no tf.train.Example: it is a tf.train.SequenceEx")
+
+
+CLASSES, NUMBERS = {"label_kind": "class"}, {"label_kind": "number"}
+MANY = [float(n) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes", "read"),
+    [
+        ([1.0, 2.0], {}, ["1", "2"], ["1", "2"]),
+        ([1.0, 2.0], CLASSES, ["1", "2"], ["1", "2"]),
+        ([1.0, 2.0], NUMBERS, [], [1.0, 2.0]),
+        ([0.5, 2.0], {}, [], [0.5, 2.0]),
+        ([3, 10], {}, ["3", "10"], ["3", "10"]),
+        ([3, 10], NUMBERS, [], [3.0, 10.0]),
+        ([-1, 1], {}, ["-1", "1"], ["-1", "1"]),
+        ([-1.0, 1.0], {}, ["-1", "1"], ["-1", "1"]),
+        # Neighbors of these.
+        (MANY, {}, [], MANY),
+        (MANY, CLASSES, [str(n) for n in range(40)], [str(n) for n in range(40)]),
+        ([16777217.0 * 2, 0.0], {}, ["0", "33554432"], ["33554432", "0"]),
+        ([b"1", b"-1"], {}, ["-1", "1"], ["1", "-1"]),
+        ([tensor(np.int64(-1)), tensor(np.int64(1))], {}, ["-1", "1"], ["-1", "1"]),
+        ([tensor(np.float64(1)), tensor(np.float64(0))], {}, ["0", "1"], ["1", "0"]),
+        ([tensor(b"owl"), tensor(b"cat")], {}, ["cat", "owl"], ["owl", "cat"]),
+        ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
+        ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
+    ],
+)
+def test_labels_are_classes_or_numbers_as_of_tables(tmp_path, labels, more, classes, read):
+    records = [example(x=[float(n)], label=[label]) for n, label in enumerate(labels)]
+    found = scan(tmp_path, records, **more)
+    assert (found.classes, list(found.labels)) == (classes, read)
+    assert found.schema.predicts_number == (not classes)
+    floats = isinstance(labels[0], float) or labels[0] == tensor(np.float64(1))
+    assert bool(found.dialect) == (bool(classes) and not more and floats)
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "said"),
+    [
+        ([*range(40)], {}, r"the feature label holds 40 different whole numbers in 40 rows; set"),
+        ([b"owl"] * 3, NUMBERS, "holds text or booleans, and data.label_kind: number needs num"),
+        ([tensor([0, 1])] * 3, {}, "label holds several values.*one-hot"),
+    ],
+)
+def test_labels_that_may_be_either_are_refused_with_the_key(tmp_path, labels, more, said):
+    with pytest.raises(UnreadableSource, match=said):
+        scan(
+            tmp_path,
+            [example(x=[float(n)], label=[label]) for n, label in enumerate(labels)],
+            **more,
+        )
+
+
+def test_fractions_among_classes_are_rejected_by_their_record(tmp_path):
+    records = [example(x=[1.0], label=[label]) for label in (0.0, 1.0, 0.5)]
+    found = scan(tmp_path, records, **CLASSES)
+    assert [(item.id, item.reason) for item in found.rejected] == [
+        ("a.tfrecord/00000002", "label is no whole number: 0.5")
+    ]
+    assert (list(found.labels), found.classes) == (["0", "1"], ["0", "1"])
+
+
+UNLABELED = "label -1, taken for an example without one"
+KEPT = f"{UNLABELED}; data.label_kind: class makes a class of it"
+
+
+def write_labels(folder, labels, source):
+    """Labels as a table, or as a shard, of which every fifth example has the last of them."""
+    if source == "table":
+        lines = [f"{n * 0.37},{label}" for n, label in enumerate(labels)]
+        (folder / "a.csv").write_text("\n".join(["x,label", *lines]))
+        return data_settings(folder / "a.csv", source)
+    write(
+        folder / "a.tfrecord",
+        [example(x=[float(n)], label=[label]) for n, label in enumerate(labels)],
+    )
+    return data_settings(folder, source)
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes", "left_out"),
+    [
+        ([-1, 1], {}, ("-1", "1"), {}),
+        ([0, 1, 2, -1], {}, ("0", "1", "2"), {KEPT: 15}),
+        ([0, 1, 2, -1], CLASSES, ("-1", "0", "1", "2"), {}),
+        # Neighbors of these.
+        ([-2, -1, 0, 1, 2], {}, ("-2", "-1", "0", "1", "2"), {}),
+        ([1, 2, 3, -1], {}, ("1", "2", "3"), {KEPT: 15}),
+        ([0, -1], {}, ("-1", "0"), {}),
+        ([-1, 0, 1], CLASSES, ("-1", "0", "1"), {}),
+        ([0, 1] * 14 + [-1, 0], {}, ("0", "1"), {KEPT: 2}),
+        ([-1, 0, 1], {"leave_out": ["-1"]}, ("0", "1"), {"data.leave_out: -1": 20}),
+        ([-1, 5, 70], {}, ("-1", "5", "70"), {}),
+    ],
+)
+@pytest.mark.parametrize("source", ["table", "tfrecord"])
+def test_minus_one_is_a_class_or_says_that_there_is_none(
+    tmp_path, source, labels, more, classes, left_out
+):
+    settings = write_labels(tmp_path, (labels * 60)[:60], source)
+    manifest = ingest(settings.model_copy(update=more), tmp_path / "manifest")
+    assert manifest.classes == classes
+    assert manifest.stats["left_out"] == left_out
+    assert not manifest.stats["rejected"]
+    assert len(manifest.examples) == 60 - sum(left_out.values())
+
+
+@pytest.mark.parametrize("source", ["table", "tfrecord"])
+def test_minus_one_that_may_be_a_class_is_refused_with_both_keys(tmp_path, source):
+    settings = write_labels(tmp_path, [-1, 0, 1] * 20, source)
+    with pytest.raises(UnreadableSource, match=r"label_kind: class, or data\.leave_out: \['-1'\]"):
+        ingest(settings, tmp_path / "manifest")
+
+
+def test_a_test_split_without_labels_is_left_out_and_another_assigned(tmp_path):
+    records = [example(x=[float(n)], label=[n % 2]) for n in range(60)]
+    write(tmp_path / "in" / "train.tfrecord", records)
+    write(tmp_path / "in" / "test.tfrecord", [example(x=[float(n)], label=[-1]) for n in range(9)])
+    settings = data_settings(tmp_path / "in", "tfrecord")
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert (manifest.classes, manifest.stats["left_out"]) == (("0", "1"), {KEPT: 9})
+    assert sum(manifest.stats["examples"].values()) == 60
+    (tmp_path / "in" / "labels.txt").write_text("cat\ndog\n")
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert (manifest.classes, manifest.stats["left_out"]) == (("cat", "dog"), {UNLABELED: 9})

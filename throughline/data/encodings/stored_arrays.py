@@ -1,0 +1,203 @@
+"""Arrays within the bytes of another file, such as a feature of a TFRecord: serialized tensors and
+NumPy arrays, which say their own shape and dtype, and values alone, whose shape the settings say.
+
+Source of the first format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor and
+tf.make_tensor_proto write it.
+"""
+
+from __future__ import annotations
+
+import io
+import tokenize
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from throughline.data.shards.example_features import (
+    NotAnExample,
+    decode_varints,
+    parse_features,
+    read_delimited,
+    read_fields,
+    read_varint,
+)
+from throughline.shared.errors import UnreadableSource
+
+SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
+_NUMPY = b"\x93NUMPY"
+_TENSOR = b"\x08"  # its first field is the type
+_BFLOAT16, _TEXT = 14, 7
+# Types of tensors by their numbers in types.proto.
+_TYPES = {
+    **{1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 8: "<c8", 9: "<i8", 10: "?"},
+    **{_BFLOAT16: "<u2", 17: "<u2", 18: "<c16", 19: "<f2", 22: "<u4", 23: "<u8"},
+}
+_TYPE, _SHAPE, _VERSION, _CONTENT = 1, 2, 3, 4
+# What reads the fields that list values: packed floats, texts, packed base-128 numbers.
+_LISTS: dict[int, Callable[[bytes], list[Any]]] = {
+    5: lambda packed: np.frombuffer(packed, "<f4").tolist(),
+    6: lambda packed: np.frombuffer(packed, "<f8").tolist(),
+    8: lambda text: [text],
+    **dict.fromkeys((7, 10, 11, 16, 17), lambda packed: decode_varints(packed).tolist()),
+}
+# What bytes raise that only begin as an array does.
+_UNREADABLE = (
+    *(ValueError, LookupError, ArithmeticError, MemoryError, EOFError, SyntaxError),
+    tokenize.TokenError,
+)
+_MOST_FILLED = 1 << 24  # values that a list may stand for
+# Of which magnitude numbers are that someone stores; other bytes seldom are such floats.
+_SMALLEST, _LARGEST = 1e-20, 1e20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayForm:
+    """What an array is stored as, its shape and dtype."""
+
+    stored_as: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        extent = "×".join(map(str, self.shape)) or "a single value"
+        return f"{self.stored_as}, {self.dtype} {extent}"
+
+
+def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
+    """The array that these bytes say they are, in native byte order; None for any other bytes.
+
+    Text, which only tensors hold, has the dtype object.
+    """
+    try:
+        if data[:1] == _TENSOR:
+            stored_as, values = "serialized tensor", _read_tensor(data)
+        elif data.startswith(_NUMPY):
+            file = io.BytesIO(data)
+            stored_as, values = "NumPy array", np.lib.format.read_array(file, allow_pickle=False)
+            values = None if file.read(1) else values
+        else:
+            return None
+    except _UNREADABLE:
+        return None
+    if values is None:
+        return None
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    name = "text" if values.dtype.kind in "OSU" else values.dtype.name
+    return ArrayForm(stored_as=stored_as, shape=values.shape, dtype=name), values
+
+
+def _read_tensor(data: bytes) -> np.ndarray | None:
+    """The values of a TensorProto; None for one of a type without numbers or text.
+
+    Raises:
+      ValueError, LookupError: the bytes hold anything else.
+    """
+    number, shape, content = 0, (), b""
+    listed: list[Any] = []
+    for field, wire, start, stop in read_fields(data, 0, len(data)):
+        if field == _TYPE and wire == 0:
+            number, _ = read_varint(data, start, stop)
+        elif field == _SHAPE:
+            shape = _read_shape(data, start, stop)
+        elif field == _CONTENT:
+            content = data[start:stop]
+        elif field != _VERSION:
+            listed += _LISTS[field](data[start:stop])
+    if number == _TEXT:
+        texts = np.empty(len(listed), object)
+        texts[:] = listed
+        return texts.reshape(shape)
+    if len(listed) < (size := int(np.prod(shape, dtype=np.int64))) <= _MOST_FILLED:
+        listed += listed[-1:] * (size - len(listed))  # the last one stands for all that follow
+    if number not in _TYPES or not (content or (listed and number != _BFLOAT16)):
+        return None
+    values = np.frombuffer(content, _TYPES[number]) if content else np.array(listed, _TYPES[number])
+    if number == _BFLOAT16:
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values.reshape(shape)
+
+
+def _read_shape(data: bytes, start: int, stop: int) -> tuple[int, ...]:
+    sizes = []
+    for _, dim_start, dim_stop in read_delimited(data, start, stop, field=2):
+        found = [
+            read_varint(data, value_start, value_stop)[0]
+            for number, wire, value_start, value_stop in read_fields(data, dim_start, dim_stop)
+            if number == 1 and wire == 0
+        ]
+        sizes.append(found[0] if found else 0)
+    return tuple(sizes)
+
+
+def name_content(data: bytes) -> str:
+    """What bytes are, by themselves: an image, an array or a tf.train.Example; empty if unknown."""
+    image = next((name for sign, name in SIGNATURES.items() if data.startswith(sign)), "")
+    if image:
+        return image
+    if found := read_array(data):
+        return str(found[0])
+    try:
+        return f"a tf.train.Example with {', '.join(sorted(parse_features(data)))}"
+    except NotAnExample:
+        return ""
+
+
+def look_like_floats(data: bytes) -> bool:
+    """Whether the bytes may be float32 numbers: all finite, none of a size that nobody stores."""
+    if len(data) % 4:
+        return False
+    values = np.abs(np.frombuffer(data, "<f4"))
+    values = values[values != 0]
+    return bool(((values > _SMALLEST) & (values < _LARGEST)).all())
+
+
+def choose_form(
+    name: str, length: int, *, floats: bool, shape: Sequence[int], dtype: str
+) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of values that are `length` bytes and nothing else, as `data.records` says;
+    `floats`: they may be float32.
+
+    Raises:
+      UnreadableSource: the settings leave several possible, or fit none.
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    if dtype != "auto":
+        width = np.dtype(dtype).itemsize
+        if length % width or (shape and size * width != length):
+            raise UnreadableSource(
+                f"data.records: {name} has {length:,} bytes, which are not {list(shape) or 'whole'}"
+                f" values of {dtype}",
+                "set data.records.shape and data.records.dtype to those of the stored values",
+            )
+        return tuple(shape) or (length // width,), dtype
+    seen = f"{length:,} values of uint8"
+    if floats:
+        seen += f" or {length // 4:,} of float32"
+    if not shape:
+        raise UnreadableSource(
+            f"data.records.input: {name} holds {length:,} bytes that are no image in JPEG, PNG, GIF"
+            f" or WebP and say no shape: {seen}",
+            "set data.records.shape to the shape of these values, such as [28, 28, 1], or"
+            " data.records.dtype to learn from them as vectors",
+        )
+    if size == length:
+        return tuple(shape), "uint8"
+    if size * 4 == length and floats:
+        return tuple(shape), "float32"
+    if size and length % size == 0:
+        raise UnreadableSource(
+            f"data.records.shape: {list(shape)} has {size:,} values, {name} has {length:,} bytes,"
+            f" {length // size} for each",
+            "set data.records.dtype to what they are, such as int32, or correct the shape",
+        )
+    raise UnreadableSource(
+        f"data.records.shape: {list(shape)} has {size:,} values, {name} has {length:,} bytes:"
+        f" {seen}"
+    )
