@@ -20,6 +20,7 @@ import pandas as pd
 from throughline.data import sources
 from throughline.data.documents import write_documents
 from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
+from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.arrays import table_input
 from throughline.data.encodings.base import FileEncoding, FileInfo, Root
 from throughline.data.encodings.labels import labeled, list_numbers
@@ -249,7 +250,7 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 
 
 @contextmanager
-def open_values_file(path: Path, values: np.ndarray) -> Iterator[BinaryIO]:
+def open_values_file(path: Path, values: np.ndarray | JoinedArrays) -> Iterator[BinaryIO]:
     """A .npy file for values of this shape and dtype, open for writing.
 
     Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.

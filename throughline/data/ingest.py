@@ -235,7 +235,7 @@ def _complete_tables(
     if found.columns is not None:
         values, file = found.columns[examples["place"].to_numpy()], TABLE_INPUT
     elif isinstance(source, sources.Arrays) and schema.columns.medians:
-        values, file, train = source.values, VALUES, examples["row"].to_numpy()[train]
+        values, file, train = np.asarray(source.values), VALUES, examples["row"].to_numpy()[train]
     else:
         return schema
     values, columns, notes = fill_medians(values, schema.columns, train)

@@ -15,8 +15,8 @@ from typing import NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
+from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
-from throughline.data.sources.arrays import read_array
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_encoded
 from throughline.data.sources.table import code_rows

@@ -4,6 +4,8 @@ of a table that lists examples.
 
 from __future__ import annotations
 
+import numpy as np
+
 from throughline.plan.ops import DecodeRaw, Op
 from throughline.plan.schema import (
     COLUMNS,
@@ -15,6 +17,11 @@ from throughline.plan.schema import (
     register,
 )
 from throughline.settings import PipelineConfig
+from throughline.shared.errors import UnreadableSource
+
+CHANNELS = (1, 3)
+_RANK = 4  # of images: (examples, height, width, channels)
+_TURNED = "channels-first image turned to (height, width, channels)"
 
 
 class _ArrayEncoding(Encoding):
@@ -101,3 +108,22 @@ def table_input(columns: TableColumns) -> Feature:
 def pixels_feature(shape: Shape) -> Feature:
     """The input of a dataset of images (height, width, channels) uint8 in an array."""
     return array_feature("pixels", shape, "uint8")
+
+
+def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
+    """Images (examples, height, width, channels) of an array that may have its channels first, or
+    none, and a note where they were turned. A mapped array stays mapped.
+
+    Raises:
+      UnreadableSource: they are none; `where` names the array.
+    """
+    images = values[..., None] if values.ndim == _RANK - 1 else values
+    note = ""
+    if images.ndim == _RANK and images.shape[1] in CHANNELS and images.shape[-1] not in CHANNELS:
+        images, note = np.moveaxis(images, 1, -1), _TURNED
+    if images.dtype != np.uint8 or images.ndim != _RANK or images.shape[-1] not in CHANNELS:
+        raise UnreadableSource(
+            f"{where} has dtype {values.dtype} and shape {values.shape}; needed is uint8 (examples,"
+            " height, width) or (examples, height, width, 1 or 3)"
+        )
+    return images, note

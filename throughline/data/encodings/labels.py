@@ -140,3 +140,47 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
         },
         facts=(fact,) if floats and asked != "class" else (),
     )
+
+
+def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | float], str]:
+    """A label for each of so many examples of an array (examples,), (examples, 1), or (examples,
+    classes) in which a 1 in each row marks its class; and a note where that is so.
+
+    Raises:
+      UnreadableSource: it is none of them; `where` names the array.
+    """
+    note = ""
+    if labels.ndim == 2 and labels.shape[1] == 1:  # noqa: PLR2004 - a column
+        labels = labels[:, 0]
+    if labels.ndim == 2 and len(labels) == count and _is_one_hot(labels):  # noqa: PLR2004
+        labels, note = labels.argmax(axis=1), "one-hot label read as the number of its class"
+    if labels.ndim != 1 or len(labels) != count:
+        raise UnreadableSource(
+            f"{where} has shape {labels.shape}, needed is ({count},), ({count}, 1) or one-hot rows,"
+            " one class per image"
+        )
+    if labels.dtype.kind not in "iubfUS":
+        raise UnreadableSource(
+            f"{where} has dtype {labels.dtype}; labels are integers, floats or strings"
+        )
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        first = int(np.flatnonzero(~np.isfinite(labels))[0])
+        raise UnreadableSource(f"{where} holds {labels[first]} at {first}; leave such examples out")
+    return [_readable(label) for label in labels.tolist()], note
+
+
+def _is_one_hot(labels: np.ndarray) -> bool:
+    """Whether each row (classes,) has a single 1, and else 0."""
+    if labels.dtype.kind not in "iubf" or labels.shape[1] == 0:
+        return False
+    ones = labels == 1
+    return bool((ones | (labels == 0)).all() and (ones.sum(axis=1) == 1).all())
+
+
+def _readable(label: bytes | str | float) -> str | float:
+    """A label; text that is no UTF-8 is written as escapes."""
+    if isinstance(label, bytes):
+        return label.decode("utf-8", "backslashreplace")
+    if isinstance(label, str):
+        return label.encode("utf-8", "backslashreplace").decode()
+    return label

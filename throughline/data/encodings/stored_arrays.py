@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from throughline.data.shards.example_features import (
 )
 from throughline.shared.errors import UnreadableSource
 
-SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
+_SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _NUMPY = b"\x93NUMPY"
 _TENSOR = b"\x08"  # its first field is the type
 _BFLOAT16, _TEXT = 14, 7
@@ -136,10 +137,14 @@ def _read_shape(data: bytes, start: int, stop: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def find_image(data: bytes) -> str:
+    """The format of an encoded image, by its first bytes; empty for anything else."""
+    return next((name for sign, name in _SIGNATURES.items() if data.startswith(sign)), "")
+
+
 def name_content(data: bytes) -> str:
     """What bytes are, by themselves: an image, an array or a tf.train.Example; empty if unknown."""
-    image = next((name for sign, name in SIGNATURES.items() if data.startswith(sign)), "")
-    if image:
+    if image := find_image(data):
         return image
     if found := read_array(data):
         return str(found[0])
@@ -156,6 +161,43 @@ def look_like_floats(data: bytes) -> bool:
     values = np.abs(np.frombuffer(data, "<f4"))
     values = values[values != 0]
     return bool(((values > _SMALLEST) & (values < _LARGEST)).all())
+
+
+def choose_array(
+    name: str, forms: Counter[ArrayForm], shape: tuple[int, ...]
+) -> tuple[ArrayForm, tuple[int, ...]]:
+    """The form that most of the first arrays of a feature have, and the shape that examples get,
+    which `data.records` may say.
+
+    Raises:
+      UnreadableSource: none is that of most, it holds no numbers, or has another number of values.
+    """
+    (form, count), *others = forms.most_common()
+    if 2 * count <= forms.total():
+        raise UnreadableSource(
+            f"data.records.input: {name} differs from record to record ({form} or {others[0][0]});"
+            " values must have one shape and dtype"
+        )
+    if form.dtype == "text" or form.dtype.startswith("complex"):
+        raise UnreadableSource(
+            f"data.records.input: {name} is a {form}; an encoded image as bytes, or an array of"
+            " numbers, can be learned from"
+        )
+    check_shape(name, shape, form.size)
+    return form, shape or form.shape or (1,)
+
+
+def check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
+    """Refuse a shape, if any, that so many values do not have.
+
+    Raises:
+      UnreadableSource: with both numbers.
+    """
+    if shape and int(np.prod(shape)) != size:
+        raise UnreadableSource(
+            f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
+            f" {size:,}"
+        )
 
 
 def choose_form(

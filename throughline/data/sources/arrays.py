@@ -1,119 +1,108 @@
-"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Pickled content is
-never loaded.
+"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Which arrays are
+images and labels is what `data.features` and `data.labels` say, or else the names of the arrays.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.lib.npyio import NpzFile
-
-from throughline.data.encodings.arrays import pixels_feature
-from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.array_files import (
+    ArrayHeader,
+    JoinedArrays,
+    list_arrays,
+    list_headers,
+    read_array,
+    refuse_single,
+)
+from throughline.data.encodings.array_names import ArrayPair, choose_arrays
+from throughline.data.encodings.arrays import as_images, pixels_feature
+from throughline.data.encodings.labels import labeled, list_labels, read_labels
 from throughline.data.sources.base import Arrays
+from throughline.data.sources.split_names import (
+    SPLITS_BY_WORD,
+    leave_validation_open,
+    read_name,
+)
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.errors import UnreadableSource
 
-_CHANNELS = (1, 3)
-_SINGLE = b"\x93NUMPY"  # as an .npy file begins
-# What damaged archives raise; RuntimeError where a member seems to be encrypted.
-_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_UNNAMED = ("x", "y")  # what `data.features` and `data.labels` are by default
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels`
-    (examples,) from `data.path`.
+    """Read the images (examples, height, width[, channels]) uint8 and the labels (examples,) that
+    `data` names, or those of each split.
+
+    Raises:
+      DataNotFound, UnreadableSource: they are not there, damaged, or no images with a label each.
     """
-    path = Path(settings.path)
+    path, notes = Path(settings.path), Counter[str]()
     for key, name in (("features", settings.features), ("labels", settings.labels)):
         if path.is_dir() and Path(name).name != name:
             raise UnreadableSource(
                 f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in"
                 f" {path}"
             )
-    _refuse_single(path)
-    images = read_array(path, settings.features)
-    labels = read_array(path, settings.labels)
-    images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - gray images without a channel axis
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in _CHANNELS:  # noqa: PLR2004
+    refuse_single(path)
+    found = list_arrays(path)
+    pairs = _choose(path, settings, found)
+    images = []
+    values: list[str | float] = []
+    for pair in pairs:
+        of_pair, note = as_images(read_array(path, pair.features), f"{path}: {pair.features}")
+        images.append(of_pair)
+        labels = read_array(path, pair.labels)
+        read, more = list_labels(labels, len(of_pair), f"{path}: {pair.labels}")
+        values += read
+        notes.update(dict.fromkeys(filter(None, (note, more)), len(read)))
+        if of_pair.shape[1:] != images[0].shape[1:]:
+            raise UnreadableSource(
+                f"{path}: {pairs[0].features} and {pair.features} hold images of different sizes,"
+                f" {images[0].shape[1:]} and {of_pair.shape[1:]}; all examples need one"
+            )
+    where = f"{path}: {' and '.join(pair.labels for pair in pairs)}"
+    read = read_labels(where, values, asked=settings.label_kind)
+    if read.problems:
         raise UnreadableSource(
-            f"{path}: {settings.features} has dtype {images.dtype} and shape {images.shape}; "
-            "needed is uint8 (examples, height, width) or (examples, height, width, 1 or 3)"
+            f"{where}: {next(iter(read.problems.values()))}",
+            "set data.label_kind: number to predict them",
         )
-    if labels.ndim != 1 or len(labels) != len(images):
-        raise UnreadableSource(
-            f"{path}: {settings.labels} has shape {labels.shape}, needed is ({len(images)},), one"
-            " class per image"
-        )
-    if labels.dtype.kind not in "iubUS":
-        raise UnreadableSource(
-            f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings"
-        )
-    distinct = np.unique(labels)  # sorted: integers by value, strings by spelling
-    names = [_class_name(value) for value in labels]
+    unread = [name for name in found if not any(name in pair[1:] for pair in pairs)]
+    splits = [
+        pair.split for pair, part in zip(pairs, images, strict=True) for _ in range(len(part))
+    ]
+    places = [place for part in images for place in range(len(part))]
     return Arrays(
-        values=images,
-        labels=names,
-        ids=[f"{number:08d}" for number in range(len(names))],
-        splits=[None] * len(names),
-        classes=[_class_name(value) for value in distinct],
-        schema=labeled(pixels_feature(images.shape[1:])),
+        values=images[0] if len(images) == 1 else JoinedArrays(images),
+        labels=read.labels,
+        ids=[
+            f"{split}/{place:08d}" if split else f"{place:08d}"
+            for split, place in zip(splits, places, strict=True)
+        ],
+        splits=leave_validation_open(splits),
+        classes=read.classes,
+        schema=labeled(pixels_feature(images[0].shape[1:]), read.kind),
+        notes=notes,
+        dialect=[*(str(pair) for pair in pairs if pair[1:] != _UNNAMED), *read.facts],
+        warnings=[f"arrays that are not read: {list_headers(found, unread)}"] if unread else [],
     )
 
 
-def _refuse_single(path: Path) -> None:
-    """Refuse an .npy file, which holds one array."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        single = file.read(len(_SINGLE)) == _SINGLE
-    if single:
+def _choose(
+    path: Path, settings: DataSettings, found: Mapping[str, ArrayHeader]
+) -> list[ArrayPair]:
+    """The arrays that the settings name, or else those whose names say what they are."""
+    named = (settings.features, settings.labels)
+    if not found or named != _UNNAMED or found.keys() >= {*named}:
+        return [ArrayPair(None, *named)]
+    pairs = choose_arrays(found, read_name, SPLITS_BY_WORD)
+    if not pairs:
         raise UnreadableSource(
-            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
-            " data.features and data.labels, or a folder with one .npy file for each of them"
+            f"{path}: which arrays are the images and the labels is not certain: no array"
+            f" {' or '.join(name for name in named if name not in found)}; there are"
+            f" {list_headers(found, found)}",
+            "set data.features and data.labels, or name them x_train, y_train, x_test, y_test",
         )
-
-
-def read_array(path: Path, name: str) -> np.ndarray:
-    """The array of this name in an .npz file or in a folder, or the one of an .npy file, whatever
-    the file is called.
-
-    Raises:
-      DataNotFound: there is no such file.
-      UnreadableSource: it is none of NumPy's, damaged, or holds no such array; says which it holds.
-    """
-    known: list[str] = []
-    try:
-        file = path / f"{name}.npy" if path.is_dir() else path
-        opened = np.load(file, mmap_mode="r", allow_pickle=False)
-        if not isinstance(opened, NpzFile):
-            return opened
-        with opened as archive:
-            known = archive.files
-            return archive[name]
-    except FileNotFoundError as error:
-        raise DataNotFound(
-            f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy"
-        ) from error
-    except KeyError as error:
-        raise UnreadableSource(
-            f"{path}: no array {name}; {did_you_mean(name, known)}",
-            "set data.features and data.labels",
-        ) from error
-    except _UNREADABLE as error:
-        raise UnreadableSource(
-            f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones"
-            " with numpy.savez"
-        ) from error
-
-
-def _class_name(value: object) -> str:
-    """A class as text; what is no UTF-8 is written as escapes."""
-    return (
-        value.decode("utf-8", "backslashreplace")
-        if isinstance(value, bytes)
-        else str(value).encode("utf-8", "backslashreplace").decode()
-    )
+    return pairs

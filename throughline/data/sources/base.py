@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.kept_cells import KeptCells
@@ -169,7 +170,7 @@ class Arrays:
     `dialect` what of its notation was detected, `warnings` what may not be meant.
     """
 
-    values: np.ndarray
+    values: np.ndarray | JoinedArrays
     labels: Sequence[str] | Sequence[float] | Sequence[tuple[float, ...]]
     ids: Sequence[str]
     splits: Sequence[str | None]

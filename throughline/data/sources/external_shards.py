@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from throughline.data.encodings.arrays import array_feature, pixels_feature
+from throughline.data.encodings.arrays import CHANNELS, array_feature, pixels_feature
 from throughline.data.encodings.labels import (
     UNLABELED,
     LabelKind,
@@ -45,7 +45,6 @@ from throughline.shared.progress import in_threads, progress
 
 GZIP, ZLIB = b"\x1f\x8b", b"x"
 _RANK_OF_IMAGES = 3
-_CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +230,7 @@ def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
     shape = feature.shape or ()
     if feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES - 1:
         shape = (*shape, 1)
-    is_image = feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES and shape[-1] in _CHANNELS
+    is_image = feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES and shape[-1] in CHANNELS
     return shape, "uint8" if is_image else "float32"
 
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from throughline.data.encodings.stored_arrays import (
-    SIGNATURES,
     ArrayForm,
+    check_shape,
+    choose_array,
     choose_form,
+    find_image,
     look_like_floats,
     name_content,
     read_array,
@@ -210,7 +210,7 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
         return FeatureSummary(
             kind="bytes",
             lengths=frozenset([stop - start]),
-            image=next((name for sign, name in SIGNATURES.items() if data.startswith(sign)), ""),
+            image=find_image(data),
             arrays=Counter([array[0]] if array else []),
             floats=look_like_floats(data),
         )
@@ -309,7 +309,8 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
     """
     shape = tuple(records.shape)
     if summary.arrays:
-        return _infer_array(name, summary, shape)
+        form, shape = choose_array(name, summary.arrays, shape)
+        return InputFeature(name=name, form="array", shape=shape, dtype=form.dtype, stored=form)
     if summary.kind == "bytes" and (summary.image or name.endswith("encoded")):
         return InputFeature(name=name, form="encoded")
     if summary.kind == "bytes" and not summary.single:
@@ -328,34 +329,8 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
         floats, dtype = summary.floats, records.dtype
         shape, dtype = choose_form(name, length, floats=floats, shape=shape, dtype=dtype)
         return InputFeature(name=name, form="bytes", shape=shape, dtype=dtype)
-    _check_shape(name, shape, length)
+    check_shape(name, shape, length)
     return InputFeature(name=name, form="numbers", shape=shape or (length,))
-
-
-def _infer_array(name: str, summary: FeatureSummary, shape: tuple[int, ...]) -> InputFeature:
-    """Arrays of the form that most of the first records have; others are rejected later."""
-    (form, count), *_ = summary.arrays.most_common()
-    if 2 * count <= summary.arrays.total():
-        raise UnreadableSource(
-            f"data.records.input: {name} differs from record to record ({summary}); values must"
-            " have one shape and dtype"
-        )
-    if form.dtype == "text" or form.dtype.startswith("complex"):
-        raise UnreadableSource(
-            f"data.records.input: {name} is a {form}; an encoded image as bytes, or an array of"
-            " numbers, can be learned from"
-        )
-    _check_shape(name, shape, form.size)
-    shape = shape or form.shape or (1,)
-    return InputFeature(name=name, form="array", shape=shape, dtype=form.dtype, stored=form)
-
-
-def _check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
-    if shape and int(np.prod(shape)) != size:
-        raise UnreadableSource(
-            f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
-            f" {size:,}"
-        )
 
 
 def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:

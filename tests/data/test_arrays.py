@@ -1,0 +1,280 @@
+"""NumPy files as people download them: which arrays are images and labels, of which split, and in
+which form, or a sentence that lists the arrays and the keys.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from tests.support.small_data import data_settings
+from throughline.data.encodings.array_files import JoinedArrays, read_array
+from throughline.data.ingest import ingest
+from throughline.data.manifest import VALUES
+from throughline.data.sources import arrays
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, 4, 5), np.uint8)
+CLASSES = np.arange(12) % 3
+COLUMN = CLASSES[:, None]
+ONE_HOT = np.eye(3)[CLASSES]
+RGB = np.random.default_rng(1).integers(0, 256, (12, 4, 5, 3), np.uint8)
+SPLIT_NAMES = ("train", "validation", "test")
+
+
+def scan(path, files, *, save=np.savez, **more):
+    save(path / "data.npz", **files)
+    return arrays.scan(DataSettings(source="arrays", path=str(path / "data.npz"), **more))
+
+
+def names(features: str, labels: str, *, splits=("train", "test")) -> dict:
+    """Arrays of each split, with the name of the split put into these."""
+    return {
+        pattern.format(split): array
+        for split in splits
+        for pattern, array in ((features, IMAGES), (labels, CLASSES))
+    }
+
+
+OPEN_TEST = {None, "test"}
+ALL_SPLITS = {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (names("x_{}", "y_{}"), OPEN_TEST),
+        (names("X_{}", "Y_{}"), OPEN_TEST),
+        (names("{}_images", "{}_labels", splits=("train", "val", "test")), ALL_SPLITS),
+        ({"arr_0": IMAGES, "arr_1": CLASSES}, {None}),
+        ({"images": IMAGES, "labels": CLASSES}, {None}),
+        ({"data": IMAGES, "targets": CLASSES}, {None}),
+        ({"X": IMAGES, "Y": CLASSES}, {None}),
+        ({"x": IMAGES, "y": CLASSES}, {None}),
+        # Neighbors of these.
+        (names("{}X", "{}Y"), OPEN_TEST),
+        (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS),
+        (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS),
+        (names("mnist-{}-imgs", "mnist-{}-labels"), OPEN_TEST),
+        ({"arr_1": IMAGES, "arr_0": COLUMN}, {None}),
+        ({"x": IMAGES, "labels": CLASSES}, {None}),
+        ({"x_train": IMAGES, "y_train": CLASSES}, {None}),
+        ({"input": IMAGES, "class": CLASSES, "image": IMAGES[:7]}, {None}),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, splits):
+    found = scan(tmp_path, files)
+    assert set(found.splits) == splits
+    count = max(1, len(splits))
+    np.testing.assert_array_equal(found.values[:], np.concatenate([IMAGES[..., None]] * count))
+    assert list(found.labels) == [str(label) for label in CLASSES] * count
+    assert len({*found.ids}) == len(found.values)
+    unread = ["image uint8 (7, 4, 5)"] if "image" in files else []
+    assert found.warnings == [f"arrays that are not read: {name}" for name in unread]
+
+
+def test_each_split_has_its_own_examples(tmp_path):
+    files = {
+        **{"x_test": IMAGES[:3], "y_test": CLASSES[:3], "x_train": IMAGES[3:]},
+        **{"y_train": CLASSES[3:]},
+    }
+    found = scan(tmp_path, files)
+    read = zip(found.values[:], found.labels, found.splits, strict=True)
+    at = dict(zip(found.ids, read, strict=True))
+    for number in range(12):
+        name = f"test/{number:08d}" if number < 3 else f"train/{number - 3:08d}"
+        image, label, split = at[name]
+        assert (image[..., 0] == IMAGES[number]).all()
+        assert (label, split) == (str(CLASSES[number]), "test" if number < 3 else None)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {f"arr_{n}": array for n, array in enumerate((IMAGES, CLASSES) * 2)},
+            r"not certain: no array x or y; there are arr_0 uint8 \(12, 4, 5\), arr_1 int64 \(12,\)"
+            r".*set data\.features and data\.labels",
+        ),
+        ({"data": IMAGES, "fine_labels": CLASSES, "coarse_labels": CLASSES}, "is not certain"),
+        ({"images": IMAGES, "data": IMAGES, "labels": CLASSES}, "is not certain"),
+        # Neighbors of these.
+        ({**names("x_{}", "y_{}"), "images": IMAGES, "labels": CLASSES}, "is not certain"),
+        ({"x_test": IMAGES, "y_test": CLASSES}, "is not certain"),
+        ({"x_train": IMAGES, "y_test": CLASSES}, "is not certain"),
+        ({"a": IMAGES, "b": IMAGES}, "is not certain"),
+        ({"images": IMAGES, "labels": CLASSES[:7]}, "is not certain"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_arrays_that_may_be_read_in_several_ways_are_listed(tmp_path, files, said):
+    with pytest.raises(UnreadableSource, match=said):
+        scan(tmp_path, files)
+
+
+NUMBER, CLASS = {"label_kind": "number"}, {"label_kind": "class"}
+WORDS = np.array(["owl", "cat", "owl"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes", "note"),
+    [
+        (COLUMN, {}, ["0", "1", "2"], ""),
+        (ONE_HOT, {}, ["0", "1", "2"], "one-hot label read as the number of its class"),
+        (CLASSES.astype(np.float32), {}, ["0", "1", "2"], ""),
+        (CLASSES.astype(float), CLASS, ["0", "1", "2"], ""),
+        (CLASSES, NUMBER, [], ""),
+        # Neighbors of these.
+        (
+            ONE_HOT.astype(bool),
+            {},
+            ["0", "1", "2"],
+            "one-hot label read as the number of its class",
+        ),
+        (CLASSES / 2, {}, [], ""),
+        (CLASSES[:, None] * 2 - 1, {}, ["-1", "1", "3"], ""),
+        (WORDS[:, None], {}, ["cat", "owl"], ""),
+        (WORDS.astype("S"), {}, ["cat", "owl"], ""),
+        (CLASSES == 0, {}, ["False", "True"], ""),
+        (CLASSES.astype(">u2"), {}, ["0", "1", "2"], ""),
+    ],
+)
+def test_labels_are_read_from_columns_one_hot_rows_and_floats(
+    tmp_path, labels, more, classes, note
+):
+    found = scan(tmp_path, {"x": IMAGES, "y": labels}, **more)
+    assert (found.classes, dict(found.notes)) == (classes, {note: 12} if note else {})
+    if not classes:
+        assert list(found.labels) == labels.tolist() and found.schema.predicts_number
+    elif classes == ["0", "1", "2"]:
+        assert list(found.labels) == [str(label) for label in CLASSES]
+
+
+@pytest.mark.parametrize(
+    ("images", "expected", "note"),
+    [
+        (np.moveaxis(RGB, -1, 1), RGB, True),
+        (IMAGES[:, None], IMAGES[..., None], True),
+        (RGB, RGB, False),
+        (RGB[:, :3], RGB[:, :3], False),  # (n, 3, 5, 3): the channels are last, as documented
+        (np.asfortranarray(RGB), RGB, False),
+    ],
+    ids=["colors first", "gray first", "last", "three rows", "by columns"],
+)
+def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, expected, note):
+    settings = data_settings(tmp_path / "data.npz", "arrays")
+    np.savez(tmp_path / "data.npz", x=images, y=CLASSES)
+    manifest = ingest(settings, tmp_path / "manifest")
+    np.testing.assert_array_equal(np.load(tmp_path / "manifest" / VALUES), expected)
+    turned = "channels-first image turned to (height, width, channels)"
+    assert manifest.stats["notes"] == ({turned: 12} if note else {})
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "said"),
+    [
+        (
+            {"x": IMAGES, "y": np.ones((12, 3))},
+            {},
+            r"y has shape \(12, 3\), needed is \(12,\), \(12",
+        ),
+        (
+            {"x": IMAGES, "y": CLASSES / 2},
+            CLASS,
+            "no whole number: 0.5; set data.label_kind: number",
+        ),
+        ({"x": IMAGES, "y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
+        ({"x": IMAGES, "y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
+        ({"x": RGB[..., :2], "y": CLASSES}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),
+        ({"x": IMAGES.reshape(12, 20), "y": CLASSES}, {}, r"shape \(12, 20\); needed is uint8"),
+        (
+            {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES[:, 1:], "y_test": CLASSES},
+            {},
+            r"x_test and x_train hold images of different sizes, \(3, 5, 1\) and \(4, 5, 1\)",
+        ),
+        (
+            {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES, "y_test": CLASSES == 1},
+            NUMBER,
+            "y_test and y_train holds text or booleans",
+        ),
+    ],
+    ids=["multi-label", "fractions", "nan", "text", "channels", "flat", "sizes", "kinds"],
+)
+def test_arrays_of_other_forms_are_refused_by_name(tmp_path, files, more, said):
+    with pytest.raises(UnreadableSource, match=said):
+        scan(tmp_path, files, **more)
+
+
+def test_a_test_split_without_labels_is_not_read_and_named(tmp_path):
+    found = scan(tmp_path, {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES})
+    assert found.splits == [None] * 12
+    assert found.warnings == ["arrays that are not read: x_test uint8 (12, 4, 5)"]
+    found = scan(tmp_path, {"x": IMAGES, "y": CLASSES, "x_test": IMAGES})
+    assert found.warnings == ["arrays that are not read: x_test uint8 (12, 4, 5)"]
+
+
+def test_a_folder_holds_what_an_archive_does(tmp_path):
+    files = names("x_{}", "y_{}")
+    archive = scan(tmp_path, files)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, (name, array) in enumerate(files.items()):
+        if number % 2:
+            np.savez(folder / f"{name}.npz", array)
+        else:
+            np.save(folder / f"{name}.npy", array)
+    found = arrays.scan(DataSettings(source="arrays", path=str(folder)))
+    np.testing.assert_array_equal(found.values[:], archive.values[:])
+    assert (found.ids, found.labels, found.splits) == (archive.ids, archive.labels, archive.splits)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_any_archive_gives_the_arrays_that_were_saved(tmp_path, save):
+    files = {
+        "c": RGB,
+        "fortran": np.asfortranarray(RGB),
+        "big": CLASSES.astype(">i4"),
+        "empty": RGB[:0],
+        "single": np.float32(3),
+    }
+    save(tmp_path / "data.npz", **files)
+    for name, array in files.items():
+        np.testing.assert_array_equal(read_array(tmp_path / "data.npz", name), array)
+
+
+def test_a_damaged_member_is_named_though_it_is_mapped(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=RGB, y=CLASSES)
+    content = bytearray(path.read_bytes())
+    content[content.index(RGB.tobytes()) + 50] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UnreadableSource, match=r"x cannot be read .*Bad CRC-32"):
+        read_array(path, "x")
+
+
+def test_arrays_that_are_not_compressed_are_ingested_without_holding_them(tmp_path):
+    images = np.zeros((2000, 100, 100), np.uint8)  # 20 MB a split
+    images[:, 0, :2] = np.arange(2000)[:, None] // (256, 1) % 256
+    labels = np.arange(2000) % 3
+    files = {"x_train": images, "y_train": labels, "x_test": ~images, "y_test": labels}
+    np.savez(tmp_path / "data.npz", **files)
+    expected = np.concatenate([~images, images])
+    tracemalloc.start()
+    found = arrays.scan(DataSettings(source="arrays", path=str(tmp_path / "data.npz")))
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(held, peak) < images.nbytes / 4
+    np.testing.assert_array_equal(np.asarray(found.values)[..., 0], expected)
+
+
+def test_blocks_of_joined_arrays_are_those_of_one_array():
+    parts = [RGB[:5], RGB[5:6], RGB[6:6], RGB[6:]]
+    joined = JoinedArrays(parts)
+    assert (len(joined), joined.shape, joined.dtype) == (12, RGB.shape, RGB.dtype)
+    for start in range(14):
+        for stop in range(start, 14):
+            np.testing.assert_array_equal(joined[start:stop], RGB[start:stop])

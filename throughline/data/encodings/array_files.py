@@ -1,0 +1,181 @@
+"""NumPy files: what arrays an .npz archive, or a folder of .npy files, holds, and one of them. What
+is not compressed is mapped, not read into memory; pickled content is never loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+
+_SINGLE = b"\x93NUMPY"  # as an .npy file begins
+# What damaged archives raise; RuntimeError where a member seems to be encrypted.
+_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_NAME_SIZES = 26  # where the local header of a member has the sizes of its name and its extra field
+_LOCAL_HEADER = 30
+_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayHeader:
+    """Shape and dtype of an array in a file; of what is no array, or damaged, `dtype` says that."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}" if self.shape else self.dtype
+
+
+class JoinedArrays:
+    """Arrays of one shape and dtype but for their lengths, one after another as a single one, of
+    which blocks are taken: values (examples, *shape).
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts, self.dtype = parts, parts[0].dtype
+        self.shape = (sum(map(len, parts)), *parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        blocks, first = [], 0
+        for part in self.parts:
+            blocks.append(part[max(0, start - first) : max(0, stop - first)])
+            first += len(part)
+        return np.concatenate(blocks)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+def list_arrays(path: Path) -> dict[str, ArrayHeader]:
+    """The arrays of an .npz file, or of the .npy files in a folder and the .npz files there that
+    hold one each, by name; nothing if the path is none of them.
+    """
+    if not path.is_dir():
+        return _list_members(path)
+    found = {file.stem: _read_header(file.open("rb")) for file in sorted(path.glob("*.npy"))}
+    for file in sorted(path.glob("*.npz")):
+        members = [*_list_members(file).values()]
+        if len(members) == 1:
+            found[file.stem] = members[0]
+    return found
+
+
+def _list_members(path: Path) -> dict[str, ArrayHeader]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {
+                name.removesuffix(".npy"): _read_header(archive.open(name))
+                for name in archive.namelist()
+            }
+    except _UNREADABLE:
+        return {}
+
+
+def _read_header(file: IO[bytes]) -> ArrayHeader:
+    try:
+        with file:
+            shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+    except (*_UNREADABLE, LookupError, SyntaxError):
+        return ArrayHeader(shape=(), dtype="unreadable")
+    return ArrayHeader(shape=shape, dtype=dtype.name)
+
+
+def list_headers(found: Mapping[str, ArrayHeader], names: Collection[str]) -> str:
+    """Some of the arrays by name, dtype and shape, and how many more there are."""
+    shown = ", ".join(f"{name} {found[name]}" for name in [*names][:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
+
+
+def refuse_single(path: Path) -> None:
+    """Refuse an .npy file, which holds one array."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        single = file.read(len(_SINGLE)) == _SINGLE
+    if single:
+        raise UnreadableSource(
+            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
+            " data.features and data.labels, or a folder with one .npy file for each of them"
+        )
+
+
+def read_array(path: Path, name: str) -> np.ndarray:
+    """The array of this name in an .npz file or in a folder, or the one of an .npy file, whatever
+    the file is called.
+
+    Raises:
+      DataNotFound: there is no such file.
+      UnreadableSource: it is none of NumPy's, damaged, or holds no such array; says which it holds.
+    """
+    known: list[str] = []
+    try:
+        file = path / f"{name}.npy" if path.is_dir() else path
+        single = not file.exists() and path.is_dir() and file.with_suffix(".npz").exists()
+        file = file.with_suffix(".npz") if single else file
+        if not zipfile.is_zipfile(file):
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        with zipfile.ZipFile(file) as archive:
+            members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+            known = [*members]
+            return _read_member(archive, members[known[0] if single else name], file)
+    except FileNotFoundError as error:
+        raise DataNotFound(
+            f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy"
+        ) from error
+    except LookupError as error:
+        raise UnreadableSource(
+            f"{path}: no array {name}; {did_you_mean(name, known)}",
+            "set data.features and data.labels",
+        ) from error
+    except _UNREADABLE as error:
+        raise UnreadableSource(
+            f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones"
+            " with numpy.savez"
+        ) from error
+
+
+def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> np.ndarray:
+    """An array of an archive: mapped where it is stored as it is, else unpacked in memory."""
+    info = archive.getinfo(member)
+    with archive.open(member) as file:
+        known = np.lib.format.read_magic(file) in _HEADERS
+        if info.compress_type != zipfile.ZIP_STORED or not known:
+            file.seek(0)
+            return np.lib.format.read_array(file, allow_pickle=False)
+        shutil.copyfileobj(file, _Nowhere(), 1 << 20)  # the checksum is compared at the end
+    with path.open("rb") as file:
+        file.seek(info.header_offset + _NAME_SIZES)
+        sizes = np.frombuffer(file.read(_LOCAL_HEADER - _NAME_SIZES), "<u2")
+        file.seek(info.header_offset + _LOCAL_HEADER + int(sizes.sum()))
+        shape, by_column, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+        order = "F" if by_column else "C"
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(file, dtype, "r", offset=file.tell(), shape=shape, order=order)
+
+
+class _Nowhere:
+    """A file of which nothing is kept."""
+
+    def write(self, data: bytes) -> int:
+        """Count the bytes."""
+        return len(data)
