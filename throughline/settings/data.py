@@ -270,11 +270,14 @@ class DataSettings(Settings):
     )
     features: str = Field(
         default="x",
-        description="arrays: name of the array (examples, height, width[, channels]) uint8",
+        description=(
+            "arrays: name of the array (examples, height, width[, channels]) uint8; without an x and"
+            " a y, the names of the arrays decide"
+        ),
     )
     labels: str = Field(
         default="y",
-        description="arrays: name of the array (examples,) of integer or string classes",
+        description="arrays: name of the array (examples,) of classes, or of numbers to predict",
     )
     time_column: Columns = Field(
         default="",
