@@ -271,8 +271,8 @@ class DataSettings(Settings):
     features: str = Field(
         default="x",
         description=(
-            "arrays: name of the array (examples, height, width[, channels]) uint8; without an x and"
-            " a y, the names of the arrays decide"
+            "arrays: name of the array (examples, height, width[, channels]) uint8; without an x"
+            " and a y, the names of the arrays decide"
         ),
     )
     labels: str = Field(

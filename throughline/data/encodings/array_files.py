@@ -103,13 +103,14 @@ def list_headers(found: Mapping[str, ArrayHeader], names: Collection[str]) -> st
     return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
 
 
+def _is_single(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_SINGLE)) == _SINGLE
+
+
 def refuse_single(path: Path) -> None:
     """Refuse an .npy file, which holds one array."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        single = file.read(len(_SINGLE)) == _SINGLE
-    if single:
+    if path.is_file() and _is_single(path):
         raise UnreadableSource(
             f"{path} holds a single array; `data.path` is an .npz file with the arrays"
             " data.features and data.labels, or a folder with one .npy file for each of them"
@@ -129,7 +130,7 @@ def read_array(path: Path, name: str) -> np.ndarray:
         file = path / f"{name}.npy" if path.is_dir() else path
         single = not file.exists() and path.is_dir() and file.with_suffix(".npz").exists()
         file = file.with_suffix(".npz") if single else file
-        if not zipfile.is_zipfile(file):
+        if _is_single(file):
             return np.load(file, mmap_mode="r", allow_pickle=False)
         with zipfile.ZipFile(file) as archive:
             members = {member.removesuffix(".npy"): member for member in archive.namelist()}
