@@ -58,6 +58,8 @@ ALL_SPLITS = {"train", "validation", "test"}
         (names("{}X", "{}Y"), OPEN_TEST),
         (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS),
         (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS),
+        (names("{}_dataset", "{}_labels", splits=("train", "valid")), {"train", "validation"}),
+        (names("x_{}", "t_{}"), OPEN_TEST),
         (names("mnist-{}-imgs", "mnist-{}-labels"), OPEN_TEST),
         ({"arr_1": IMAGES, "arr_0": COLUMN}, {None}),
         ({"x": IMAGES, "labels": CLASSES}, {None}),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from throughline.measurement.evaluation import _keep_worst, count_confusions
+from throughline.measurement.evaluation import _describe_row, _keep_worst, count_confusions
+from throughline.plan.schema import TableColumns
 
 pytestmark = pytest.mark.integration
 
@@ -31,3 +32,10 @@ def test_a_loss_that_is_no_number_is_among_the_worst():
     losses = np.array([0.5, np.nan, 2.0, *np.zeros(50)])
     worst = _keep_worst(None, {"losses": losses, "keys": np.arange(len(losses))})
     assert worst["keys"][:3].tolist() == [1, 2, 0]
+
+
+def test_an_array_of_several_dimensions_is_described_by_its_range():
+    columns = TableColumns(names=("x[0]", "x[1]"))
+    assert _describe_row(np.array([0.5, 2.0]), columns) == "x[0]: 0.5, x[1]: 2"
+    described = _describe_row(np.arange(6.0).reshape(3, 2), columns)
+    assert described == "3×2 values from 0 to 5"

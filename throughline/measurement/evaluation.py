@@ -248,7 +248,10 @@ def _describe_inputs(
 
 
 def _describe_row(row: np.ndarray, columns: TableColumns) -> str:
-    """The cells of a table's row by their columns."""
+    """The cells of a table's row by their columns; of an array of more dimensions its range."""
+    if row.ndim > 1:
+        extent = "×".join(map(str, row.shape))
+        return f"{extent} values from {row.min():.4g} to {row.max():.4g}"
     cells = [
         f"{name}: {row[place]:.4g}"
         if place < columns.numeric

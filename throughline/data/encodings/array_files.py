@@ -94,7 +94,7 @@ def _read_header(file: IO[bytes]) -> ArrayHeader:
             shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
     except (*_UNREADABLE, LookupError, SyntaxError):
         return ArrayHeader(shape=(), dtype="unreadable")
-    return ArrayHeader(shape=shape, dtype=dtype.name)
+    return ArrayHeader(shape=shape, dtype="text" if dtype.kind in "SU" else dtype.name)
 
 
 def list_headers(found: Mapping[str, ArrayHeader], names: Collection[str]) -> str:

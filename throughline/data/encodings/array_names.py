@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _INPUTS = {
     *("x", "image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "pixels"),
-    *("data", "feature", "features", "input", "inputs", "sample", "samples"),
+    *("data", "dataset", "feature", "features", "input", "inputs", "sample", "samples"),
 }
-_LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
+_LABELS = {"y", "t", "label", "labels", "target", "targets", "class", "classes"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _IMAGE_RANKS = (3, 4)  # of (examples, height, width[, channels])
 
