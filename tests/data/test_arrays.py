@@ -248,6 +248,13 @@ def test_any_archive_gives_the_arrays_that_were_saved(tmp_path, save):
         np.testing.assert_array_equal(read_array(tmp_path / "data.npz", name), array)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_pickled_members_are_never_loaded(tmp_path, save):
+    save(tmp_path / "data.npz", x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(UnreadableSource, match=r"x cannot be read .*; pickled arrays are refused"):
+        read_array(tmp_path / "data.npz", "x")
+
+
 def test_a_damaged_member_is_named_though_it_is_mapped(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=RGB, y=CLASSES)
