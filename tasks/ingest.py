@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from throughline.config.cli import options_stage_cli
 from throughline.data import sources
-from throughline.data.glance import name_some, tabulate, to_text
+from throughline.data.glance import name_some, tabulate, tabulate_columns, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
 from throughline.shared.engine import use_engine
@@ -58,8 +58,10 @@ def report(manifest: Manifest) -> None:
     if stats["rejected"]:
         listed = from_here(Layout().manifest / "rejected.csv")
         echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
-    for line in to_text(tabulate(manifest)):
-        echo(f"  {line}")
+    columns = tabulate_columns(manifest)
+    for table in (tabulate(manifest), *([] if columns is None else [columns])):
+        for line in to_text(table):
+            echo(f"  {line}")
     for problem in stats["problems"]:
         echo_problem(problem)
     readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]

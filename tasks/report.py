@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from throughline import reporting
 from throughline.config.cli import stage_cli
-from throughline.data.glance import tabulate, to_rows
+from throughline.data.glance import describe_sheet, tabulate, tabulate_columns, to_rows
 from throughline.data.manifest import read_manifest
 from throughline.reporting.comparing import RunResults, compare, read_all
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
@@ -87,7 +87,7 @@ def _page(
     )
     pictures = {
         name: {
-            kind: _svg(layout.results(name) / "profile" / f"{kind}.svg")
+            kind: _picture(layout.results(name) / "profile" / f"{kind}.svg")
             for kind in ("timeline", "steps", "confusion", "worst")
         }
         for name in results
@@ -95,7 +95,9 @@ def _page(
     table = comparison_table(comparison)
     known = (layout.manifest / "manifest.json").exists()
     data = read_manifest(layout.manifest) if known else None
-    plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
+    glance = to_rows(tabulate(data)) if data else []
+    columns = tabulate_columns(data) if data else None
+    plots = {kind: _picture(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
     return environment.get_template("report.html").render(
         summary=comparison,
         table=table,
@@ -108,20 +110,21 @@ def _page(
         plots=plots,
         pictures=pictures,
         results=results,
-        glance=to_rows(tabulate(data)) if data else [],
+        glance=glance,
+        columns=to_rows(columns) if columns is not None else [],
+        sheet=_picture(layout.sheet, "png"),
+        sheet_shows=describe_sheet(glance),
         problems=data.stats["problems"] if data else [],
         evaluation=Evaluation.read(layout.results(comparison.best)),
     )
 
 
-def _svg(path: Path) -> str:
+def _picture(path: Path, kind: str = "svg+xml") -> str:
     """The picture as an address for an image, in which a browser runs no script whatever the file
     holds; empty where there is none.
     """
     return (
-        f"data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode()}"
-        if path.exists()
-        else ""
+        f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}" if path.exists() else ""
     )
 
 

@@ -261,9 +261,9 @@ def main() -> None:
             result.write(out)
             recorder.log_metrics(train_metrics(built, result))
             recorder.log_metrics(validation_metrics(result), step=len(training.rows))
-            for file in ("plan.json", "input.json", "history.csv", "train.json"):
-                recorder.log_artifact(out / file)
-            recorder.log_artifact(Layout().glance)
+            written = out / "plan.json", out / "input.json", out / "history.csv", out / "train.json"
+            for file in (*written, *Layout().at_a_glance):
+                recorder.log_artifact(file)
             evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)

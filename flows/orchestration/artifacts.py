@@ -32,6 +32,7 @@ from throughline.reporting.table import comparison_table, to_records
 from throughline.results.comparison import Comparison
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import StageFailed
+from throughline.shared.layout import Layout
 from throughline.tracking import comparison_run, recorder
 
 UI_URL = "PREFECT_UI_URL"
@@ -76,9 +77,10 @@ class StageProgress:
 
 
 @_for_the_page()
-def show_data(glance: Path) -> None:
-    """What each class has in each split, and what of the data was left out."""
-    create_markdown_artifact(key="data", markdown=glance.read_text(encoding="utf-8"))
+def show_data(layout: Layout) -> None:
+    """What each class has in each split, what of the data was left out, and sample pictures."""
+    create_markdown_artifact(key="data", markdown=layout.glance.read_text(encoding="utf-8"))
+    _show_picture("data-pictures", layout.sheet, "Examples of the training split, by class")
 
 
 @_for_the_page()

@@ -122,7 +122,7 @@ class Run:
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
             if stage == "ingest":
-                show_data(Layout(self.workspace.root).glance)
+                show_data(Layout(self.workspace.root))
             if self.progress:
                 self.progress.advance(stage)
         return after[-1]

@@ -19,7 +19,7 @@ PICTURES = [
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
     (tmp_path / "steps.svg").write_bytes(picture)
-    address = report._svg(tmp_path / "steps.svg")
+    address = report._picture(tmp_path / "steps.svg")
     head, _, data = address.partition(",")
     assert head == "data:image/svg+xml;base64" and b64decode(data) == picture
     assert not set(address) & set("<>\"'")

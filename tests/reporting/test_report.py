@@ -277,6 +277,10 @@ def test_the_page_says_who_was_disturbed_what_draws_by_class_and_what_the_best_g
     for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
         assert (layout.report / "plots" / picture).stat().st_size
     assert "What optimized gets wrong" in page
+    shown = (
+        r'<img src="data:image/png;base64,\w[^"]+" alt="sample pictures of the training split, a'
+    )
+    assert re.search(shown, page)
     assert "which classes optimized takes for which" in page
     assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))
     assert "Mean absolute error of each target on the test split: load 0.25, wind 12." in page

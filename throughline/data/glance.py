@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from throughline.data.manifest import SPLITS, VALUES, Manifest
+from throughline.data.manifest import SPLITS, TABLE_INPUT, VALUES, Manifest
 from throughline.data.sources.class_folders import name_kinds
 from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import read_json
 from throughline.shared.layout import GLANCE
 
+PICTURED = 8  # classes with sample pictures
 _CLASSES_SHOWN, _RARE_SHOWN, _NAMES_SHOWN = 20, 3, 12
 
 
@@ -43,10 +44,33 @@ def tabulate(manifest: Manifest) -> pd.DataFrame:
     table = counts.reindex(columns=[split for split in SPLITS if split in counts])
     by_class = examples.groupby(names)
     if manifest.schema.input.encoding.modality == "text":
-        table["median bytes"] = by_class["bytes"].median().astype(int)
+        for name, length in (("least", "min"), ("median", "median"), ("most", "max")):
+            table[f"{name} bytes"] = by_class["bytes"].agg(length).astype(int)
     table["first"] = by_class["id"].first()
     order = counts.sum(axis="columns").sort_values(ascending=False, kind="stable").index
     return table.loc[order]
+
+
+def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
+    """A row for each column of a table: its kind, the range of its numbers, how many different
+    cells it has and how many are empty; None where the examples are of no table. Medians fill
+    empty cells where `data.missing` says so.
+    """
+    readings = manifest.stats["columns"]
+    if not readings:
+        return None
+    table = pd.DataFrame(readings).set_index("name").rename_axis("column")
+    of_rows = manifest.schema.table_input is None
+    coded = manifest.schema.columns
+    file = manifest.folder / (VALUES if of_rows else TABLE_INPUT)
+    numeric = coded.names[: coded.numeric]
+    ranges = pd.DataFrame("", table.index, ["lowest", "median", "highest"], object)
+    if numeric and file.exists():
+        values = np.load(file, mmap_mode="r", allow_pickle=False)
+        for place, name in enumerate(numeric):
+            if name in ranges.index[:_CLASSES_SHOWN]:  # of others none is shown
+                ranges.loc[name] = _ranges([name], np.array(values[:, place])).iloc[0].tolist()
+    return pd.concat([table[["kind"]], ranges, table[["distinct", "missing"]]], axis=1)
 
 
 def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
@@ -85,7 +109,7 @@ def to_text(table: pd.DataFrame) -> list[str]:
     """The lines of a table for a terminal."""
     rows = to_rows(table)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numeric = [False, *(name != "first" for name in table.columns)]
+    numeric = [False, *(name not in ("first", "kind") for name in table.columns)]
     return [
         "  ".join(
             cell.rjust(width) if number else cell.ljust(width)
@@ -97,14 +121,28 @@ def to_text(table: pd.DataFrame) -> list[str]:
 
 def write_glance(manifest: Manifest) -> None:
     """Write the table and what was left out next to the manifest, as Markdown."""
+    columns = tabulate_columns(manifest)
+    parts = [
+        _to_markdown(tabulate(manifest)),
+        [f"- {problem}" for problem in manifest.stats["problems"]],
+        [] if columns is None else _to_markdown(columns),
+    ]
+    text = "\n\n".join("\n".join(part) for part in parts if part)
+    (manifest.folder / GLANCE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _to_markdown(table: pd.DataFrame) -> list[str]:
     heading, *rows = (
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
-        for row in to_rows(tabulate(manifest))
+        for row in to_rows(table)
     )
-    rule = f"|{'---|' * (heading.count(' | ') + 1)}"
-    problems = [f"- {problem}" for problem in manifest.stats["problems"]]
-    text = "\n".join([heading, rule, *rows, *([""] if problems else []), *problems])
-    (manifest.folder / GLANCE).write_text(f"{text}\n", encoding="utf-8")
+    return [heading, f"|{'---|' * (heading.count(' | ') + 1)}", *rows]
+
+
+def describe_sheet(rows: Sequence[Sequence[str]]) -> str:
+    """What the pictures show, for whom cannot see them, by the rows of the table."""
+    named = ", ".join(row[0] for row in rows[1 : PICTURED + 1])
+    return f"sample pictures of the training split, a row for each class: {named}"
 
 
 def read_problems(folder: Path) -> list[str]:

@@ -27,8 +27,9 @@ from throughline.data.class_names import (
     leave_out_unlabeled,
     refuse_alike,
 )
+from throughline.data.contact_sheet import write_sheet
 from throughline.data.examination import Examined, Folder, examine, open_values_file
-from throughline.data.glance import find_problems, write_glance
+from throughline.data.glance import find_problems, tabulate, write_glance
 from throughline.data.groups import find_crossing, find_name_groups, read_groups
 from throughline.data.manifest import (
     COLUMNS,
@@ -139,6 +140,7 @@ def ingest(
             folder=folder,
         )
         write_glance(manifest)
+        write_sheet(manifest, [*map(str, tabulate(manifest).index)], out=out)
         listed.check_unchanged()
         write_manifest(manifest)
     return replace(manifest, folder=out)

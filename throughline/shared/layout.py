@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
-GLANCE = "glance.md"
+GLANCE, SHEET = "glance.md", "glance.png"
 MODEL_FILE = "model.keras"
 MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
@@ -37,6 +37,16 @@ class Layout:
     def glance(self) -> Path:
         """What each class has in each split and what was left out, as Markdown, within it."""
         return self.manifest / GLANCE
+
+    @property
+    def sheet(self) -> Path:
+        """Sample pictures of each class, of images, within it."""
+        return self.manifest / SHEET
+
+    @property
+    def at_a_glance(self) -> list[Path]:
+        """Both of them that there are."""
+        return [path for path in (self.glance, self.sheet) if path.exists()]
 
     @property
     def shards(self) -> Path:

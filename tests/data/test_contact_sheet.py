@@ -1,0 +1,134 @@
+"""Sample pictures of each class are drawn of whatever holds images, the same of the same ones."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.support.small_data import data_settings, picture
+from throughline.data.contact_sheet import write_sheet
+from throughline.data.glance import describe_sheet, tabulate, to_rows
+from throughline.data.ingest import ingest
+
+pytestmark = pytest.mark.integration
+
+
+def write_photos(root, *, classes=("cat", "dog"), count=40, suffix="png", size=(40, 30)):
+    for number in range(count):
+        path = root / classes[number % len(classes)] / f"{number:02d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number, size=size).save(path)
+    return root
+
+
+def as_folder(root):
+    return data_settings(write_photos(root))
+
+
+def as_webp(root):
+    return data_settings(write_photos(root, suffix="webp"))
+
+
+def as_parquet(root):
+    write_photos(root / "photos")
+    files = sorted((root / "photos").glob("*/*"))
+    columns = {
+        "image": [file.read_bytes() for file in files],
+        "label": [file.parent.name for file in files],
+    }
+    pq.write_table(pa.table(columns), root / "all.parquet")
+    return data_settings(root / "all.parquet", "image_table")
+
+
+def as_list(root):
+    write_photos(root)
+    rows = [f"{file.parent.name}/{file.name},{file.parent.name}" for file in root.glob("*/*")]
+    (root / "list.csv").write_text("\n".join(["path,label", *rows]))
+    return data_settings(root, "image_table")
+
+
+def as_arrays(root):
+    pixels = np.stack([np.asarray(picture(number, size=(28, 28))) for number in range(40)])
+    np.savez(root / "a.npz", x=pixels, y=np.arange(40) % 2)
+    return data_settings(root / "a.npz", "arrays")
+
+
+def as_gray_arrays(root):
+    pixels = np.stack([np.asarray(picture(n, size=(8, 8), mode="L")) for n in range(40)])
+    np.savez(root / "a.npz", x=pixels, y=np.arange(40) % 2)
+    return data_settings(root / "a.npz", "arrays")
+
+
+def as_numbers(root):
+    write_photos(root)
+    rows = [
+        f"{file.parent.name}/{file.name},{place / 8}" for place, file in enumerate(root.glob("*/*"))
+    ]
+    (root / "list.csv").write_text("\n".join(["path,label", *rows]))
+    return data_settings(root, "image_table", label_kind="number")
+
+
+KINDS = (as_folder, as_webp, as_parquet, as_list, as_arrays, as_gray_arrays, as_numbers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_images_has_a_sheet(kind, tmp_path):
+    (tmp_path / "in").mkdir()
+    settings = kind(tmp_path / "in")
+    ingest(settings, tmp_path / "manifest")
+    drawn = np.asarray(Image.open(tmp_path / "manifest" / "glance.png"))
+    rows = 1 if settings.label_kind == "number" else 2
+    assert drawn.shape[0] // 68 == rows
+    for row in range(rows):
+        for column in range(6):
+            place = drawn[4 + row * 68 :, 150 + column * 68 :][:24, :32]
+            assert place.std() > 0, "a picture, not white"
+
+
+def test_the_same_examples_are_shown_whatever_holds_them(tmp_path):
+    sheets = []
+    for number, kind in enumerate((as_folder, as_parquet, as_list)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        ingest(kind(root), tmp_path / f"manifest {number}")
+        sheets.append((tmp_path / f"manifest {number}" / "glance.png").read_bytes())
+    assert sheets == [sheets[0]] * 3
+
+
+def test_of_many_classes_the_first_are_shown_and_the_sheet_stays_small(tmp_path):
+    names = [f"{place} {'a class with a long name' * (place % 2)}" for place in range(12)]
+    root = tmp_path / "in"
+    noise = np.random.default_rng(0)
+    for number in range(120):
+        path = root / names[number % 12] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 256, (200, 300, 3), np.uint8)).save(path)
+    manifest = ingest(data_settings(root), tmp_path / "manifest")
+    content = (tmp_path / "manifest" / "glance.png").read_bytes()
+    assert len(content) <= 300_000
+    assert Image.open(io.BytesIO(content)).height > 8 * 16
+    shown = describe_sheet(to_rows(tabulate(manifest)))
+    assert shown.count(",") == 1 + 7
+
+
+def test_none_is_drawn_where_reading_is_dear_or_there_are_no_images(tmp_path):
+    manifest = ingest(as_folder(tmp_path / "in"), tmp_path / "manifest")
+    sheet = tmp_path / "manifest" / "glance.png"
+    sheet.unlink()
+    folder = tmp_path / "manifest"
+    far = manifest.examples.assign(uri="s3://bucket/x.png")
+    gone = manifest.examples.assign(uri=str(tmp_path / "gone.png"))
+    for examples in (far, gone):
+        write_sheet(replace(manifest, examples=examples, folder=folder), ["cat", "dog"], out=folder)
+        assert not sheet.exists()
+    (tmp_path / "a.csv").write_text(
+        "x,label\n" + "".join(f"{n}.5,{'ab'[n % 2]}\n" for n in range(60))
+    )
+    ingest(data_settings(tmp_path / "a.csv", "table"), tmp_path / "rows")
+    assert not (tmp_path / "rows" / "glance.png").exists()
