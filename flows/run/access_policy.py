@@ -112,12 +112,22 @@ class AccessPolicy:
         if problems:
             raise InvalidParams(problems)
 
+    def grants_links(self, asked: Mapping[str, Any]) -> bool:
+        """Whether links below `data.path` may lead outside of it, as where params.yaml says so."""
+        data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
+        return data.get("path") == own.get("path") and own.get("follow_links", True) is True
+
     def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         if is_address(str(data.get("path", ""))):
             if data["path"] != own.get("path"):
                 yield from self._bucket(str(data["path"]))
             return
+        if data.get("follow_links", False) is not False and not self.grants_links(asked):
+            yield (
+                "data.follow_links: only what params.yaml names is read through links by runs from"
+                " the UI; set it to false, or leave it out"
+            )
         files = {"path": str(data.get("path", ""))}
         files |= {
             key: str(Path(files["path"]) / f"{data[key]}.npy")

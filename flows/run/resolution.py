@@ -162,8 +162,11 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     changed = bool(named.overlays or named.overrides)
     merged = named.apply(text) if changed else None
     document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
+    follow_links = True
     if is_confined():  # before the check below, which imports what the parameters name
-        AccessPolicy(project=project, own=own, limits=load_limits(project)).check(document)
+        policy = AccessPolicy(project=project, own=own, limits=load_limits(project))
+        policy.check(document)
+        follow_links = policy.grants_links(document)
     try:
         params = check(document)
     except InvalidParams as error:
@@ -179,6 +182,9 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     complete = text
     if merged is not None:
         params = _select(params, project, only)
+        if not follow_links:
+            data = params.data.model_copy(update={"follow_links": False})
+            params, merged["data"]["follow_links"] = replace(params, data=data), False
         merged["data"] |= {"path": params.data.path, "fetch": params.data.fetch}
         chosen = parse_document(document)
         for section in OP_SECTIONS:

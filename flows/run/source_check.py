@@ -7,6 +7,7 @@ and ingest rejects it with its reason.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -157,6 +158,8 @@ def _why_unhashable(path: Path) -> str | None:
     except UnicodeEncodeError:
         return "has a name that is not UTF-8"
     except OSError as error:
+        if path.is_symlink() and error.errno == errno.ENOENT:
+            return "is a link to nothing; `dvc pull` or another download may bring its target"
         return f"cannot be opened ({error.strerror})"
 
 

@@ -15,7 +15,9 @@ from prefect.states import Failed
 from flows.orchestration import artifacts, flow_run
 from flows.run.access_policy import CONFINED, OWN_SERVICE, AccessPolicy, Limits, load_limits
 from flows.run.parameters import Changes
-from throughline.config.params_file import apply_overrides
+from flows.run.resolution import resolve
+from tests.support.project import ROOT, write_params
+from throughline.config.params_file import apply_overrides, read_yaml
 from throughline.data.sources import table
 from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams, UserError
@@ -59,6 +61,8 @@ REFUSED = [
     ({"data": {"path": "gs://granted/photos"}}, OUTSIDE),
     ({"data": {"path": ["s3://granted/photos"]}}, OUTSIDE),
     ({"data": {"path": "file:///etc"}}, OUTSIDE),
+    ({"data": {"path": "granted/set", "follow_links": True}}, "data.follow_links: only what"),
+    ({"data": {"path": "granted/set", "follow_links": 1}}, "data.follow_links: only what"),
     # files that other sections name
     ({"preprocess": ["decode", {"tokenize": {"model": "way-out/passwd"}}]}, OUTSIDE),
     ({"preprocess": [{"tokenize": {"model": "infra/.env"}}]}, HIDDEN),
@@ -94,6 +98,7 @@ ALLOWED = [
     {},
     {"data": {"path": "photos", "source": "arrays", "features": "x"}},
     {"data": {"path": "granted/set"}},
+    {"data": {"path": "granted/set", "follow_links": False}},
     {"data": {"path": "s3://granted/photos"}},
     {"data": {"path": "s3://granted/photos/2024", "source": "arrays", "features": "x"}},
     {"preprocess": [{"tokenize": {"model": "photos/tokenizer.model"}}, {"tokenize": {}}]},
@@ -190,6 +195,25 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
         ):
             pass
     assert not (tmp_path / "imported").exists()
+
+
+def test_links_lead_out_of_data_only_where_params_yaml_names_it(monkeypatch, tmp_path):
+    monkeypatch.setenv(CONFINED, "1")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    document = read_yaml(ROOT / "params.yaml")
+    for name in ("photos", "others"):
+        (tmp_path / name).mkdir()
+    data = document["data"] | {"path": "photos", "fetch": "none"}
+    write_params(tmp_path, document | {"data": data})
+    found = {
+        path: resolve(tmp_path, Changes(overrides=[f"data.path={path}", "train.epochs=7"]))
+        for path in ("photos", "others")
+    }
+    assert {path: one.params.data.follow_links for path, one in found.items()} == {
+        "photos": True,
+        "others": False,
+    }
+    assert "follow_links: false" in found["others"].text
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
     ("reason", "remedy"),
     [
         ("leads outside the data root", "cp -rL"),
+        ("link to nothing: x is not there", "dvc pull"),
         (
             "is outside any class folder",
             r"data\.leave_out: \[0\.png, 1\.png, 2\.png, 3\.png, 4\.png, …\]",

@@ -60,6 +60,8 @@ def test_an_idx_file_that_is_not_what_its_header_says_is_named(tmp_path):
 def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path):
     path = tmp_path / "images.csv"
     path.write_text("path,label,split\na.png,007,test\nb.png,,\n,cat,\nc.png,cat,tset\n")
+    for name in "abc":
+        (tmp_path / f"{name}.png").touch()
     scanned = image_table.scan(DataSettings(source="image_table", path=str(path)))
     assert scanned.files == [
         ExampleFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
@@ -74,6 +76,7 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
 def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_path):
     table = tmp_path / "images.csv"
     table.write_text("path,label\na.png,cat\n")
+    (tmp_path / "a.png").touch()
     by_table, by_folder = (
         image_table.scan(DataSettings(source="image_table", path=str(path)))
         for path in (table, tmp_path)

@@ -121,6 +121,17 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
         report_rejected(unused, strict=False)
 
 
+def test_names_of_a_list_are_read_as_those_of_training_or_each_is_named(photo_model, tmp_path):
+    *_, model = photo_model
+    (tmp_path / "test").mkdir()
+    picture(1).save(tmp_path / "elsewhere.jpg")
+    (tmp_path / "test" / "0a.jpg").symlink_to(tmp_path / "elsewhere.jpg")
+    for names, rejected in ((["0a"], 0), (["0a", "none"], 2)):
+        (tmp_path / "list.csv").write_text("\n".join(["path", *names]))
+        rows, counts = predict_rows(model, tmp_path / "list.csv")
+        assert (len(rows), counts.rejected) == (len(names) - rejected, rejected)
+
+
 def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, tmp_path):
     *_, model = photo_model
     picture(2).save(tmp_path / "0.webp")

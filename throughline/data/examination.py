@@ -28,6 +28,7 @@ from throughline.data.encodings.texts import text_feature
 from throughline.data.file_inspection import FileInspection
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import VALUES
+from throughline.data.packed_images import pack_images
 from throughline.data.row_digests import digest_rows
 from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import read_listing
@@ -183,9 +184,13 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     converted.mkdir(exist_ok=True)
     key = key_of_inspections(encoding.name, settings)
     local = source.root if source.root.is_dir() else source.root.parent
-    root = source.objects or Root(local)
+    inspections = folder.inspections
+    if source.column:
+        source = pack_images(source, source.column, folder.path)
+        local, inspections = folder.path, None
+    root = source.objects or Root(local, follow_links=settings.follow_links)
     with (
-        open_inspection_cache(folder.inspections, root=root, key=key) as cache,
+        open_inspection_cache(inspections, root=root, key=key) as cache,
         encoding.open_inspector(settings) as inspect,
     ):
         inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=converted)
@@ -202,10 +207,10 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     table = pd.DataFrame(
         {
             "id": [file.id for file, _, _ in used],
-            # A converted copy moves along when the finished folder gets its final name.
+            # What is in the folder moves along when it is finished and gets its final name.
             "uri": [
                 str(folder.final / info.path.relative_to(folder.path))
-                if moved
+                if moved or source.column
                 else root.address(info.path)
                 for _, info, moved in used
             ],

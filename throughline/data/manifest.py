@@ -2,8 +2,9 @@
 and one digest of it all.
 
 Files: `examples.parquet`, `rejected.csv`, `values.npy` (of arrays and series), `documents.bin` (of
-texts), `columns.npy` (of examples with a table input), `converted/` (only where files had to be
-converted), and `manifest.json`, written last: its presence means complete.
+texts), `images.bin` (of images in the column of a table), `columns.npy` (of examples with a table
+input), `converted/` (only where files had to be converted), the data at a glance, and
+`manifest.json`, written last: its presence means complete.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from throughline.shared.files import digest_blake2b, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
 EXAMPLES, VALUES, TABLE_INPUT = "examples.parquet", "values.npy", "columns.npy"
-DOCUMENTS = "documents.bin"
+DOCUMENTS, IMAGES = "documents.bin", "images.bin"
 COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
 
@@ -36,7 +37,7 @@ class Manifest:
     """All usable examples of a dataset.
 
     `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
-    the index into the values, of an image within a shard that others wrote and of a document in
+    the index into the values, of an image within a file of many and of a document in
     `documents.bin` its first byte, −1 for files), label (int class, float number, or a tuple of
     these), bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a
     block of time steps: `row` and `key` are its first step, `label` the number of steps.

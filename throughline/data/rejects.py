@@ -15,9 +15,13 @@ _NEARLY_ALL = 0.8
 # What helps against a reason that nearly all examples are rejected for.
 _REMEDIES: Mapping[str, str] = {
     "outside the data root": (
-        "They are links to files elsewhere, as in DVC's cache and in folders of model hubs. Copy"
-        " what they lead to: `cp -rL DATA COPY` and data.path: COPY, or of what DVC has linked"
-        " `dvc config cache.type reflink,copy` and `dvc checkout --relink`."
+        "Links to files elsewhere, as in DVC's cache and in folders of model hubs, are read with"
+        " data.follow_links: true, but not in runs from the UI. Or copy what they lead to: `cp -rL"
+        " DATA COPY` and data.path: COPY. Paths in a list that lead out of its folder are not read."
+    ),
+    "link to nothing": (
+        "What they lead to is gone or was never fetched: `dvc pull` fetches what DVC tracks, `git"
+        " annex get .` what git-annex does; download the others again."
     ),
     r"^not \S+: byte": (
         "Their bytes are of another encoding: set data.encoding, such as cp1252 or latin-1 for"

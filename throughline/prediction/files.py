@@ -5,6 +5,7 @@ and arrays of images. Files are examined and converted as ingest does it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,6 +18,11 @@ import tensorflow as tf
 
 from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
+<<<<<<< HEAD
+=======
+from throughline.data.listed_paths import find_listed
+from throughline.data.sources.arrays import read_array
+>>>>>>> f9d53eae (Parquet and Arrow files as model hubs write them are read; names in a list of images become paths by one rule for all)
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_encoded
 from throughline.data.sources.table import code_rows
@@ -37,7 +43,7 @@ from throughline.prediction.tables import read_for
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
-from throughline.shared.progress import in_threads
+from throughline.shared.progress import echo_fact, in_threads
 
 NOT_FINITE = "holds values that are not finite"
 FILES_AT_ONCE = 64  # examined together; their bytes are in memory
@@ -78,7 +84,12 @@ def _read_listed(path: Path, trained: TrainedModel) -> Examples:
         noun = _encoding(trained).noun
         raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
     names = table.cells(column)
-    named = [_Named(name, path.parent / name) for name in names]
+    paths: Sequence[str] = names
+    with suppress(UnreadableSource):  # then each that is not there is named
+        paths, notes = find_listed(names, path, path.parent, trained.spec.data)
+        for rule in notes:
+            echo_fact(rule)
+    named = [_Named(name, path.parent / below) for name, below in zip(names, paths, strict=True)]
     if more:
         values, problems = code_rows(table, more.columns)
         named = [
@@ -102,14 +113,17 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
     Raises:
       DataNotFound: there is none.
     """
-    named = settings.model_copy(update={"path": str(folder), "layout": "class"})
+    named = settings.model_copy(
+        update={"path": str(folder), "layout": "class", "follow_links": False}
+    )
     listed = list_encoded(named, encoding, classes=False)
     note_skipped(folder, listed.skipped, encoding.noun)
     return listed
 
 
 def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Examples:
-    """Files by their names, none of which may lead out of `root`."""
+    """Files by their names, none of which may lead out of `root` but by a link."""
+    follow = trained.spec.data.follow_links
 
     def examine(inspect: Inspect, folder: str, one: _Named) -> Example | Rejected:
         name, path = one.name, one.path
@@ -118,7 +132,9 @@ def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Exam
         # A folder of its own: equal files are converted at the same time, to equal names.
         with TemporaryDirectory(dir=folder) as converted:
             try:
-                info = inspect(StoredFile(path=path, root=root), Path(converted))
+                info = inspect(
+                    StoredFile(path=path, root=root, follow_links=follow), Path(converted)
+                )
                 data = info.path.read_bytes()
             except (RejectedValue, FileNotFoundError) as reason:
                 return Rejected(id=name, reason=str(reason))

@@ -122,6 +122,14 @@ class DataSettings(Settings):
             ),
         )
     )
+    follow_links: bool = Field(
+        default=True,
+        description=(
+            "image_folder, image_table, text_folder, Parquet: links to regular files outside of"
+            " `path` are read, as of DVC's cache or a model hub's snapshots; runs from the UI read"
+            " them only where params.yaml names this path"
+        ),
+    )
     leave_out: list[str] = Field(
         default=[],
         description=(
@@ -146,7 +154,10 @@ class DataSettings(Settings):
     )
     path_column: str = Field(
         default="path",
-        description="image_table: column with the image's path, relative to the table's folder",
+        description=(
+            "image_table: column with the image's path, relative to the table's folder; of Parquet"
+            " and Arrow files also with the image itself, and unset the only such column"
+        ),
     )
     label_column: Columns = Field(
         default="label",

@@ -67,14 +67,14 @@ class InputFile(Protocol):
 
 
 class Root:
-    """A folder out of which no file may lead, its path, and the one without links. Each folder
-    below it is looked at once.
+    """A folder out of which no file may lead but, with `follow_links`, by a link; its path, and the
+    one without links. Each folder below it is looked at once.
     """
 
     stamped_by: ClassVar[str] = "sizes, times and inodes"
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.real = path, os.path.realpath(path)
+    def __init__(self, path: Path, *, follow_links: bool = False) -> None:
+        self.path, self.real, self.follow_links = path, os.path.realpath(path), follow_links
         self._holds: dict[str, bool] = {}
 
     def address(self, path: Path) -> str:
@@ -90,6 +90,7 @@ class Root:
                 offset=file.offset,
                 size=file.size,
                 in_root=self.holds_folder_of(file.path),
+                follow_links=self.follow_links,
             )
 
     def holds_folder_of(self, path: Path) -> bool:
@@ -107,7 +108,8 @@ class Root:
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
     """A file below `root`, not yet examined, or `size` bytes of one from byte `offset` on. Of one
-    `in_root` it is known that its folder leads nowhere else.
+    `in_root` it is known that its folder leads nowhere else; with `follow_links` it may be a link
+    to a file elsewhere that is of this user, of the one of `root`, or of root.
     """
 
     path: Path
@@ -115,6 +117,7 @@ class StoredFile:
     offset: int = -1
     size: int = 0
     in_root: bool = False
+    follow_links: bool = False
 
     @property
     def is_part(self) -> bool:
@@ -149,6 +152,9 @@ class StoredFile:
                     "that is the disk's fault, or the machine's, and not the file's: run the stage"
                     " again when that is over",
                 ) from error
+            if error.errno == errno.ENOENT and self.path.is_symlink():
+                target = self.path.readlink()
+                raise UnreadableFile(f"link to nothing: {target} is not there") from error
             raise UnreadableFile(f"cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise RejectedValue(f"is no path: {error}") from error
@@ -166,8 +172,21 @@ class StoredFile:
                 if error.errno != errno.ELOOP:  # no link
                     raise
         if not self.path.resolve().is_relative_to(self.root.resolve()):
-            raise RejectedValue("leads outside the data root")
+            self._check_link()
         return os.open(self.path, flags)
+
+    def _check_link(self) -> None:
+        """Refuse to read outside of the root what no link in it leads to, and what nobody who put
+        the link there needs to own.
+        """
+        named = Path(os.path.abspath(self.path)).is_relative_to(os.path.abspath(self.root))  # noqa: PTH100 - links are not to be followed
+        if not (self.follow_links and named):
+            raise RejectedValue("leads outside the data root")
+        status = self.path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise RejectedValue("is a link to what is no regular file")
+        if status.st_uid not in (0, os.geteuid(), self.root.stat().st_uid):
+            raise RejectedValue("is a link to a file of another user")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions

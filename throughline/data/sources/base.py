@@ -13,6 +13,7 @@ from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.kept_cells import KeptCells
+from throughline.data.table_files import ImageColumn
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject
@@ -87,7 +88,7 @@ class Files:
     files of other kinds by their suffix, `left_out` examples by the reason why they are not to be
     used; `notes` counts what is worth knowing; `features` describes
     what shards that others wrote hold, by name; `readings`, `dialect`, `warnings` and `groups` are
-    those of `Arrays`.
+    those of `Arrays`. Of images in the `column` of a table, the `offset` of a file is its row.
     """
 
     root: Path
@@ -108,6 +109,7 @@ class Files:
     warnings: Sequence[str] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
     objects: ObjectFolder | None = None
+    column: ImageColumn | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def list_class_folders(
     if objects:
         listing.take(objects)
     else:
-        listing.list_all()
+        listing.list_all(settings)
     if not listing.files:
         shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
         raise DataNotFound(
@@ -197,6 +197,20 @@ def name_kinds(kinds: Mapping[str, int]) -> str:
     return ", ".join([*named[:_KINDS_SHOWN], *more])
 
 
+def _refuse_folder_link(link: Path, target: Path, name: str) -> None:
+    holds = link.parent.resolve().is_relative_to(target)
+    raise UnreadableSource(
+        f"{link} is a link to the folder {target}, "
+        + ("which holds it" if holds else "and DVC does not see what changes below such links"),
+        (
+            "remove it"
+            if holds
+            else f"run `rm {link} && cp -rs {target} {link}`, which links the files"
+        )
+        + f", or set data.leave_out: [{name}]",
+    )
+
+
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"  # what macOS adds to archives
 
@@ -218,15 +232,23 @@ class _Listing:
         self._listed: set[Path] = set()
         self._links: list[Path] = []
 
-    def list_all(self) -> None:
+    def list_all(self, settings: DataSettings) -> None:
         """Real folders first; then links to folders that were not among them, each of which is
         listed once.
+
+        Raises:
+          UnreadableSource: with `data.follow_links`, one leads outside the root.
         """
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)
             target = link.resolve()
-            if not target.is_relative_to(self.root.resolve()):
+            name = link.relative_to(self.root).as_posix()
+            if named := find_left_out(name, settings.leave_out):
+                self.left_out[f"data.leave_out: {named}"] += 1
+            elif not target.is_relative_to(self.root.resolve()):
+                if settings.follow_links:
+                    _refuse_folder_link(link, target, name)
                 self._reject(link, "folder is a link that leads outside the data root")
             elif target in self._listed:
                 self._reject(
@@ -269,12 +291,16 @@ class _Listing:
         visible = sorted(name for name in names if not _is_hidden(name))
         chosen = [name for name in visible if self._is_one(folder, name)]
         self._add(folder, chosen)
-        skipped = [find_suffix(name) for name in sorted(set(visible).difference(chosen))]
+        others = sorted(set(visible).difference(chosen))
+        for name in others:
+            if (folder / name).is_symlink() and not (folder / name).exists():
+                self._reject(folder / name, "link to nothing")
+        skipped = [find_suffix(name) for name in others]
         self.skipped.update(suffix or "without a suffix" for suffix in skipped)
         below = readable(folder.relative_to(self.root))
-        others = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)
-        if others.total() > 1 and is_leaf and folder != self.root:
-            self.others[below] = others
+        unread = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)
+        if unread.total() > 1 and is_leaf and folder != self.root:
+            self.others[below] = unread
         elif not chosen and is_leaf and folder != self.root:
             self.empty.append(below)
 

@@ -1,6 +1,7 @@
 """Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class or
 a number to predict and, if wanted, a split and columns that the model sees as well. `data.path` is
-the folder that holds both, of which every file is watched, or the table alone.
+the folder that holds both, of which every file is watched, or the table alone. Or the images are in
+the table itself, as model hubs write it: Parquet or Arrow files with a column of their bytes.
 """
 
 from __future__ import annotations
@@ -8,10 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from throughline.data.listed_paths import find_listed
 from throughline.data.sources.base import ExampleFile, Files, Rejected
 from throughline.data.sources.listed_columns import check_names, name_columns, read_listing
 from throughline.data.sources.table import refuse_double_spelling
-from throughline.data.sources.tabular import TABLES, check_columns, read_split, read_table
+from throughline.data.sources.tabular import (
+    TABLES,
+    check_columns,
+    open_files,
+    read_split,
+    read_table,
+)
+from throughline.data.table_files import find_image_column, find_table_files
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
@@ -29,22 +38,31 @@ def scan(settings: DataSettings) -> Files:
       UnreadableSource: the table cannot be read, or lacks a column.
     """
     path = _find_table(Path(settings.path))
+    held = open_files(path, settings)
+    column = held and find_image_column(held, settings.path_column)
     table = read_table(path, settings)
     named = name_columns(settings, "path_column")
+    if column:
+        named["data.path_column"] = ()
     check_columns(table, named)
     check_names(table.path, named, input_name=IMAGE)
     listing = read_listing(table)
     if settings.label_kind == "auto":
         refuse_double_spelling(table)
-    columns, count = listing.columns, len(table)
+    columns, count, root = listing.columns, len(table), path if path.is_dir() else path.parent
     classes, numbers = table.cells(settings.label_columns[0]), [()] * count
     if listing.numbers is not None:
         classes, numbers = [""] * count, [*map(tuple, listing.numbers.tolist())]
     files, rejected, places = [], [], []
     splits = table.cells("split") if "split" in table.columns else [""] * count
-    for row, name in enumerate(table.cells(settings.path_column)):
+    names, notes = (
+        (column.name_examples(), {})
+        if column
+        else find_listed(table.cells(settings.path_column), table.path, root, settings)
+    )
+    for row, name in enumerate(names):
         split, problem = read_split(splits[row])
-        where = f"row {row + 1}: {name}"
+        where = name if column else f"row {row + 1}: {name}"
         if not name:
             rejected.append(Rejected(id=f"row {row + 1}", reason="path missing"))
         elif not (classes[row] or numbers[row]):
@@ -55,17 +73,18 @@ def scan(settings: DataSettings) -> Files:
             files.append(
                 ExampleFile(
                     id=name,
-                    path=path.parent / name,
+                    path=root / name,
                     label=classes[row],
                     split=split,
                     numbers=numbers[row],
+                    offset=row if column else -1,
                 )
             )
             places.append(row)
     groups = table.cells(settings.group) if settings.group in table.columns else []
     watched = path != Path(settings.path)
     return Files(
-        root=path.parent,
+        root=root,
         files=files,
         label_kind=listing.label_kind,
         targets=listing.targets,
@@ -74,11 +93,16 @@ def scan(settings: DataSettings) -> Files:
         readings=listing.readings,
         dialect=listing.dialect,
         groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
-        warnings=[*([] if watched else [UNWATCHED]), *listing.warnings],
+        warnings=[*([] if watched or column else [UNWATCHED]), *table.warnings, *listing.warnings],
+        column=column,
+        notes=notes,
     )
 
 
 def _find_table(path: Path) -> Path:
+    """The table at `path`: a file, the only one in a folder, or a folder of Parquet or Arrow files
+    that are one.
+    """
     if not path.is_dir():
         return path
     tables = sorted(
@@ -86,10 +110,14 @@ def _find_table(path: Path) -> Path:
         for one in path.iterdir()
         if one.suffix.lower() in TABLES and not one.name.startswith(".")
     )
-    if len(tables) != 1:
-        names = ", ".join(table.name for table in tables) or "none"
-        raise DataNotFound(
-            f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
-            f" {', '.join(sorted(TABLES))}, next to the images that it lists"
-        )
-    return tables[0]
+    files = find_table_files(path)
+    if len(tables) == 1 and {*files} <= {*tables}:
+        return tables[0]
+    if files and {*tables} <= {*files}:
+        return path
+    names = ", ".join(table.name for table in tables) or "none"
+    raise DataNotFound(
+        f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
+        f" {', '.join(sorted(TABLES))}, next to the images that it lists, or Parquet or Arrow files"
+        " alone, which hold them"
+    )

@@ -136,6 +136,7 @@ def scan(settings: DataSettings) -> Arrays:
         ],
         dialect=table.describe_dialect(),
         warnings=[
+            *table.warnings,
             *table.describe_unread(),
             *find_missing_marks(columns),
             *find_sentinels(table, numeric),

@@ -25,7 +25,6 @@ _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
     b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
-    b"PAR1\x15": "a Parquet table; name it .parquet",  # as the header of a first page begins
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
     b"GIF8": "a GIF image",

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
 from throughline.data.manifest import SPLITS
 from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
@@ -25,6 +24,15 @@ from throughline.data.sources.number_text import (
     find_lone_points,
     leave_decimal_open,
     read_numbers,
+)
+from throughline.data.sources.split_names import find_splits
+from throughline.data.table_files import (
+    NoText,
+    TableFiles,
+    as_text,
+    find_floats,
+    find_table_files,
+    open_table_files,
 )
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
@@ -42,9 +50,9 @@ class TextTable:
     `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
     cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
     divides the cells of a CSV file, `thousands` those of numbers. `unused` are the
-    `data.missing_values` that no cell has. `trained` are the columns of the model that the table is
-    read for, of whose training the decimal mark is where numbers alone leave it open; None: there
-    is no model, and that is refused.
+    `data.missing_values` that no cell has, `warnings` those of `TableFiles`. `trained` are the
+    columns of the model that the table is read for, of whose training the decimal mark is where
+    numbers alone leave it open; None: there is no model, and that is refused.
     """
 
     path: Path
@@ -55,6 +63,7 @@ class TextTable:
     nested: Mapping[str, str] = field(default_factory=dict)
     floats: frozenset[str] = frozenset()
     delimiter: str = ""
+    warnings: Sequence[str] = ()
     trained: TableColumns | None = None
     thousands: str = ""
     unused: Sequence[str] = ()
@@ -161,18 +170,8 @@ def read_table(
       DataNotFound: there is no such file.
       UnreadableSource: it is no table, or rows do not fit its header; names the lines.
     """
-    if path.is_dir():
-        raise UnreadableSource(
-            f"{path} is a folder",
-            "`data.path` must be one CSV or Parquet file" + _join_parquet_hint(path),
-        )
-    if not path.is_file():
-        raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
-    table = (
-        _read_parquet(path, settings)
-        if path.suffix.lower() == ".parquet"
-        else _read_csv(path, settings)
-    )
+    files = open_files(path, settings)
+    table = _read_files(files, settings) if files else _read_csv(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
 
 
@@ -283,7 +282,9 @@ def _blank_missing(table: TextTable) -> TextTable:
 
 
 def _drop_empty_end(table: TextTable) -> TextTable:
-    """The table without the rows at its end that hold nothing."""
+    """The table without the rows at its end that hold nothing, not even what is no text."""
+    if table.nested:
+        return table
     last = table.rows
     while last and not any(cells[last - 1].as_py() for cells in table.columns.values()):
         last -= 1
@@ -331,17 +332,45 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     )
 
 
-def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
-    try:
-        table = pq.read_table(path)
-    except Exception as error:  # parsers of other people's files raise anything
-        raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
-    columns, nested = {}, {}
+def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
+    """The Parquet or Arrow files at `path`, a folder of which may be named as splits; None where it
+    is a CSV file.
+
+    Raises:
+      DataNotFound: there is none of either.
+    """
+    files = find_table_files(path) if path.exists() else []
+    if not (files or path.is_file()):
+        state = "holds no Parquet or Arrow file" if path.is_dir() else "does not exist"
+        raise DataNotFound(
+            f"{path} {state}; `data.path` must be a CSV file, a Parquet or Arrow file, or a folder"
+            " of these"
+        )
+    if not files:
+        return None
+    outside = [one for one in files if not one.resolve().is_relative_to(path.resolve())]
+    if outside and not settings.follow_links:
+        raise UnreadableSource(
+            f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
+        )
+    names = [one.relative_to(path).as_posix() for one in files if one != path]
+    by_split = dict(zip(files, find_splits(path, names) or [None], strict=True))
+    return open_table_files(path, by_split, label=settings.label_columns[0])
+
+
+def _read_files(files: TableFiles, settings: DataSettings) -> TextTable:
+    path, columns, nested, readable = files.path, {}, {}, []
+    for name, kind in zip(files.schema.names, files.schema.types, strict=True):
+        try:
+            as_text(pa.chunked_array([], kind))
+            readable.append(name)
+        except (NoText, pa.ArrowNotImplementedError):
+            nested[name] = str(kind)
+    batches = [batch for _, _, batch in files.read(readable, rows=_ROWS_AT_ONCE)]
+    table = pa.Table.from_batches(batches, pa.schema([files.schema.field(one) for one in readable]))
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
             columns[name] = as_text(column)
-        except (NoText, pa.ArrowNotImplementedError):
-            nested[name] = str(column.type)
         except pa.ArrowInvalid as error:
             if name in settings.ignore:
                 nested[name] = str(column.type)
@@ -353,53 +382,9 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     return TextTable(
         path=path,
         columns=columns,
-        rows=table.num_rows,
+        rows=table.num_rows if readable else files.count_rows(),
         settings=settings,
         nested=nested,
         floats=find_floats(table.schema) & columns.keys(),
-    )
-
-
-def find_floats(schema: pa.Schema) -> frozenset[str]:
-    """The columns of a Parquet file that hold fractions as such."""
-    return frozenset(
-        one.name
-        for one in schema
-        if pa.types.is_floating(one.type) or pa.types.is_decimal(one.type)
-    )
-
-
-class NoText(Exception):
-    """Cells are bytes."""
-
-
-def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
-    """Typed cells as text: the shortest that gives the same value back, whole numbers without a
-    fraction; null and NaN are empty.
-
-    Raises:
-      ArrowInvalid: a text is no UTF-8.
-      ArrowNotImplementedError, NoText: cells are no single values, or bytes.
-    """
-    cells: Any = column
-    if pa.types.is_dictionary(cells.type):
-        cells = cells.cast(cells.type.value_type)
-    if "binary" in str(cells.type):
-        raise NoText
-    if pa.types.is_boolean(cells.type):
-        cells = pc.if_else(cells, "True", "False")
-    elif pa.types.is_floating(cells.type):
-        cells = pc.if_else(pc.is_nan(cells), None, cells)
-        cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
-    text = pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
-    text.validate(full=True)  # other writers check no UTF-8
-    return text
-
-
-def _join_parquet_hint(folder: Path) -> str:
-    if not any(folder.glob("**/*.parquet")):
-        return ""
-    return (
-        '; join its Parquet files: python -c "import pyarrow.dataset as d, pyarrow.parquet as p;'
-        f" p.write_table(d.dataset('{folder}').to_table(), 'data.parquet')\""
+        warnings=files.warnings,
     )

@@ -35,7 +35,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
         classes=classes,
         objects=objects,
     )
-    root = objects or Root(Path(settings.path))
+    root = objects or Root(Path(settings.path), follow_links=settings.follow_links)
     return Texts(
         documents=_documents(listed, root, settings),
         total=len(listed.files) + len(listed.rejected),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts
@@ -20,16 +19,16 @@ from throughline.data.sources.delimited import (
     Record,
     find_row_lines,
     open_delimited,
-    refuse_doubled,
 )
 from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.sources.listed_columns import check_names, name_columns
 from throughline.data.sources.number_text import is_number
 from throughline.data.sources.table_start import read_start
-from throughline.data.sources.tabular import TABLES, NoText, as_text, find_floats
+from throughline.data.sources.tabular import TABLES, open_files
 from throughline.data.sources.text_records import count_lines, read_fields
+from throughline.data.table_files import NoText, TableFiles, as_text, find_floats
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.errors import UnreadableSource, did_you_mean
 
 _ROWS = 256
 KEY = "text_column"  # of params.yaml, by which the column with the texts is named
@@ -57,11 +56,9 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
       UnreadableSource: it is no table of this kind, or lacks a column.
     """
     path = Path(settings.path)
-    if not path.is_file():
-        raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     check_encoding(settings.encoding)
-    if path.suffix.lower() == ".parquet":
-        return _scan_parquet(path, settings, use_splits=use_splits)
+    if files := open_files(path, settings):
+        return _scan_files(files, settings, use_splits=use_splits)
     if path.suffix.lower() not in TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
@@ -151,43 +148,31 @@ def _refuse_joined_rows(lines: Sequence[_RowLine], path: Path, labels: Collectio
             )
 
 
-def _scan_parquet(path: Path, settings: DataSettings, *, use_splits: bool) -> Texts:
-    try:
-        table = pq.ParquetFile(path)
-    except Exception as error:  # parsers of other people's files raise anything
-        raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
-    names = list(table.schema_arrow.names)
-    refuse_doubled(names, path)
+def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) -> Texts:
+    path, names = files.path, files.schema.names
     named = name_columns(settings, KEY)
     check_fields(names, named, where=str(path))
-    needed = [*chain.from_iterable(named.values())]
+    needed = [*dict.fromkeys(chain.from_iterable(named.values()))]
     needed += ["split"] if "split" in names else []
-    documents = _parquet_rows(path, table, needed, settings, use_splits=use_splits)
-    kept = keep_cells(path, settings, floats=find_floats(table.schema_arrow))
-    return Texts(documents=documents, total=table.metadata.num_rows, kept=kept)
+    documents = _read_rows(files, needed, settings, use_splits=use_splits)
+    kept = keep_cells(path, settings, floats=find_floats(files.schema))
+    total, warnings = files.count_rows(), files.warnings
+    return Texts(documents=documents, total=total, kept=kept, warnings=warnings)
 
 
-def _parquet_rows(
-    path: Path,
-    table: pq.ParquetFile,
-    columns: list[str],
-    settings: DataSettings,
-    *,
-    use_splits: bool,
+def _read_rows(
+    files: TableFiles, names: list[str], settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    number, kept = 0, settings.kept_columns
-    try:
-        for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
-            columns_of_cells = [
-                _read_kept(column, name, path) if name in kept else _read_cells(column)
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            ]
-            for cells in zip(*columns_of_cells, strict=True):
-                number += 1
-                fields = dict(zip(batch.schema.names, cells, strict=True))
-                yield read_fields(fields, f"row {number:08d}", settings, use_splits=use_splits)
-    except OSError as error:
-        raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
+    kept = settings.kept_columns
+    for file, start, batch in files.read(names, rows=_ROWS):
+        columns = [
+            _read_kept(column, name, file) if name in kept else _read_cells(column)
+            for name, column in zip(names, batch.columns, strict=True)
+        ]
+        below = "row " if file == files.path else f"{file.relative_to(files.path).as_posix()}:"
+        for number, cells in enumerate(zip(*columns, strict=True), start=start + 1):
+            fields = dict(zip(names, cells, strict=True))
+            yield read_fields(fields, f"{below}{number:08d}", settings, use_splits=use_splits)
 
 
 def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:

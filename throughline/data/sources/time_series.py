@@ -54,6 +54,8 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
     """
     path = Path(settings.path)
     table, gaps = None, []
+    if path.is_dir():
+        raise UnreadableSource(f"{path} is a folder", "set data.path to the file of one series")
     if path.suffix.lower() == ".npy":
         values, columns = _from_array(path)
     else:

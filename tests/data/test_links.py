@@ -1,0 +1,164 @@
+"""Links below `data.path`: those to regular files are read wherever these are, as what the link's
+name says; others are refused in words.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.small_data import data_settings, picture, read_reasons
+from throughline.data.encodings.base import RejectedValue, Root
+from throughline.data.ingest import ingest
+from throughline.data.sources import file_folder, image_table, text_folder
+from throughline.data.sources.base import ExampleFile
+from throughline.shared.errors import UnreadableSource
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two classes of twelve photos each, of which files elsewhere hold the bytes, as in DVC's cache
+    and in the snapshots of a model hub.
+    """
+    for number in range(24):
+        link = tmp_path / "in" / "ab"[number % 2] / f"{number:02d}.png"
+        blob = tmp_path / "blobs" / f"{number:064x}"
+        for path in (link, blob):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(blob, "PNG")
+        link.symlink_to(Path("../../blobs") / blob.name)
+    return tmp_path / "in"
+
+
+def through_a_second_link(root):
+    (root.parent / "more").symlink_to(root.parent / "blobs" / f"{0:064x}")
+    relink(root / "a" / "00.png", root.parent / "more")
+
+
+def relink(path, target):
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def to_other_user(root):
+    blob = root.parent / "blobs" / f"{0:064x}"
+    os.chown(blob, 12345, 12345)
+
+
+# What happens to one link, and why it is rejected; empty where it is read.
+LINKED = {
+    "as they are": (lambda root: None, ""),
+    "absolute": (lambda root: relink(root / "a/00.png", root.parent / f"blobs/{0:064x}"), ""),
+    "through a second link": (through_a_second_link, ""),
+    "within the root": (lambda root: relink(root / "a/00.png", "../b/01.png"), "duplicate of"),
+    "to a device": (lambda root: relink(root / "a/00.png", "/dev/zero"), "is a link to what is no"),
+    "to a folder": (lambda root: relink(root / "a/00.png", "../../blobs"), None),
+    "to nothing": (lambda root: relink(root / "a/00.png", "../x"), "link to nothing: ../x is not"),
+    "without a suffix": (lambda root: relink(root / "a/c", "nowhere"), "link to nothing"),
+    "to itself": (lambda root: relink(root / "a/00.png", "00.png"), "cannot be read"),
+    "of another user": (to_other_user, "is a link to a file of another user"),
+    "to no picture": (lambda root: relink(root / "a/00.png", "/etc/hostname"), "not an image"),
+}
+
+
+@pytest.mark.parametrize("case", LINKED)
+def test_a_link_is_read_or_rejected_with_its_reason(case, root, tmp_path):
+    happens, reason = LINKED[case]
+    if case == "of another user" and os.geteuid() != 0:
+        pytest.skip("needs the right to give files away")
+    happens(root)
+    if reason is None:
+        with pytest.raises(UnreadableSource, match=r"a/00\.png is a link to the folder .*cp -rs"):
+            ingest(data_settings(root), tmp_path / "manifest")
+        return
+    manifest = ingest(data_settings(root), tmp_path / "manifest")
+    reasons = [*read_reasons(manifest).values()]
+    assert len(reasons) == bool(reason)
+    assert all(one.startswith(reason) for one in reasons)
+
+
+def test_without_following_links_stay_in_the_root(root):
+    outside = next(Root(root).open_all([_file(root / "a/00.png")]))
+    with pytest.raises(RejectedValue, match="leads outside the data root"):
+        outside.read(lambda opened, size: None)
+
+
+def _file(path):
+    return ExampleFile(id=path.name, path=path, label="")
+
+
+@pytest.mark.parametrize("name", ["../blobs/{0:064x}", "{root}/../blobs/{0:064x}"])
+def test_paths_of_a_list_lead_nowhere_that_no_link_leads_to(name, root, tmp_path):
+    (root / "list.csv").write_text(
+        "path,label\n"
+        + "".join(f"{'ab'[n % 2]}/{n:02d}.png,{'ab'[n % 2]}\n" for n in range(24))
+        + f"{name.format(0, root=root)},a\n"
+    )
+    manifest = ingest(data_settings(root, "image_table"), tmp_path / "manifest")
+    assert [*read_reasons(manifest).values()] == ["leads outside the data root"]
+    assert len(manifest.examples) == 24
+
+
+def test_other_contents_of_a_links_target_are_other_data(root, tmp_path):
+    folders = [tmp_path / "1", tmp_path / "2"]
+    before = ingest(data_settings(root), folders[0], inspections=tmp_path / "kept")
+    blob = tmp_path / "blobs" / f"{0:064x}"
+    status = blob.stat()
+    picture(999).save(blob, "PNG")
+    os.utime(blob, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = ingest(data_settings(root), folders[1], inspections=tmp_path / "kept")
+    changed = set(before.examples["digest"]) ^ set(after.examples["digest"])
+    assert len(changed) == 2 and before.digest != after.digest
+
+
+def parent(root):
+    return root.parent
+
+
+# Where a link to a folder leads, and what is said of it.
+FOLDERS = {
+    "elsewhere": (lambda root: root.parent / "blobs", r"c is a link to the folder .*`rm .*cp -rs"),
+    "to what holds the root": (parent, r"c is a link to the folder .*, which holds it; remove it"),
+    "to the disk": (lambda root: Path("/"), r"c is a link to the folder /, which holds it"),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(case, root, tmp_path):
+    leads, words = FOLDERS[case]
+    (root / "c").symlink_to(leads(root))
+    with pytest.raises(UnreadableSource, match=words):
+        ingest(data_settings(root), tmp_path / "manifest")
+    listed = file_folder.scan(data_settings(root, follow_links=False))
+    assert [(one.id, one.reason) for one in listed.rejected] == [
+        ("c", "folder is a link that leads outside the data root")
+    ]
+    left_out = ingest(data_settings(root, leave_out=["c"]), tmp_path / "manifest")
+    assert len(left_out.examples) == 24
+
+
+def test_a_cycle_within_the_root_is_rejected_by_name(root, tmp_path):
+    (root / "a" / "again").symlink_to("..")
+    manifest = ingest(data_settings(root), tmp_path / "manifest")
+    assert read_reasons(manifest) == {
+        "a/again": "folder is a link to ., which is listed itself",
+    }
+
+
+def test_linked_texts_and_tables_are_read_too(root, tmp_path):
+    (tmp_path / "texts" / "a").mkdir(parents=True)
+    (tmp_path / "texts" / "a" / "x.txt").symlink_to("/etc/hostname")
+    found = [*text_folder.scan(data_settings(tmp_path / "texts", "text_folder")).documents]
+    assert [one.id for one in found] == ["a/x.txt"]
+    (root / "hub").mkdir()
+    (tmp_path / "blob").write_bytes(b"PAR1")
+    for name in ("train.parquet", "test.parquet"):
+        (root / "hub" / name).symlink_to(tmp_path / "blob")
+    with pytest.raises(UnreadableSource, match=r"test\.parquet leads outside the data root"):
+        image_table.scan(data_settings(root / "hub", "image_table", follow_links=False))
+    with pytest.raises(UnreadableSource, match=r"test\.parquet is not a readable Parquet"):
+        image_table.scan(data_settings(root / "hub", "image_table"))

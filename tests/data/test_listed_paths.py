@@ -1,0 +1,126 @@
+"""Names in a list that are not the paths of files become these by one rule for all, or are refused
+with what was looked for and what is there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from throughline.data.sources import image_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+RULE = "names in the list are no paths: "
+
+
+def scan(tmp_path: Path, names, files, **changes):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    lines = [f'"{name}",{"ab"[number % 2]}' for number, name in enumerate(names)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]), encoding="utf-8")
+    return image_table.scan(DataSettings(source="image_table", path=str(tmp_path), **changes))
+
+
+# Names in a list, files next to it, and how the names are read.
+READ = {
+    "paths": (["a/1.png", "b/2.png"], ["a/1.png", "b/2.png"], ""),
+    "without a suffix": (["0a1b2c", "3d"], ["0a1b2c.jpg", "3d.jpg"], "suffix: .jpg was added"),
+    "of two suffixes": (["1", "2"], ["1.jpg", "2.PNG"], "suffix: .PNG, .jpg was added"),
+    "with dots and no suffix": (["cat.1", "cat.2"], ["cat.1.jpg", "cat.2.jpg"], ".jpg was added"),
+    "numbers with zeros": (["0001", "0002"], ["0001.png", "0002.png"], ".png was added"),
+    "without a folder": (
+        ["cat.1.jpg", "x.jpg"],
+        ["train/cat.1.jpg", "train/x.jpg"],
+        "train was added",
+    ),
+    "without one of several folders": (
+        ["1.png", "2.png"],
+        ["a/1.png", "b/2.png"],
+        "a, b was added",
+    ),
+    "without suffix and folder": (
+        ["1", "2"],
+        ["train/1.jpg", "train/2.jpg", "1.txt"],
+        "suffix: .jpg was added; they lack their folder: train was added",
+    ),
+    "without the upper folder": (["a/1.png", "b/1.png"], ["x/a/1.png", "x/b/1.png"], "x was added"),
+    "backslashes": ([r"a\1.png", r"b\1.png"], ["a/1.png", "b/1.png"], "backslashes divide"),
+    "backslashes without a suffix": ([r"a\1", r"b\1"], ["a/1.png", "b/1.png"], ".png was added"),
+    "of another machine": (
+        ["/kaggle/input/x/train/1.png", "/kaggle/input/x/train/2.png"],
+        ["train/1.png", "train/2.png", "test/1.png"],
+        "kaggle/input/x is of another place and was left out",
+    ),
+    "of Windows": (
+        [r"C:\data\train\1.png", r"C:\data\train\2.png"],
+        ["train/1.png", "train/2.png"],
+        "C:/data is of",
+    ),
+    "of a bucket": (["s3://b/x/1.png", "s3://b/x/2.png"], ["1.png", "2.png"], "s3:/b/x is of"),
+    "a level up": (
+        ["../img/1.png", "../img/2.png"],
+        ["img/1.png", "img/2.png"],
+        ".. is of another",
+    ),
+    "a single part left": (["/m/a/1.png", "/m/a/2.png"], ["1.png", "2.png"], "m/a is of another"),
+    "below the root first": (["1", "2"], ["1.png", "2.png", "old/1.png"], ".png was added"),
+    "letters of other scripts": (["猫", "собака"], ["x/猫.png", "x/собака.png"], "x was added"),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_names_are_read_by_one_rule_which_is_said(case, tmp_path):
+    names, files, rule = READ[case]
+    found = scan(tmp_path, names, files)
+    assert [file.path for file in found.files] == [tmp_path / name for name in files[: len(names)]]
+    assert [file.id for file in found.files] == files[: len(names)]
+    (said,) = found.notes or [""]
+    assert (rule in said) if rule else not said
+    assert found.notes == ({said: len(names)} if rule else {})
+
+
+REFUSED = {
+    "two suffixes of one name": (
+        ["a", "b"],
+        ["a.jpg", "a.png", "b.png"],
+        "a may be a.jpg or a.png",
+    ),
+    "two folders": (
+        ["1.png", "2.png"],
+        ["x/1.png", "y/1.png", "y/2.png"],
+        "1.png may be x/1.png or",
+    ),
+    "some without a suffix": (["1", "2.png"], ["1.png", "2.png"], "1 of 2 files are not below"),
+    "another folder for each": (
+        ["val/1.png", "train/2.png"],
+        ["train/1.png", "train/2.png"],
+        r"1 of 2 files are not below .*, such as val/1\.png; train/2\.png is",
+    ),
+    "two machines": (["/a/1.png", "/b/2.png"], ["1.png", "2.png"], r"/a/1\.png was looked for"),
+    "another suffix": (
+        ["1.dcm", "2.dcm"],
+        ["1.png", "2.png"],
+        r"1\.dcm was looked for.*there is 1\.png",
+    ),
+    "another case": (["A", "B"], ["a.png", "b.png"], r"A was looked for.*there is a\.png"),
+    "no images": (["1", "2"], ["1.txt", "2.txt"], "there are no such files"),
+    "a third is missing": (["1", "2", "3"], ["1.png", "2.png"], "1 was looked for"),
+    "folders": (["a", "b"], ["a/1.png", "b/1.png"], "a was looked for"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_names_are_refused_with_what_is_there(case, tmp_path):
+    names, files, words = REFUSED[case]
+    with pytest.raises(UnreadableSource, match=words) as refused:
+        scan(tmp_path, names, files)
+    assert "list.csv: column path: " in str(refused.value)
+    assert "max_reject_fraction" not in str(refused.value)
+
+
+def test_as_many_files_may_be_missing_as_rejects_are_allowed(tmp_path):
+    found = scan(tmp_path, ["1", "2", "3"], ["x/1.png", "x/2.png"], max_reject_fraction=0.4)
+    assert [file.id for file in found.files] == ["x/1.png", "x/2.png", "3"]

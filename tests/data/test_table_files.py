@@ -1,0 +1,327 @@
+"""Parquet and Arrow files as model hubs write them: images, texts and rows, of one file or a folder
+of them, are what they are as files; what would be read otherwise is refused in words.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.small_data import data_settings, picture, prepared, read_files, read_reasons
+from throughline.data.documents import write_documents
+from throughline.data.ingest import ingest
+from throughline.data.sources import image_table, table, text_table
+from throughline.data.table_files import find_table_files
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+pytestmark = pytest.mark.integration
+
+NAMES = ["cat", "dog"]
+IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+def encode(number: int, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    picture(number).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def named_classes(names=NAMES, column="label"):
+    """The metadata that `datasets` writes into a schema."""
+    label = {"names": list(names), "_type": "ClassLabel"}
+    features = {"image": {"_type": "Image"}, column: label}
+    return {"huggingface": json.dumps({"info": {"features": features}})}
+
+
+def pictures(numbers, *, kind="PNG", path="{}.png", names=NAMES, label=None, image=IMAGE, **more):
+    """A table of these pictures, whose classes take turns."""
+    numbers = list(numbers)
+    content = [encode(number, kind) for number in numbers]
+    cells = content
+    if pa.types.is_struct(image):
+        paths = [path and path.format(number) for number in numbers]
+        cells = [{"bytes": one, "path": name} for one, name in zip(content, paths, strict=True)]
+    labels = [number % 2 if label is None else label for number in numbers]
+    columns = {
+        "image": pa.array(cells, image),
+        "label": pa.array(labels, pa.int64()),
+        **{name: pa.array(value) for name, value in more.items()},
+    }
+    return pa.table(columns).replace_schema_metadata(named_classes(names) if names else None)
+
+
+def write(path: Path, content: pa.Table, *, form: str = "parquet", **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if form == "parquet":
+        pq.write_table(content, path, row_group_size=4, **options)
+        return
+    opened = {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}[form]
+    with opened(path, content.schema, **options) as file:
+        file.write_table(content, max_chunksize=3)
+
+
+def write_folder(root, files, **how):
+    for name, content in files.items():
+        write(root / name, content, **how)
+    return root
+
+
+def settings(path, **changes):
+    return data_settings(path, "image_table", **changes)
+
+
+@pytest.fixture
+def as_files(tmp_path):
+    for number in range(24):
+        path = tmp_path / "files" / NAMES[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(number))
+    return ingest(data_settings(tmp_path / "files"), tmp_path / "of files")
+
+
+LZ4 = {"options": pa.ipc.IpcWriteOptions(compression="lz4")}
+PARTS = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
+FORMS = {
+    "a folder of Parquet": (PARTS, {}, {}),
+    "a folder for each split": (
+        ["default/train/0000.parquet", "default/train/0001.parquet"],
+        {},
+        {},
+    ),
+    "one Parquet file": (["all.parquet"], {}, {}),
+    "one of another suffix": (["all.pq"], {}, {}),
+    "uncompressed": (PARTS, {"compression": "none"}, {}),
+    "by zstd, in pages of a newer kind": (
+        PARTS,
+        {"compression": "zstd", "data_page_version": "2.0"},
+        {},
+    ),
+    "save_to_disk": (
+        ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"],
+        {"form": "stream"},
+        {},
+    ),
+    "Arrow files": (["a.arrow", "b.arrow"], {"form": "file"}, {}),
+    "compressed Arrow files": (["a.arrow", "b.arrow"], {"form": "file", **LZ4}, {}),
+    "one stream without a suffix": (["table"], {"form": "stream"}, {}),
+    "bytes alone": (PARTS, {}, {"image": pa.binary()}),
+    "large bytes alone": (["a.arrow"], {"form": "file"}, {"image": pa.large_binary()}),
+    "no paths": (PARTS, {}, {"path": None}),
+    "the same path for all": (PARTS, {}, {"path": "image.png"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pictures_in_tables_are_the_examples_that_they_are_as_files(form, as_files, tmp_path):
+    names, how, what = FORMS[form]
+    step = 24 // len(names)
+    files = {
+        name: pictures(range(place * step, (place + 1) * step), **what)
+        for place, name in enumerate(names)
+    }
+    root = write_folder(tmp_path / "tables", files, **how)
+    path = root if len(names) > 1 else root / names[0]
+    found = ingest(settings(path), tmp_path / "of tables")
+    assert found.classes == as_files.classes == ("cat", "dog")
+    assert _contents(found) == _contents(as_files)
+    assert found.rejected.empty
+
+
+def _contents(manifest):
+    """What each example is, by its content: label, split and size."""
+    return {row.digest: (row.label, row.split, row.bytes) for row in manifest.examples.itertuples()}
+
+
+def test_paths_that_all_examples_have_make_the_same_shards_as_files(tmp_path):
+    files = pictures(range(24), path="{}.png", names=None)
+    paths = [f"{NAMES[number % 2]}/{number}.png" for number in range(24)]
+    image = [
+        {**one, "path": name} for one, name in zip(files["image"].to_pylist(), paths, strict=True)
+    ]
+    files = files.set_column(0, "image", pa.array(image, IMAGE))
+    files = files.replace_schema_metadata(named_classes())
+    write(tmp_path / "all.parquet", files)
+    for path, content in zip(paths, image, strict=True):
+        (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "files" / path).write_bytes(content["bytes"])
+    by_table = prepared(settings(tmp_path / "all.parquet"), tmp_path / "1")
+    by_file = prepared(data_settings(tmp_path / "files"), tmp_path / "2")
+    one, other = (read_files(folder / "shards") for folder in (by_table, by_file))
+    shards = [name for name in one if name.endswith(".tfrecord")]
+    assert shards
+    assert all(one[name] == other[name] for name in shards)
+
+
+def test_splits_of_images_texts_and_rows_are_those_of_the_files_names(tmp_path):
+    names = ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet")
+    root = write_folder(tmp_path, {names[0]: pictures(range(8)), names[1]: pictures(range(8, 12))})
+    found = ingest(settings(root, split={"validation": 0.4}), tmp_path / "manifest")
+    assert found.stats["examples"]["test"] == 4
+    assert found.stats["examples"].keys() == {"train", "validation", "test"}
+    texts = pa.table({"text": ["a", "b"], "label": [0, 1]}).replace_schema_metadata(named_classes())
+    root = write_folder(
+        tmp_path / "texts", {"train/0000.parquet": texts, "val/0000.parquet": texts}
+    )
+    rows, _ = write_documents(
+        text_table.scan(DataSettings(source="text_table", path=str(root))),
+        tmp_path,
+        encoding="utf-8",
+    )
+    assert rows[["id", "label", "split"]].values.tolist() == [
+        ["train/0000.parquet:00000001", "cat", "train"],
+        ["train/0000.parquet:00000002", "dog", "train"],
+        ["val/0000.parquet:00000001", "cat", "validation"],
+        ["val/0000.parquet:00000002", "dog", "validation"],
+    ]
+    numbers = [pa.table({"x": [1.5, 2.5 + place], "label": ["a", "b"]}) for place in range(2)]
+    root = write_folder(
+        tmp_path / "rows", {"train.parquet": numbers[0], "test.parquet": numbers[1]}
+    )
+    arrays = table.scan(DataSettings(source="table", path=str(root)))
+    assert (arrays.values[:, 0].tolist(), arrays.splits) == (
+        [1.5, 3.5, 1.5, 2.5],
+        ["test", "test", None, None],
+    )
+
+
+REFUSED = {
+    "paths alone": (
+        {
+            "a.parquet": [
+                {"image": {"bytes": None, "path": f"{n}.png"}, "label": 0} for n in range(4)
+            ]
+        },
+        "column image holds the paths of images, and the bytes are not in the table",
+    ),
+    "several columns of images": (
+        {"a.parquet": pictures(range(4), mask=[b"x"] * 4)},
+        r"the columns image, mask may all hold the images.*set data\.path_column: image",
+    ),
+    "another type": (
+        {
+            "a.parquet": pictures(range(4)),
+            "b.parquet": pictures(range(4), names=None, label=0).set_column(
+                1, "label", pa.array(["x"] * 4)
+            ),
+        },
+        r"b\.parquet: column label numbers other classes than in .*a\.parquet",
+    ),
+    "other classes": (
+        {"a.parquet": pictures(range(4)), "b.parquet": pictures(range(4), names=["dog", "cat"])},
+        r"b\.parquet: column label numbers other classes",
+    ),
+    "a column more": (
+        {"a.parquet": pictures(range(4)), "b.parquet": pictures(range(4), size=[1] * 4)},
+        r"a\.parquet: no column size, which .*b\.parquet has",
+    ),
+    "a column of another type": (
+        {
+            "a.parquet": pictures(range(4), size=[1] * 4),
+            "b.parquet": pictures(range(4), size=["1"] * 4),
+        },
+        r"b\.parquet: column size is string, in .*a\.parquet int64",
+    ),
+    "a class without a name": (
+        {"a.parquet": pictures(range(4), label=2)},
+        r"a\.parquet: column label holds 2, and its metadata name 2 classes",
+    ),
+    "half of the names say a split": (
+        {"train.parquet": pictures(range(4)), "more.parquet": pictures(range(4))},
+        "train.parquet is named as a split, more.parquet is not",
+    ),
+    "another label": (
+        {"a.parquet": pictures(range(4)).rename_columns(["image", "labels"])},
+        "no column label; did you mean labels",
+    ),
+    "cut off": (
+        {"a.parquet": b"PAR1 and no more"},
+        r"a\.parquet is not a readable Parquet or Arrow table",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_tables_that_would_be_read_otherwise_are_refused_in_words(what, tmp_path):
+    files, words = REFUSED[what]
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            write(
+                tmp_path / name,
+                pa.Table.from_pylist(content) if isinstance(content, list) else content,
+            )
+    path = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
+    with pytest.raises(UnreadableSource, match=f"(?s){words}"):
+        ingest(settings(path), tmp_path / "manifest")
+
+
+def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
+    cells = pictures(range(40)).to_pylist()
+    cells[2]["image"] = None
+    cells[3]["image"]["bytes"] = None
+    cells[4]["image"]["bytes"] = b"no image"
+    cells[5]["label"] = cells[39]["label"] = -1
+    cells[6]["image"]["bytes"] = encode(6, "WEBP")
+    train = pa.Table.from_pylist(cells, pictures(range(1)).schema)
+    files = {"train-0.parquet": train, "test-0.parquet": pictures(range(40, 44), label=-1)}
+    write_folder(tmp_path / "in", files)
+    (tmp_path / "in" / "README.md").write_text("what it is")
+    (tmp_path / "in" / ".cache").mkdir()
+    (tmp_path / "in" / ".cache" / "old.parquet").write_bytes(b"left over")
+    found = ingest(settings(tmp_path / "in"), tmp_path / "manifest")
+    reasons = {name.rpartition("/")[2]: reason for name, reason in read_reasons(found).items()}
+    assert reasons == {
+        "00000002": "image missing",
+        "00000003": "bytes missing: there is only the path 3.png",
+        "00000004": "not an image in JPEG, PNG, GIF, BMP or WebP format",
+        "00000005": "label missing",
+        "00000039": "label missing",
+    }
+    assert len(found.examples) == 35
+    assert (
+        "test-0.parquet, 4 rows, is left out: in all of them label is −1, no class"
+        in (found.stats["warnings"])
+    )
+
+
+def test_columns_next_to_images_and_numbers_to_predict_are_read_with_them(tmp_path):
+    more = {"area": [*map(float, range(12))], "price": [*range(100, 112)]}
+    write(tmp_path / "a.parquet", pictures(range(12), names=None, **more))
+    source = image_table.scan(
+        settings(
+            tmp_path / "a.parquet", numeric=["area"], label_column="price", label_kind="number"
+        )
+    )
+    assert [file.numbers for file in source.files] == [(100.0 + n,) for n in range(12)]
+    assert source.listed is not None
+    assert source.listed.values[:, 0].tolist() == [*range(12)]
+
+
+def test_a_path_column_may_name_one_of_several_columns_of_images(tmp_path):
+    write(tmp_path / "a.parquet", pictures(range(12), mask=[b"x"] * 12))
+    found = ingest(settings(tmp_path / "a.parquet", path_column="image"), tmp_path / "manifest")
+    assert len(found.examples) == 12
+
+
+def test_a_column_without_a_value_is_of_any_type_and_folders_of_one_split_are_named(tmp_path):
+    rows = pa.table({"x": [1.0, 2.0], "note": pa.nulls(2), "label": ["a", "b"]})
+    other = pa.table({"label": ["a", "b"], "note": ["u", "v"], "x": [3.0, 4.0]})
+    root = write_folder(tmp_path, {"year=2020/a.parquet": rows, "year=2021/a.parquet": other})
+    (tmp_path / "more.csv").write_text("x,note,label\n5.0,w,a\n")
+    found = table.scan(DataSettings(source="table", path=str(root), missing="category"))
+    assert found.values[:, 0].tolist() == [1, 2, 3, 4]
+    assert found.warnings[0] == "other files of data are left out: more.csv"
+    assert found.warnings[1].startswith("files of 2 folders (year=2020, year=2021) are read as one")
+
+
+def test_only_files_of_tables_are_found(tmp_path):
+    (tmp_path / "a.csv").write_text("path,label\n")
+    (tmp_path / "b.bin").write_bytes(b"\xff\xff\xff\xfe")
+    assert [find_table_files(tmp_path / name) for name in ("a.csv", "b.bin", "c")] == [[], [], []]

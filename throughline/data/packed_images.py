@@ -1,0 +1,63 @@
+"""The images of a table's column, written back to back next to the manifest: what compressed row
+groups hold cannot be read one by one in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from throughline.data.manifest import IMAGES
+from throughline.data.sources import Files, Rejected
+from throughline.data.sources.base import ListedColumns
+from throughline.data.table_files import ImageColumn
+from throughline.shared.errors import UnreadableSource
+from throughline.shared.progress import progress
+
+_ROWS_AT_ONCE = 64
+
+
+def pack_images(source: Files, column: ImageColumn, folder: Path) -> Files:
+    """Write the images of the source's files, whose `offset` is their row in the column, into
+    `folder`; a few are in memory at once. Returns the source with the parts of that file.
+
+    Raises:
+      UnreadableSource: the column holds the paths of images alone.
+    """
+    by_row = {file.offset: place for place, file in enumerate(source.files)}
+    path, row, end = folder / IMAGES, 0, 0
+    files, rejected, places = [], list(source.rejected), []
+    names = [column.values, *([f"{column.name}.path"] if column.has_paths else [])]
+    batches = column.files.read(names, rows=_ROWS_AT_ONCE)
+    total = -(-column.files.count_rows() // _ROWS_AT_ONCE)
+    with path.open("wb") as packed:
+        for _, _, batch in progress(batches, total=total, label="images", unit="batches"):
+            paths = batch.column(1) if column.has_paths else None
+            for number, value in enumerate(batch.column(0)):
+                place = by_row.get(row + number)
+                if place is None:
+                    continue
+                file = source.files[place]
+                if not value.is_valid:
+                    named = paths[number].as_py() if paths else None
+                    reason = f"bytes missing: there is only the path {named}" if named else ""
+                    rejected.append(Rejected(id=file.id, reason=reason or "image missing"))
+                    continue
+                data = value.as_buffer()
+                packed.write(data)
+                files.append(replace(file, path=path, offset=end, size=data.size))
+                places.append(place)
+                end += data.size
+            row += batch.num_rows
+    if source.files and not files and rejected[-1].reason.startswith("bytes missing"):
+        raise UnreadableSource(
+            f"{column.files.path}: column {column.name} holds the paths of images, and the bytes"
+            " are not in the table",
+            "write it again with the images in it (of `datasets`: save_to_disk, or push_to_hub"
+            " with embed_external_files=True), or a column with the paths alone, which"
+            " data.path_column names",
+        )
+    listed = source.listed
+    if listed:
+        listed = ListedColumns(columns=listed.columns, values=listed.values[places])
+    return replace(source, files=files, rejected=rejected, listed=listed)

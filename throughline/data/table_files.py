@@ -1,0 +1,396 @@
+"""Parquet and Arrow files, one or a folder of them with the same columns, as one table that is read
+batch by batch. Classes that Hugging Face's `datasets` has numbered get their names back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from throughline.shared.errors import UnreadableSource
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+SUFFIXES = frozenset({".parquet", ".arrow"})  # of the files that are read of a folder
+SPLIT = "split"
+_SHOWN = 4
+_DATA = frozenset({".csv", ".tsv", ".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"})
+BYTES, PATH = "bytes", "path"  # fields of an image, as `datasets` writes it
+_PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_ALIKE = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+
+
+def find_table_files(path: Path) -> list[Path]:
+    """The Parquet and Arrow files below a folder, but for hidden ones, or the one that a file is;
+    none where it is another one.
+    """
+    if path.is_file():
+        return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
+    return sorted(
+        one
+        for one in path.rglob("*")
+        if one.suffix.lower() in SUFFIXES
+        and one.is_file()
+        and not any(part.startswith(".") for part in one.relative_to(path).parts)
+    )
+
+
+def _read_kind(path: Path) -> bytes:
+    """The signature that a file begins with; empty where it is that of another kind of file."""
+    with path.open("rb") as file:
+        first = file.read(len(_ARROW_FILE))
+    return next(
+        (one for one in (_PARQUET, _ARROW_FILE, _ARROW_STREAM) if first[: len(one)] == one), b""
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFiles:
+    """The files at `path` as one table of the columns of `schema`: of each file its split, if its
+    name says one. `class_names` are those of the numbers in a column; `warnings` say which files
+    are left out, and what may not be meant.
+    """
+
+    path: Path
+    splits: Mapping[Path, str | None]
+    schema: pa.Schema
+    class_names: Mapping[str, tuple[str, ...]]
+    warnings: Sequence[str] = ()
+
+    def count_rows(self) -> int:
+        """How many rows all files have."""
+        return sum(map(_count_rows, self.splits))
+
+    def read(
+        self, names: Sequence[str], *, rows: int
+    ) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
+        """These columns, or fields of columns as `image.path`, of so many rows at once; with the
+        file that they are in and the number of the first of them in it.
+
+        Raises:
+          UnreadableSource: a file is damaged, or a number has no class; names the file.
+        """
+        for path, split in self.splits.items():
+            start = 0
+            own = [name for name in names if not (name == SPLIT and self._adds_split)]
+            with _naming(path):
+                for batch in _read_batches(path, own, rows=rows):
+                    columns = [self._read_column(batch, name, path, split) for name in names]
+                    yield path, start, pa.RecordBatch.from_arrays(columns, names=[*names])
+                    start += batch.num_rows
+
+    @property
+    def _adds_split(self) -> bool:
+        return any(self.splits.values())
+
+    def _read_column(
+        self, batch: pa.RecordBatch, name: str, path: Path, split: str | None
+    ) -> pa.Array:
+        if name == SPLIT and self._adds_split:
+            return pa.array([split] * batch.num_rows, pa.string())
+        if name not in batch.schema.names:
+            outer, _, inner = name.rpartition(".")
+            return pc.struct_field(batch.column(outer), inner)
+        column = batch.column(name)
+        if name in self.class_names:
+            return _name_classes(column, self.class_names[name], f"{path}: column {name}")
+        wanted = self.schema.field(name).type
+        return column if column.type == wanted else column.cast(wanted)
+
+
+def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: str) -> TableFiles:
+    """The files `splits` at `path`, of which each may be a part of one split, as one table. Those
+    in which no row has a class in the column `label` are left out: hubs hide those of tests.
+
+    Raises:
+      UnreadableSource: a file cannot be read, or its columns are not those of the first one; names
+        file and column.
+    """
+    first, *others = splits
+    schema = _read_schema(first)
+    for other in others:
+        schema = _join(schema, _read_schema(other), first, other)
+    names, warnings = _find_class_names(schema), _find_doubts(path, splits)
+    without = [one for one in splits if label in names and _lacks_labels(one, label)]
+    if without and len(without) < len(splits):
+        splits = {one: split for one, split in splits.items() if one not in without}
+        warnings += [
+            f"{one.relative_to(path)}, {_count_rows(one):,} rows, is left out: in all of them"
+            f" {label} is −1, no class"
+            for one in without
+        ]
+    for name in names:
+        schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+    if any(splits.values()):
+        if SPLIT in schema.names:
+            splits = dict.fromkeys(splits)  # the column says it, row by row
+        else:
+            schema = schema.append(pa.field(SPLIT, pa.string()))
+    return TableFiles(path=path, splits=splits, schema=schema, class_names=names, warnings=warnings)
+
+
+def _find_doubts(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
+    """What to say where files of one split are in folders of several names, which nobody reads, or
+    next to data of other kinds.
+    """
+    if path.is_file():
+        return []
+    others = sorted(one.name for one in path.rglob("*") if one.suffix.lower() in _DATA)
+    said = [f"other files of data are left out: {', '.join(others[:_SHOWN])}"] if others else []
+    said = [f"{said[0]} and {len(others) - _SHOWN:,} more"] if others[_SHOWN:] else said
+    folders: dict[str | None, set[str]] = {}
+    for file, split in splits.items():
+        folders.setdefault(split, set()).add(str(file.relative_to(path).parent))
+    named = max(folders.values(), key=len)
+    if len(named) == 1:
+        return said
+    return [
+        *said,
+        f"files of {len(named):,} folders ({', '.join(sorted(named)[:_SHOWN])}"
+        f"{', …' if len(named) > _SHOWN else ''}) are read as one table; their names are not read,"
+        " and data.path can name one of them",
+    ]
+
+
+def _lacks_labels(path: Path, label: str) -> bool:
+    """Whether a file has rows, and none has a class."""
+    with _naming(path):
+        columns = [batch.column(label) for batch in _read_batches(path, [label], rows=1 << 16)]
+    return sum(map(len, columns)) > 0 and all(
+        pc.all(pc.equal(pc.fill_null(column, -1), -1)).as_py() for column in columns if len(column)
+    )
+
+
+def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Schema:
+    """The columns of both files, which must be the same; one without a value is of any type."""
+    remedy = "write both alike, or set data.path to the files of one kind alone"
+    if odd := {*schema.names} ^ {*other.names}:
+        name = min(odd)
+        having, lacking = (first, path) if name in schema.names else (path, first)
+        raise UnreadableSource(f"{lacking}: no column {name}, which {having} has", remedy)
+    if (names := _find_class_names(schema)) != _find_class_names(other):
+        odd = {name for name in names if names[name] != _find_class_names(other).get(name)}
+        name = min(odd or _find_class_names(other))
+        raise UnreadableSource(
+            f"{path}: column {name} numbers other classes than in {first}", remedy
+        )
+    for place, (name, kind) in enumerate(zip(schema.names, schema.types, strict=True)):
+        found = other.field(name).type
+        if pa.types.is_null(kind):
+            schema = schema.set(place, pa.field(name, found))
+        elif kind != found and not pa.types.is_null(found):
+            raise UnreadableSource(f"{path}: column {name} is {found}, in {first} {kind}", remedy)
+    return schema
+
+
+def _read_schema(path: Path) -> pa.Schema:
+    with _naming(path):
+        if _read_kind(path) in (_ARROW_FILE, _ARROW_STREAM):
+            with _open_arrow(path) as reader:
+                schema = reader.schema
+        else:
+            schema = pq.read_schema(path)
+    if doubled := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise UnreadableSource(
+            f"{path}: more than one column is named {doubled[0]}; rename one of them"
+        )
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type without what says only how its values are stored."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    return _ALIKE.get(kind, kind)
+
+
+def _open_arrow(path: Path) -> Any:
+    """A reader of an Arrow file of either format, which is mapped, not read."""
+    source = pa.memory_map(str(path))
+    if _read_kind(path) == _ARROW_FILE:
+        return pa.ipc.open_file(source)
+    return pa.ipc.open_stream(source)
+
+
+def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa.RecordBatch]:
+    """These columns of a file; of Parquet one row group after the other."""
+    if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=rows, columns=[*names])
+        return
+    with _open_arrow(path) as reader:
+        is_file = hasattr(reader, "num_record_batches")
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        for batch in batches:
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+
+
+def _count_rows(path: Path) -> int:
+    with _naming(path):
+        if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
+            return pq.read_metadata(path).num_rows
+        return sum(batch.num_rows for batch in _read_batches(path, (), rows=1 << 30))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableSource:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:  # parsers of other people's files raise anything
+        raise UnreadableSource(
+            f"{path} is not a readable Parquet or Arrow table: {error}"
+        ) from error
+
+
+def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """The names of classes by column, as `datasets` keeps them with the schema."""
+    try:
+        kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = kept.get("info", {}).get("features", {})
+        found = {
+            name: tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+            if feature.get("names")
+        }
+    except (ValueError, AttributeError, TypeError):
+        return {}
+    return {
+        name: names
+        for name, names in found.items()
+        if name in schema.names and pa.types.is_integer(schema.field(name).type)
+    }
+
+
+def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Array:
+    """The names of classes; −1, by which `datasets` says that there is none, is null."""
+    values = np.asarray(pc.fill_null(numbers, -1).cast(pa.int64()))
+    if values.size and not -1 <= values.min() <= values.max() < len(names):
+        wrong = values.min() if values.min() < -1 else values.max()
+        raise UnreadableSource(
+            f"{where} holds {wrong}, and its metadata name {len(names)} classes, from 0 on",
+            "write the table again with the names of all classes",
+        )
+    return pa.array([*names, None], pa.string()).take(pa.array(values % (len(names) + 1)))
+
+
+def find_floats(schema: pa.Schema) -> frozenset[str]:
+    """The columns of a Parquet file that hold fractions as such."""
+    return frozenset(
+        one.name
+        for one in schema
+        if pa.types.is_floating(one.type) or pa.types.is_decimal(one.type)
+    )
+
+
+class NoText(Exception):
+    """Cells are bytes."""
+
+
+def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
+    """Typed cells as text: the shortest that gives the same value back, whole numbers without a
+    fraction; null and NaN are empty.
+
+    Raises:
+      ArrowInvalid: a text is no UTF-8.
+      ArrowNotImplementedError, NoText: cells are no single values, or bytes.
+    """
+    cells: Any = column
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if "binary" in str(cells.type):
+        raise NoText
+    if pa.types.is_boolean(cells.type):
+        cells = pc.if_else(cells, "True", "False")
+    elif pa.types.is_floating(cells.type):
+        cells = pc.if_else(pc.is_nan(cells), None, cells)
+        cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
+    text = pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
+    text.validate(full=True)  # other writers check no UTF-8
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageColumn:
+    """A column of encoded images: its bytes themselves, or a field of it next to their `path`."""
+
+    files: TableFiles
+    name: str
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether images have paths next to their bytes."""
+        kind = self.files.schema.field(self.name).type
+        return pa.types.is_struct(kind) and kind.get_field_index(PATH) >= 0
+
+    @property
+    def values(self) -> str:
+        """The column, or the field of it, that holds the bytes."""
+        is_struct = pa.types.is_struct(self.files.schema.field(self.name).type)
+        return f"{self.name}.{BYTES}" if is_struct else self.name
+
+    def name_examples(self) -> list[str]:
+        """What each example is called: the path of its image, if all have one of their own, else
+        its file and the number of its row.
+        """
+        folder, rows, paths = self.files.path, [], []
+        for file in self.files.splits:
+            name = file.relative_to(folder).as_posix() if file != folder else file.name
+            rows += [f"{name}/{number:08d}" for number in range(_count_rows(file))]
+        if self.has_paths:
+            for _, _, batch in self.files.read([f"{self.name}.{PATH}"], rows=4096):
+                paths += batch.column(0).to_pylist()
+        usable = len({*paths}) == len(rows) and all(paths)
+        return paths if usable else rows
+
+
+def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
+    """The column that may hold encoded images, `{bytes, path}`, as `datasets` writes them, or bytes
+    alone: the one that is `named`, or the only one; None where a column lists their paths.
+
+    Raises:
+      UnreadableSource: several may.
+    """
+    found = [
+        field.name
+        for field in files.schema
+        if pa.types.is_binary(field.type)
+        or (pa.types.is_struct(field.type) and _has_bytes(field.type))
+    ]
+    if not found or (named in files.schema.names and named not in [*found, PATH]):
+        return None
+    if named not in found and found[1:]:
+        raise UnreadableSource(
+            f"{files.path}: the columns {', '.join(found)} may all hold the images",
+            f"set data.path_column: {found[0]}, or another one of them",
+        )
+    return ImageColumn(files=files, name=named if named in found else found[0])
+
+
+def _has_bytes(kind: pa.StructType) -> bool:
+    place = kind.get_field_index(BYTES)
+    return place >= 0 and (
+        pa.types.is_binary(kind.field(place).type)
+        or (pa.types.is_null(kind.field(place).type) and kind.get_field_index(PATH) >= 0)
+    )
