@@ -18,11 +18,7 @@ import tensorflow as tf
 
 from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
-<<<<<<< HEAD
-=======
 from throughline.data.listed_paths import find_listed
-from throughline.data.sources.arrays import read_array
->>>>>>> f9d53eae (Parquet and Arrow files as model hubs write them are read; names in a list of images become paths by one rule for all)
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_encoded
 from throughline.data.sources.table import code_rows
