@@ -44,6 +44,7 @@ from throughline.shared.libraries import (
 )
 from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
+from throughline.shared.store_address import check_store_address
 
 
 def write_identities(root: Path, out: Path) -> None:
@@ -132,6 +133,7 @@ def main() -> None:
     """
     with report_user_errors():
         parse_command(main)
+        check_store_address()  # of a whole `dvc repro` before its first stage
         sys.path.insert(0, str(Path.cwd()))
         for change in watch_own_code(Path()):
             echo(f"identities: {change}")

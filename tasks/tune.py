@@ -33,6 +33,7 @@ from throughline.shared.layout import Layout
 from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import echo
 from throughline.shared.scratch import clear_scratch
+from throughline.shared.store_address import check_store_address
 from throughline.shared.termination import exit_on_sigterm
 from throughline.tuning.budgets import (
     Budgets,
@@ -199,6 +200,7 @@ def main() -> None:
     """Search for the best configuration, and say what it gains."""
     exit_on_sigterm()  # contestants end with the block
     with command_cli(main, declare_options) as (params, options):
+        check_store_address()
         budgets = read_budgets(**{name: getattr(options, name) for name in Budgets.model_fields})
         before = PARAMS_FILE.read_text()
         try:

@@ -13,6 +13,7 @@ from flows.run.resolution import keep_resolved, resolve_command
 from flows.run.source_check import check_exists
 from throughline.config.table_check import check_table
 from throughline.shared.failures import report_user_errors
+from throughline.shared.store_address import check_store_address
 
 
 def check_started_command() -> None:
@@ -35,6 +36,7 @@ def _check(options: argparse.Namespace, *, run: bool) -> None:
     _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
     keep_resolved(resolved)
     if run:
+        check_store_address()
         data = resolved.params.data
         check_exists(Path.cwd(), data.path, fetched=data.fetch)
         check_table(Path.cwd(), data, changed=resolved.changed, window=resolved.params.window)

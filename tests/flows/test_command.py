@@ -24,6 +24,8 @@ from flows.run.early_check import check_started_command
 from flows.run.parameters import OWN_PIPELINES, select_pipelines
 from flows.run.resolution import resolve, resolve_command, resolved_changes
 from flows.run.source_check import check_named_files, check_source, is_large
+from tasks.identities import main as write_identities
+from tasks.ingest import main as ingest
 from tasks.own_code import list_watched_files
 from tests.support.lanes import slow_but_first
 from tests.support.project import ROOT, SMALL, write_params
@@ -94,6 +96,19 @@ def test_the_early_check_knows_options_parameters_and_data(
     with pytest.raises(SystemExit) as ended:
         check_started_command()
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_store_that_can_never_be_written_is_said_before_a_flow_and_by_each_stage(
+    project, monkeypatch, capsys
+):
+    write_params(project, SMALL)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    for start in (check_started_command, ingest, write_identities):
+        with pytest.raises(SystemExit) as ended:
+            start()
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and "./mlruns is a folder" in said, said
 
 
 @pytest.mark.parametrize("options", [["--help"], ["--set"], ["--show"]])

@@ -15,10 +15,9 @@ from mlflow.exceptions import MlflowException
 from tests.support.lanes import slow_but_first
 from tests.support.mlflow_servers import mlflow_server
 from tests.support.project import run_python
-from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
-from throughline.tracking.store import hide_password, is_refusal, make_absolute, reason, use_store
+from throughline.tracking.store import hide_password, is_refusal, reason, use_store
 
 KEY = RunKey(dataset="sent", pipeline="naive", data_digest="d")
 
@@ -32,24 +31,6 @@ def _own_store(monkeypatch) -> Iterator[None]:
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}")
     yield
     mlflow.set_tracking_uri(None)
-
-
-@pytest.mark.parametrize(
-    ("address", "absolute"),
-    [
-        ("sqlite:///runs.db", "sqlite:////home/me/runs.db"),
-        ("sqlite+pysqlite:///of/all.db?timeout=9", "sqlite+pysqlite:////home/me/of/all.db?timeout=9"),
-        ("./mlruns", "file:///home/me/mlruns"),
-        ("file:./mlruns", "file:///home/me/mlruns"),
-        ("sqlite:////var/runs.db", None),
-        ("sqlite:///:memory:", None),
-        ("file:///var/mlruns", None),
-        ("https://host/prefix", None),
-        ("databricks", None),
-    ],
-)  # fmt: skip
-def test_a_relative_address_is_one_in_the_project(address, absolute):
-    assert make_absolute(address, Path("/home/me")) == (absolute or address)
 
 
 def test_a_stage_in_a_worktree_writes_to_the_store_of_the_project(tmp_path, monkeypatch):
@@ -195,10 +176,3 @@ def test_an_experiment_that_was_made_over_a_server_takes_artifacts_without_it(
     assert Path(mlflow.artifacts.download_artifacts(run_id=recorder.run_id)).samefile(
         kept.parents[1]
     )
-
-
-def test_what_is_no_address_is_refused_without_its_password(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cret@[::1")
-    with pytest.raises(InvalidParams, match="MLFLOW_TRACKING_URI is no address") as refused:
-        use_store()
-    assert "s3cret" not in str(refused.value)

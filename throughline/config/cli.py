@@ -24,6 +24,7 @@ from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, WORKSPACES, Layout
 from throughline.shared.libraries import check_versions, stage_libraries
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
+from throughline.shared.store_address import check_store_address
 
 UTF8_MODE = ("utf-8", "surrogateescape")  # the output of Python with PYTHONUTF8
 
@@ -87,6 +88,7 @@ def options_stage_cli(
         options = parser.parse_args()
         enter_run(options)
         params = load_params()
+        check_store_address()
         of_ops = [name for op in params.preprocess for name in op.libraries]
         check_versions(stage_libraries(_stage_of(command), of_ops), root=Path())
         if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has

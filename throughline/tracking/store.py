@@ -26,20 +26,19 @@ from mlflow.store.artifact.artifact_repository_registry import (
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
-from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
+from throughline.shared.store_address import ADDRESS, check_store_address, make_absolute
 
-ADDRESS, USER, PASSWORD = (f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD"))
+USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 OWN_STORE, OWN_ARTIFACTS = "sqlite:///mlflow.db", "mlartifacts"  # of a project
 # How a store shows that it cannot be reached or written.
 STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
 # Answers to what may be taken later.
 NOT_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-_WITHOUT_PATH = ("databricks",)  # addresses that look like one
-_RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 _PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may hold / and @
 _REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
 LONGEST_KEY = 250
+UNREACHED = "Max retries exceeded with url"  # after which MLflow's client goes on at length
 _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
 
 
@@ -53,16 +52,14 @@ def use_store() -> None:
     SQLite file in the project's folder.
 
     Raises:
-      InvalidParams: that variable holds no address.
+      InvalidParams: runs cannot be sent to what that variable names.
     """
+    check_store_address()
     home = store_home()
     openers: dict[str, Any] = get_registered_artifact_repositories()  # pyright: ignore[reportAssignmentType] - of functions
     openers["mlflow-artifacts"] = _open_artifacts
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
-    try:
-        parts = urlsplit(address)
-    except ValueError:  # which may repeat a password
-        raise InvalidParams([f"{ADDRESS} is no address, such as http://HOST:5000"]) from None
+    parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.username and parts.password:
         # Where MLflow's client reads them, too, and puts them into no message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
@@ -80,20 +77,6 @@ def _open_artifacts(
     if (tracking_uri or mlflow.get_tracking_uri()) == make_absolute(OWN_STORE, home):
         return LocalArtifactRepository((home / OWN_ARTIFACTS).as_uri() + urlsplit(uri).path)
     return MlflowArtifactsRepository(uri, tracking_uri, registry_uri)
-
-
-def make_absolute(address: str, home: Path) -> str:
-    """An address of a store; a relative path in it is one in the folder `home`.
-
-    >>> make_absolute("sqlite:///runs.db", Path("/home/me"))
-    'sqlite:////home/me/runs.db'
-    """
-    if relative := _RELATIVE_SQLITE.fullmatch(address):
-        return f"{relative[1]}{home / relative[2]}"
-    scheme, _, path = address.rpartition(":")
-    if scheme in ("", "file") and not path.startswith("//") and address not in _WITHOUT_PATH:
-        return (home / path).as_uri()
-    return address
 
 
 def name_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +121,9 @@ def hide_password(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of what an error says; of a server that is away, that it is."""
+    if UNREACHED in str(error):
+        return "it does not answer"
     return hide_password((str(error).splitlines() or [type(error).__name__])[0])[:200]
 
 

@@ -1,0 +1,105 @@
+"""The address of the MLflow store in the user's environment, and why runs could never be sent
+there; a server that is away for now is none of these reasons. Imports no MLflow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from throughline.shared.errors import InvalidParams
+
+ADDRESS = "MLFLOW_TRACKING_URI"
+FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # which MLflow asks for
+SERVERS, DATABRICKS = ("http", "https"), ("databricks", "databricks-uc", "uc")
+DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of an account, or within it
+SQLITE, DATABASES = "sqlite", ("postgresql", "mysql", "mssql")
+_RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
+
+
+def make_absolute(address: str, home: Path) -> str:
+    """An address of a store; a relative path in it is one in the folder `home`.
+
+    >>> make_absolute("sqlite:///runs.db", Path("/home/me"))
+    'sqlite:////home/me/runs.db'
+    """
+    if relative := _RELATIVE_SQLITE.fullmatch(address):
+        return f"{relative[1]}{home / relative[2]}"
+    scheme, _, path = address.rpartition(":")
+    if scheme in ("", "file") and not path.startswith("//") and address not in DATABRICKS:
+        return (home / path).as_uri()
+    return address
+
+
+def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
+    """Check that runs can be sent to what MLFLOW_TRACKING_URI names.
+
+    Raises:
+      InvalidParams: it is no address, names a kind of store that MLflow does not write, or lacks a
+        package or credentials.
+    """
+    address = environment.get(ADDRESS)
+    if not address:
+        return
+    try:
+        scheme = urlsplit(make_absolute(address, Path("/"))).scheme or address
+    except ValueError:  # which may repeat a password
+        raise InvalidParams([f"{ADDRESS} is no address, such as http://HOST:5000"]) from None
+    if problem := _find_problem(address, scheme, environment):
+        raise InvalidParams(
+            [
+                f"{ADDRESS} {problem}; or unset it for the project's own mlflow.db, or name a"
+                " server, http://HOST:5000, or a database, sqlite:////PATH/mlflow.db"
+            ]
+        )
+
+
+def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> str | None:
+    kind = scheme.partition("+")[0]
+    if kind == "file":
+        allowed = environment.get(FILE_STORE_ALLOWED, "").lower() in ("1", "true")
+        return (
+            None
+            if allowed
+            else (
+                f"{address} is a folder, which MLflow writes no more: set {FILE_STORE_ALLOWED}=true"
+            )
+        )
+    if kind in DATABRICKS:
+        return _find_databricks_problem(address, environment)
+    if kind in DATABASES:
+        return _find_driver_problem(address)
+    known = (*SERVERS, SQLITE, *(one.name for one in entry_points(group="mlflow.tracking_store")))
+    return (
+        None
+        if kind in known
+        else (f"begins with {kind}:, which MLflow knows no store for: install the plugin that does")
+    )
+
+
+def _find_driver_problem(address: str) -> str | None:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(address).get_dialect().import_dbapi()
+    except ModuleNotFoundError as error:
+        return f"needs the Python package {error.name}: install it"
+    except (ArgumentError, ValueError) as error:  # which names the driver or the part alone
+        return f"is no address of a database ({str(error).splitlines()[0]})"
+    return None
+
+
+def _find_databricks_problem(address: str, environment: Mapping[str, str]) -> str | None:
+    """Why there can be no credentials; whether those that there are serve, the store says."""
+    file = Path(environment.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg").expanduser()
+    if file.exists() or any(environment.get(name) for name in DATABRICKS_HOSTS):
+        return None
+    return (
+        f"is {address}, and there are no credentials for it: set DATABRICKS_HOST and"
+        " DATABRICKS_TOKEN, or run `databricks configure`"
+    )
