@@ -10,6 +10,7 @@ WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with chan
 GLANCE, SHEET = "glance.md", "glance.png"
 MODEL_FILE = "model.keras"
 MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
+DVC_COPIES = (".dvc", "tmp", "exps")  # below a project: DVC's copies of it, which it removes
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
 
 
@@ -20,6 +21,14 @@ def from_here(path: Path) -> Path:
     project = Layout().project.absolute()
     absolute = path.absolute()
     return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
+
+
+def _find_started_in(root: Path) -> Path:
+    """The project of a copy that `dvc exp run --temp`, or DVC's queue, has made; else `root`."""
+    for folder in root.absolute().parents:
+        if folder.parts[-len(DVC_COPIES) :] == DVC_COPIES:
+            return folder.parents[len(DVC_COPIES) - 1]
+    return root
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,11 @@ class Layout:
 
     @property
     def project(self) -> Path:
-        """Folder of the project, also of its runs with changes, which have worktrees of it."""
-        return Path(os.environ.get(STORE_HOME, self.root))
+        """Folder of the project, also of its runs with changes, which have worktrees of it, and of
+        the copies in which DVC runs experiments.
+        """
+        home = os.environ.get(STORE_HOME)
+        return Path(home) if home else _find_started_in(self.root)
 
     def run(self, name: str) -> Layout:
         """Where the outputs of a run with changes are."""
