@@ -25,7 +25,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
-from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
+from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment, find_site_problem
 from flows.run.locks import hold_folder, hold_machine_and_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
@@ -193,6 +193,8 @@ def _describe_failure(
         failure = Failure(**json.loads(failure_file.read_text()))
     except (OSError, ValueError, TypeError):  # there is none, or a full disk, or a kill, has cut it
         last_lines = "\n".join(tail)
+        if problem := find_site_problem(Path.cwd(), last_lines):
+            return StageFailed(f"DVC cannot run {stage}: {problem}", stage=stage)
         return StageFailed(
             f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}", stage=stage
         )

@@ -31,6 +31,12 @@ from throughline.shared.errors import StageFailed, WorkspaceProblem
 # --wait-for-lock comes before the subcommand; after it, DVC would not know it.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
+# As DVC says that it may not write a file, or SQLite a database.
+DENIED = re.compile(
+    r"unexpected error - (?:\[Errno \d+\][^:]*: '(?P<path>[^']+)'|.*readonly database)"
+)
+SITE_VARIABLE, SITE_KEY = "DVC_SITE_CACHE_DIR", "core.site_cache_dir"
+OWN_SITE = Path(".dvc", "tmp", "site")  # DVC's databases of a project alone
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
 BUSY_POLL_S = 1.0
@@ -70,10 +76,38 @@ def stale_stages(
             return frozenset(name.removeprefix("./dvc.yaml:") for name in stages)
         if not BUSY.search(done.stderr):
             break
-    problem = find_repository_problem(root) if "git repository" in done.stderr else None
+    problem = find_site_problem(root, done.stderr, {**os.environ, **environment})
+    if "git repository" in done.stderr:
+        problem = find_repository_problem(root)
     if problem:
         raise WorkspaceProblem(f"DVC cannot read the project: {problem}")
     raise StageFailed(f"`dvc status` failed in {root}:\n{done.stderr.strip()}")
+
+
+def find_site_problem(
+    root: Path, said: str, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Why DVC fails at the databases that it keeps outside of projects, by what it has `said`, and
+    what to do; None where something else is wrong.
+    """
+    found = DENIED.search(said)
+    if found is None:
+        return None
+    from dvc import dirs
+    from dvc.config import Config
+
+    given = environment.get(SITE_VARIABLE)
+    site = (
+        given or Config(str(root / ".dvc"))["core"].get("site_cache_dir") or dirs.site_cache_dir()
+    )
+    if not Path(found["path"] or site).is_relative_to(site):
+        return None
+    own = root.resolve() / OWN_SITE
+    remedy = f"export {SITE_VARIABLE}={own}" if given else f"dvc config --local {SITE_KEY} {own}"
+    return (
+        f"it may not write {found['path'] or site}, where it keeps databases, perhaps since another"
+        f" user owns them: `{remedy}` gives this project a folder of its own"
+    )
 
 
 def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:

@@ -17,6 +17,7 @@ from flows.run.processes import run_supervised
 from throughline.shared.errors import WorkspaceProblem
 
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
+DUBIOUS = "dubious ownership"  # as git says of a repository of another user
 SUBMODULE = "160000 "  # git's mode of one
 # Commits what is on no branch.
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
@@ -61,25 +62,22 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
 
 def find_repository_problem(project: Path) -> str | None:
     """Why a project is no repository that has a commit, and what makes it one; None: it is."""
-    if not (project / ".git").exists():
-        problem = "is not the top folder of a git repository"
-    elif not _has_commit(project):
+    problem = "is not the top folder of a git repository"
+    if (project / ".git").exists():
         problem = "is a git repository without a commit"
-    else:
-        return None
+        try:
+            run_git(project, "rev-parse", "--verify", "--quiet", "HEAD")
+            return None
+        except WorkspaceProblem as error:
+            if DUBIOUS in str(error):
+                return (
+                    f"{project} belongs to another user, for which git refuses it:"
+                    f" `git config --global --add safe.directory {project}`"
+                )
     return (
         f"{project} {problem}: `git init && git add --all && git commit -m start` there, also where"
         " it lies in another one"
     )
-
-
-def _has_commit(folder: Path) -> bool:
-    """Whether the repository in a folder has a commit that is checked out."""
-    try:
-        run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
-    except WorkspaceProblem:
-        return False
-    return True
 
 
 def _environment() -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.run.changed_params import drop_pipelines
-from flows.run.dvc_calls import LOCK_FILE
+from flows.run.dvc_calls import LOCK_FILE, OWN_SITE, SITE_VARIABLE
 from flows.run.git_calls import run_git
 from flows.run.locks import STATE_DIR, hold_briefly, lock_path
 from flows.run.parameters import check_name
@@ -65,7 +65,7 @@ class Workspace:
         """What DVC is to know here: a worktree's databases go with it, instead of staying in
         /var/tmp.
         """
-        return {"DVC_SITE_CACHE_DIR": str(self._site)} if self.isolated else {}
+        return {SITE_VARIABLE: str(self._site)} if self.isolated else {}
 
     @property
     def is_new(self) -> bool:
@@ -74,7 +74,7 @@ class Workspace:
 
     @property
     def _site(self) -> Path:
-        return self.root / ".dvc" / "tmp" / "site"
+        return self.root / OWN_SITE
 
     @property
     def lock(self) -> Path | None:

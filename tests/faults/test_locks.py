@@ -14,13 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.dvc_calls import repair_locks, set_damaged_lock_aside, stale_stages
+from flows.run.dvc_calls import (
+    find_site_problem,
+    repair_locks,
+    set_damaged_lock_aside,
+    stale_stages,
+)
 from flows.run.locks import hold_machine_and_folder
 from tests.support.project import ROOT
 from tests.support.skips import need
 from tests.support.worktrees import cheap_project
 from throughline.shared import machine_lock
-from throughline.shared.errors import ServiceFailed, StageFailed
+from throughline.shared.errors import ServiceFailed, StageFailed, WorkspaceProblem
 from throughline.shared.file_lock import describe_holder, hold
 from throughline.shared.machine_lock import hold_machine
 
@@ -236,6 +241,37 @@ def test_a_damaged_dvc_lock_is_set_aside(tmp_path, damage):
     assert set_damaged_lock_aside(tmp_path)
     assert (tmp_path / "dvc.lock.damaged").read_bytes() == LOCKS[damage]
     assert not (tmp_path / "dvc.lock").exists()
+
+
+@pytest.mark.slow
+def test_databases_that_dvc_may_not_write_are_named_with_the_command_that_helps(tmp_path):
+    project, site = cheap_project(tmp_path / "project"), tmp_path / "taken"
+    site.touch()  # no user may make a folder below it
+    taken = {"DVC_SITE_CACHE_DIR": str(site)}
+    with pytest.raises(WorkspaceProblem, match=r"`export DVC_SITE_CACHE_DIR=.*site`"):
+        stale_stages(project, taken, print)
+    configure = ("dvc", "config", "--local", "core.site_cache_dir")
+    subprocess.run([*configure, str(site)], cwd=project, check=True)
+    with pytest.raises(WorkspaceProblem, match=r"may not write .*taken") as failed:
+        stale_stages(project, {}, print)
+    command = str(failed.value).split("`")[1]
+    subprocess.run(command.split(), cwd=project, check=True)
+    assert stale_stages(project, {}, print) == {"report"}
+    assert (project / ".dvc" / "tmp" / "site").is_dir()
+
+
+DENIALS = [
+    ("ERROR: unexpected error - [Errno 13] Permission denied: '/site/repo/1'", True),
+    ("ERROR: unexpected error - attempt to write a readonly database", True),
+    ("ERROR: unexpected error - [Errno 13] Permission denied: '/mnt/cache/files'", False),
+    ("PermissionError: [Errno 13] Permission denied: '/site/own'", False),
+]
+
+
+@pytest.mark.parametrize(("said", "named"), DENIALS)
+def test_only_what_dvc_says_of_its_databases_is_taken_for_it(tmp_path, said, named):
+    found = find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
+    assert bool(found) is named
 
 
 @pytest.mark.slow

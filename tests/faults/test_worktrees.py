@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from dvc.config import Config
 
+from flows.run.git_calls import find_repository_problem
 from flows.run.parameters import Changes, check_name, derive_name
 from flows.run.resolution import resolve
 from flows.run.source_check import check_code
@@ -238,3 +240,15 @@ def test_the_latest_reports_of_runs_without_a_name_stay(project):
     assert kept is not None and (kept / "index.html").read_text() == "found"
     left = {path.name for path in reports.iterdir()}
     assert len(left) == KEPT_REPORTS and "earlier-0" not in left and "earlier-1" in left
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_repository_of_another_user_is_named_with_the_command_that_helps(tmp_path, monkeypatch):
+    project = cheap_project(tmp_path / "project")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    os.chown(project, 4321, -1)
+    os.chown(project / ".git", 4321, -1)
+    problem = find_repository_problem(project) or ""
+    assert "belongs to another user" in problem
+    subprocess.run(problem.split("`")[1].split(), check=True)
+    assert find_repository_problem(project) is None
