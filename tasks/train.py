@@ -91,11 +91,11 @@ def summarize(result: TrainResult, *, stopped: str = "") -> str:
     """The result in one line: the rate of warm epochs, the metric by which people judge it, and
     where it was stopped early.
     """
-    rate = (
-        f"{result.throughput.train_examples_per_s:,.0f} examples/s"
-        if result.throughput
-        else "no epoch timed"
-    )
+    rate, timed = "no epoch timed", result.throughput
+    if timed:
+        alone = timed.train_examples_per_s == timed.cold_examples_per_s
+        first = " in its one epoch, which includes the start" if alone else ""
+        rate = f"{timed.train_examples_per_s:,.0f} examples/s{first}"
     figures = {
         f"test {name}": result.test[name]
         for name in (result.metric, "perplexity")

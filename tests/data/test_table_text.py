@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.csv_tables import measured, scan, write
-from throughline.data.sources import text_table, time_series
+from throughline.data.sources import tabular, text_table, time_series
 from throughline.data.sources.number_text import is_number, read_numbers
 from throughline.data.sources.table_start import read_start
 from throughline.data.sources.tabular import read_table
@@ -226,3 +226,15 @@ def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
         scan(tmp_path / "table.parquet")
     left = scan(tmp_path / "table.parquet", ignore=["place"])
     assert left.values.shape == (20, 1) and not left.warnings
+
+
+def test_a_table_is_read_in_parts_of_few_cells_as_in_one(tmp_path, monkeypatch):
+    path, columns = tmp_path / "wide.csv", [f"c{number}" for number in range(9)]
+    rows = [[f"{row}.{column}" for column in range(9)] for row in range(25)]
+    path.write_text("\n".join(map(",".join, [columns, *rows])))
+    settings = DataSettings(source="table", path=str(path))
+    whole = tabular.read_table(path, settings).columns
+    monkeypatch.setattr(tabular, "_CELLS_AT_ONCE", 30)
+    parts = tabular.read_table(path, settings).columns
+    assert [*map(list, zip(*(one.to_pylist() for one in parts.values()), strict=True))] == rows
+    assert parts == whole

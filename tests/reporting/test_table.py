@@ -112,7 +112,7 @@ def test_a_record_of_a_search_has_every_column():
     first, second, _ = tuning_table.to_records(FOUND)
     assert tuple(first) == tuning_table.COLUMNS
     assert first["predicted [examples/s]"] == "1,234"
-    assert (first["training [s]"], first["from, to [s]"]) == ("40.0", "38, 43")
+    assert (first["training [s]"], first["from, to [s]"]) == ("40.0", "38.0, 43.0")
     assert second["measured [examples/s]"] == second["RAM [MiB]"] == "–"
 
 

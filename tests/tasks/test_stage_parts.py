@@ -16,7 +16,7 @@ from tasks.verify import find_damaged_columns
 from tests.support.made_up import made_up
 from throughline.config import cli
 from throughline.results.build import Difference
-from throughline.results.train import TrainResult
+from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import InvalidCode, MissingInput, ObjectStoreFailed
 
@@ -73,6 +73,10 @@ def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, s
     last = {"accuracy": 0.9, "val_accuracy": 0.75}
     result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test)
     assert summarize(replace(result, throughput=None)) == f"no epoch timed, {said}"
+    for warm, where in ((9.0, ""), (4.0, " in its one epoch, which includes the start")):
+        rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4.0)
+        summary = summarize(replace(result, throughput=rates))
+        assert summary == f"{warm:.0f} examples/s{where}, {said}"
 
 
 @pytest.mark.parametrize(("rows", "said"), [(3, "within its last epoch"), (2, "after 2 of 3")])

@@ -14,7 +14,7 @@ from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.models.builders import Target, build_models
-from throughline.models.fine_tuning import NEW_OUTPUT
+from throughline.models.fine_tuning import NEW_OUTPUT, freeze_layers
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.models.transformers import Transformer
@@ -74,6 +74,8 @@ def test_layers_are_frozen_by_name_and_patterns(tmp_path):
         build(path, freeze=["featres"])
     with pytest.raises(UnknownModel, match="no layer is left to train"):
         build(path, freeze=["*"])
+    with pytest.raises(UnknownModel, match="nothing has no weights that could be trained"):
+        freeze_layers(head("nothing", keras.layers.Flatten()), [])
     frozen.save(path)
     assert len(build(path).trainable_weights) == 4, "whatever an earlier run has frozen"
 

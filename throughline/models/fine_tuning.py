@@ -124,8 +124,10 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
     A model of a single layer has none that is not its last.
 
     Raises:
-      UnknownModel: a name matches none, or nothing is left to train.
+      UnknownModel: a name matches none, or there is nothing to train.
     """
+    if not network.trainable_weights:
+        raise UnknownModel(f"model.name: {network.name} has no weights that could be trained")
     layers = [one for one in network._flatten_layers(include_self=False) if one is not network]
     for pattern in patterns:
         if pattern == ALL_BUT_LAST:

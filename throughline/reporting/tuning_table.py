@@ -77,7 +77,7 @@ def _unneeded(candidate: TunedCandidate) -> bool:
 def _cells(each: TunedCandidate) -> tuple[str, ...]:
     interval = ABSENT
     if each.seconds_low is not None and each.seconds_high is not None:
-        interval = f"{each.seconds_low:.0f}, {each.seconds_high:.0f}"
+        interval = f"{each.seconds_low:,.1f}, {each.seconds_high:,.1f}"
     return (
         each.name,
         _number(each.predicted_examples_per_s),

@@ -267,7 +267,7 @@ class Search:
             if enough and (time.monotonic() > self._racing_until or self._is_decided(heat, names)):
                 return
             if number == done:
-                echo(f"heat {heat}: {', '.join(names)}")
+                echo(f"racing {heat}: {', '.join(names)}")
                 # After what others are compared with those that have not raced yet, in case that
                 # there is no time for all.
                 compared = {CEILING, *(self._own[:1] if heat == OWN_HEAT else self._own)}

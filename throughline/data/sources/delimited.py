@@ -96,7 +96,7 @@ def open_delimited(
 
 def refuse_doubled(header: Sequence[str], path: Path) -> None:
     """Refuse names that several columns have."""
-    if doubled := sorted({name for name in header if name and header.count(name) > 1}):
+    if doubled := sorted(name for name, count in Counter(header).items() if name and count > 1):
         raise UnreadableSource(
             f"{path}: more than one column is named {doubled[0]}; rename one of them"
         )

@@ -208,8 +208,9 @@ def fill_medians(
       UnreadableSource: a column has no number there.
     """
     values, medians, notes = values.copy(), {}, {}
+    places = {name: place for place, name in enumerate(columns.names)}
     for name in columns.medians:
-        column = values[:, columns.names.index(name)]
+        column = values[:, places[name]]
         empty = np.isnan(column)
         known = column[train][~empty[train]]
         if not len(known):

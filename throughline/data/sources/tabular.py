@@ -40,7 +40,7 @@ from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_me
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 TABLES = {".csv", ".tsv", ".parquet"}
-_ROWS_AT_ONCE = 65_536
+_ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # as Python's strings, of 50 bytes and more each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         count = FieldCount(header, path)
         chunks: list[list[pa.LargeStringArray]] = [[] for _ in names]
         rows: list[list[str]] = []
-        total = 0
+        total, at_once = 0, min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
 
         def keep() -> None:
             for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
@@ -314,7 +314,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
                 refuse_joined_lines(record, path)
             rows.append(count.fit(record))
             total += 1
-            if len(rows) == _ROWS_AT_ONCE:
+            if len(rows) >= at_once:
                 keep()
         if rows:
             keep()
