@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +18,8 @@ ADDRESS = "MLFLOW_TRACKING_URI"
 FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # which MLflow asks for
 SERVERS, DATABRICKS = ("http", "https"), ("databricks", "databricks-uc", "uc")
 DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of an account, or within it
-SQLITE, DATABASES = "sqlite", ("postgresql", "mysql", "mssql")
+SQLITE = "sqlite"
+DRIVERS = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}  # usual packages
 _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 
 
@@ -62,36 +64,16 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
     kind = scheme.partition("+")[0]
     if kind == "file":
         allowed = environment.get(FILE_STORE_ALLOWED, "").lower() in ("1", "true")
-        return (
-            None
-            if allowed
-            else (
-                f"{address} is a folder, which MLflow writes no more: set {FILE_STORE_ALLOWED}=true"
-            )
-        )
+        says = f"{address} is a folder, which MLflow writes no more: set {FILE_STORE_ALLOWED}=true"
+        return None if allowed else says
     if kind in DATABRICKS:
         return _find_databricks_problem(address, environment)
-    if kind in DATABASES:
-        return _find_driver_problem(address)
+    if kind in DRIVERS:
+        driver = scheme.partition("+")[2] or DRIVERS[kind]
+        return None if find_spec(driver) else f"needs the Python package {driver}: install it"
     known = (*SERVERS, SQLITE, *(one.name for one in entry_points(group="mlflow.tracking_store")))
-    return (
-        None
-        if kind in known
-        else (f"begins with {kind}:, which MLflow knows no store for: install the plugin that does")
-    )
-
-
-def _find_driver_problem(address: str) -> str | None:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        make_url(address).get_dialect().import_dbapi()
-    except ModuleNotFoundError as error:
-        return f"needs the Python package {error.name}: install it"
-    except (ArgumentError, ValueError) as error:  # which names the driver or the part alone
-        return f"is no address of a database ({str(error).splitlines()[0]})"
-    return None
+    says = f"begins with {kind}:, which MLflow knows no store for: install the plugin that does"
+    return None if kind in known else says
 
 
 def _find_databricks_problem(address: str, environment: Mapping[str, str]) -> str | None:
