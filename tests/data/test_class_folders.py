@@ -154,6 +154,13 @@ def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, rea
     check_rejects(rejects, total=100, limit=0.1, folder=tmp_path)
 
 
+def test_a_copy_of_a_folder_is_named_with_the_key_that_leaves_it_out(tmp_path):
+    rows = [(f"all/pets/cat/{n}.png", f"duplicate of pets/cat/{n}.png") for n in range(9)]
+    rejects = pd.DataFrame([*rows, ("b", "empty file")], columns=["id", "reason"])
+    with pytest.raises(TooManyRejects, match=r"all/pets holds the files of pets once more: set .*"):
+        check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
+
+
 def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
     lay_out(tmp_path / "photos", *(f"cat/{number}.png" for number in range(40)))
     real = os.open

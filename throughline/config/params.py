@@ -50,6 +50,8 @@ USUAL_OPS: Mapping[str, Mapping[str, list[OpSpec]]] = {
 }
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
+    "data.class_level": "data.layout, such as */class",
+    "data.folders": "data.layout, such as split/class or class/**",
     "finish": "postprocess",
     "measure.max_seconds": "measure.input_max_seconds",
     "measure.passes": "measure.input_passes",

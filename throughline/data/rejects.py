@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,10 @@ def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Pa
 
 def _find_remedy(rejects: pd.DataFrame) -> str | None:
     """What helps where one reason is that of nearly all; None where none is, or is known of it."""
+    copies = Counter(filter(None, map(_find_copy, rejects["id"], rejects["reason"])))
+    if copies and copies.most_common(1)[0][1] > _NEARLY_ALL * len(rejects):
+        (copy, original), _ = copies.most_common(1)[0]
+        return f"{copy} holds the files of {original} once more: set data.leave_out: [{copy}]."
     for reason, remedy in _REMEDIES.items():
         ids = rejects["id"][rejects["reason"].str.contains(reason)]
         if len(ids) > _NEARLY_ALL * len(rejects):
@@ -66,6 +71,27 @@ def _find_remedy(rejects: pd.DataFrame) -> str | None:
             some = ", ".join([*names][:REJECTS_SHOWN])
             return remedy.format(names=f"{some}{', …' if len(names) > REJECTS_SHOWN else ''}")
     return None
+
+
+def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
+    """The folder of a duplicate and that of its original, where the files have the same place in
+    both.
+
+    >>> _find_copy("more/train/a/1.png", "duplicate of train/a/1.png")
+    ('more/train', 'train')
+    """
+    _, is_copy, original = reason.partition("duplicate of ")
+    ours, theirs = name.split("/"), original.partition(", ")[0].split("/")
+    same = 0
+    for one, other in zip(reversed(ours), reversed(theirs), strict=False):
+        if one != other:
+            break
+        same += 1
+    same = min(same, len(theirs) - 1, len(ours) - 1)
+    unlike = "labeled" in reason and same == 1  # a file that is in two class folders
+    if not is_copy or not same or ours == theirs or unlike:
+        return None
+    return "/".join(ours[:-same]), "/".join(theirs[:-same])
 
 
 def group_reason(reason: str) -> str:
