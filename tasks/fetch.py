@@ -21,12 +21,11 @@ from throughline.shared.files import (
     resumable_folder,
     write_json,
 )
-from throughline.shared.layout import Layout
+from throughline.shared.layout import ORIGIN, Layout
 from throughline.shared.program import digest_program
 from throughline.shared.progress import echo_result
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
-ORIGIN = "origin.json"
 FILES_SHOWN = 3
 
 

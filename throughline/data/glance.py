@@ -169,8 +169,7 @@ def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
     problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
     problems += stats["warnings"]
     if skipped := stats["skipped"]:
-        total = sum(skipped.values())
-        problems += [f"{total:,} files of other kinds are left out: {name_kinds(skipped)}"]
+        problems += [f"files of other kinds that are left out: {name_kinds(skipped)}"]
     if rare := find_rare_classes(stats["class_balance"], of_table=of_table):
         problems += [rare]
     return problems + [

@@ -11,6 +11,7 @@ GLANCE, SHEET = "glance.md", "glance.png"
 MODEL_FILE = "model.keras"
 MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
 DVC_COPIES = (".dvc", "tmp", "exps")  # below a project: DVC's copies of it, which it removes
+ORIGIN = "origin.json"  # the note of the fetch stage on what it wrote
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
 
 

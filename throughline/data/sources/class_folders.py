@@ -22,6 +22,7 @@ from throughline.data.sources.folder_layout import find_left_out, read_layout
 from throughline.data.sources.split_names import UNLABELED, leave_validation_open
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.layout import ORIGIN
 
 LooksLike = Callable[[str, bytes], bool]  # of a file's name and first bytes
 _FIRST_BYTES = 1024
@@ -291,7 +292,7 @@ class _Listing:
         visible = sorted(name for name in names if not _is_hidden(name))
         chosen = [name for name in visible if self._is_one(folder, name)]
         self._add(folder, chosen)
-        others = sorted(set(visible).difference(chosen))
+        others = sorted(set(visible).difference(chosen, {ORIGIN}))
         for name in others:
             if (folder / name).is_symlink() and not (folder / name).exists():
                 self._reject(folder / name, "link to nothing")
