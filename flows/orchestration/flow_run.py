@@ -19,7 +19,7 @@ from flows.orchestration.artifacts import StageProgress, show_data
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
-from flows.run.experiments import is_saved, save_experiment
+from flows.run.experiments import find_experiment, is_saved, save_experiment
 from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes, derive_name
@@ -166,14 +166,17 @@ class Run:
         """
         if not self.workspace.isolated or (not changed and is_saved(self.workspace, self.name)):
             return None
+        earlier = find_experiment(self.workspace, self.name)
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
             raise WorkspaceProblem(
                 f"{self.name} could not be kept as an experiment: {failure}; its worktree"
                 f" {self.workspace.root} stays"
             )
+        instead = f", in place of the one that git has as {earlier[:10]}" if earlier else ""
         get_run_logger().info(
-            f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`"
+            f"kept as DVC experiment {self.name}{instead}: `dvc exp show`, `dvc exp apply"
+            f" {self.name}`"
         )
         return self.cleanup()
 

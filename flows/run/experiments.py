@@ -37,6 +37,13 @@ def _experiment(root: Path, name: str) -> str:
     return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
 
 
+def find_experiment(workspace: Workspace, name: str) -> str:
+    """The git commit of the experiment `name`; empty where there is none."""
+    with suppress(WorkspaceProblem):
+        return run_git(workspace.root, "rev-parse", "--verify", _experiment(workspace.root, name))
+    return ""
+
+
 def save_experiment(workspace: Workspace, name: str) -> str | None:
     """Keep an isolated run, whose last stage is the report, as the DVC experiment `name`; returns
     why it could not be saved, or None.

@@ -17,7 +17,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from flows.run.experiments import is_saved
+from flows.run.experiments import find_experiment, is_saved
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, UNNAMED, open_workspace
@@ -194,6 +194,8 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
     monkeypatch.chdir(folder)
     resolved = resolve(folder, Changes(overrides=["pipelines.naive.prefetch=2"]))
     with open_workspace(resolved, name="tuned") as workspace:
+        assert re.fullmatch("[0-9a-f]{40}", find_experiment(workspace, "tuned"))
+        assert not find_experiment(workspace, "another")
         assert is_saved(workspace, "tuned"), "so the same command does not keep it again"
         other = replace(workspace, params=(folder / "params.yaml").read_text())
         assert not is_saved(other, "tuned"), "it was cut before its parameters were replaced"
@@ -205,7 +207,7 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
     run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
     again = run(folder, "python", "-m", "flows.comparison", *CHANGE)
     assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
-    assert "kept as DVC experiment tuned" in again
+    assert "kept as DVC experiment tuned: " in again
 
 
 @pytest.mark.slow
