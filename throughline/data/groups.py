@@ -18,7 +18,7 @@ _SHOWN = 3
 
 
 def read_groups(
-    ids: Sequence[str], named: Mapping[str, str] | None, settings: DataSettings
+    ids: Sequence[str], named: Mapping[str, str], settings: DataSettings
 ) -> list[str] | None:
     """The group of each example, by its id: as `named`, or as `data.group` finds it in the id; None
     where examples have none.

@@ -104,7 +104,7 @@ def ingest(
             [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
         ).map(_printable)
         check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        groups = read_groups(rows["id"].tolist(), getattr(source, "groups", None), settings)
+        groups = read_groups(rows["id"].tolist(), source.groups, settings)
         by = rows["digest"] if groups is None else groups
         examples = _table(rows.assign(by=by), classes, settings.split, series=schema.is_series)
         schema = _complete_tables(found, source, examples, folder)
@@ -228,7 +228,7 @@ def _table(
 
 
 def _complete_tables(
-    found: Examined, source: object, examples: pd.DataFrame, folder: Path
+    found: Examined, source: sources.Source, examples: pd.DataFrame, folder: Path
 ) -> Schema:
     """Write the table input, in the order of the `examples`, and into empty cells the medians of
     the training split that are to fill them; returns the schema that knows these.
@@ -264,7 +264,7 @@ def _stats(
     classes: Sequence[str],
     rejects: pd.DataFrame,
     found: Examined,
-    source: object,
+    source: sources.Source,
 ) -> dict:
     reasons = Counter(map(group_reason, rejects["reason"]))
     balance = {
@@ -281,16 +281,14 @@ def _stats(
         "class_balance": balance,
         "rejected": len(rejects),
         "reject_reasons": dict(reasons),
-        "notes": {**found.notes, **getattr(source, "notes", {})},
-        "features": dict(getattr(source, "features", {})),
-        "skipped": dict(getattr(source, "skipped", {})),
-        "left_out": dict(getattr(source, "left_out", {})),
-        "dialect": [*getattr(source, "dialect", ()), *found.dialect],
-        "warnings": [*getattr(source, "warnings", ()), *found.warnings],
-        "columns": [
-            asdict(reading) for reading in (*getattr(source, "readings", ()), *found.readings)
-        ],
-        "empty_classes": list(getattr(source, "empty_classes", ())),
+        "notes": {**found.notes, **source.notes},
+        "features": dict(source.features),
+        "skipped": dict(source.skipped),
+        "left_out": dict(source.left_out),
+        "dialect": [*source.dialect, *found.dialect],
+        "warnings": [*source.warnings, *found.warnings],
+        "columns": [asdict(reading) for reading in (*source.readings, *found.readings)],
+        "empty_classes": list(source.empty_classes),
     }
 
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.listed_paths import find_listed
-from throughline.data.sources.base import Rejected
-from throughline.data.sources.class_folders import ClassFolders, list_encoded
+from throughline.data.sources.base import Files, Rejected
+from throughline.data.sources.class_folders import list_encoded
 from throughline.data.sources.table import code_rows
 from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
@@ -102,7 +102,7 @@ def _encoding(trained: TrainedModel) -> FileEncoding:
     return encoding if isinstance(encoding, FileEncoding) else cast("FileEncoding", image)
 
 
-def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> ClassFolders:
+def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> Files:
     """Files of an encoding below a folder, listed as ingest does it; says what other files it
     passes over.
 

@@ -79,25 +79,34 @@ class ListedColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
-    """Files below one root; none may lead outside it. `objects` is what they are below, where that
-    is in a bucket. `encoding` names what they hold, `label_kind` what their labels are, and
-    `targets` how many numbers; `listed` are columns that the model sees as well.
-
-    `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
-    files of other kinds by their suffix, `left_out` examples by the reason why they are not to be
-    used; `notes` counts what is worth knowing; `features` describes
-    what shards that others wrote hold, by name; `readings`, `dialect`, `warnings` and `groups` are
-    those of `Arrays`. Of images in the `column` of a table, the `offset` of a file is its row.
+class ColumnReading:
+    """How a column of a table was read: its kind, how many different cells it has, how many are
+    empty, and the first one that is not.
     """
 
-    root: Path
-    files: Sequence[ExampleFile]
-    encoding: str = "image"
-    label_kind: LabelKind = "class"
-    targets: int = 1
-    listed: ListedColumns | None = None
-    classes: Sequence[str] | None = None
+    name: str
+    kind: str
+    distinct: int
+    missing: int
+    example: str
+
+    def __str__(self) -> str:
+        missing = f", {self.missing:,} missing" if self.missing else ""
+        shown = f", such as {self.example[:40]}" if self.example else ""
+        return f"{self.name}: {self.kind}, {self.distinct:,} distinct{missing}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What every form says besides its examples.
+
+    `skipped` counts files of other kinds by suffix, `left_out` examples by the reason why they are
+    not to be used, `notes` what is worth knowing. `features` describes what the records of others
+    hold, by name. `readings` say how the columns of a table were read, `dialect` what of its
+    notation was detected, `warnings` what may not be meant. `groups` are those of `data.group` by
+    the id of the example, where a column names them.
+    """
+
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +117,24 @@ class Files:
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Found):
+    """Files below one root; none may lead outside it. `objects` is what they are below, where that
+    is a folder of a bucket. A label is a class, or, where `label_kind` says number, as many numbers
+    as `targets`; `listed` are columns that the model sees as well. `classes` are in the order of
+    their numbers, where the source numbers them. Of images in the `column` of a table, the `offset`
+    of a file is its row.
+    """
+
+    root: Path
+    files: Sequence[ExampleFile]
+    encoding: str = "image"
+    label_kind: LabelKind = "class"
+    targets: int = 1
+    listed: ListedColumns | None = None
+    classes: Sequence[str] | None = None
     objects: ObjectFolder | None = None
     column: ImageColumn | None = None
 
@@ -127,49 +154,21 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(Found):
     """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both; `skipped`, `left_out` and `warnings` are those of `Files`. `kept`
-    says what the cells of documents are, where they have some.
+    them. `total` counts both. `kept` says what the cells of documents are, where they have some.
     """
 
     documents: Iterable[Document | Rejected]
     total: int
     kept: KeptCells | None = None
-    empty_classes: Sequence[str] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnReading:
-    """How a column of a table was read: its kind, how many different cells it has, how many are
-    empty, and the first one that is not.
-    """
-
-    name: str
-    kind: str
-    distinct: int
-    missing: int
-    example: str
-
-    def __str__(self) -> str:
-        missing = f", {self.missing:,} missing" if self.missing else ""
-        shown = f", such as {self.example[:40]}" if self.example else ""
-        return f"{self.name}: {self.kind}, {self.distinct:,} distinct{missing}{shown}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrays:
-    """Examples that are in one array: values (examples, *shape) of the shape and dtype of the
-    schema's input.
-
-    `labels` are class names, or a number or several to predict (then `classes` is empty). `ids` and
-    `splits` have one entry per example; a split of None is assigned by content. `features`, `notes`
-    and `skipped` are those of `Files`. `groups` are those of `data.group` by the id of the example,
-    where a column names them. `readings` say how the columns of a table were read,
-    `dialect` what of its notation was detected, `warnings` what may not be meant.
+class Arrays(Found):
+    """Examples in one array: values (examples, *shape) of the shape and dtype of the schema's
+    input. `labels` are class names, or a number or several to predict (then `classes` is empty).
+    `ids` and `splits` have one entry per example; a split of None is assigned by content.
     """
 
     values: np.ndarray | JoinedArrays
@@ -178,25 +177,14 @@ class Arrays:
     splits: Sequence[str | None]
     classes: Sequence[str]
     schema: Schema
-    rejected: Sequence[Rejected] = ()
-    features: Mapping[str, str] = field(default_factory=dict)
-    notes: Mapping[str, int] = field(default_factory=dict)
-    readings: Sequence[ColumnReading] = ()
-    dialect: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Found):
     """One long multivariate series in the order of time: values (time steps, columns) float32."""
 
     values: np.ndarray
     schema: Schema
-    readings: Sequence[ColumnReading] = ()
-    dialect: Sequence[str] = ()
-    warnings: Sequence[str] = ()
 
 
 def refuse_odd_names(root: Path, names: Sequence[str]) -> None:

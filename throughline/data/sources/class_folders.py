@@ -12,12 +12,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from throughline.data.encodings.base import FileEncoding
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
-from throughline.data.sources.base import ExampleFile, Rejected, find_suffix, is_utf8, readable
+from throughline.data.sources.base import (
+    ExampleFile,
+    Files,
+    Rejected,
+    find_suffix,
+    is_utf8,
+    readable,
+)
 from throughline.data.sources.folder_layout import find_left_out, read_layout
 from throughline.data.sources.split_names import UNLABELED, leave_validation_open
 from throughline.settings import DataSettings
@@ -42,21 +49,6 @@ _ABOUT = re.compile(
 _MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassFolders:
-    """The files below a root, what cannot be listed, the class folders that hold none, how many
-    files of other kinds there are by suffix, how many are left out by reason, and the folders that
-    lose more than they keep.
-    """
-
-    files: Sequence[ExampleFile]
-    rejected: Sequence[Rejected]
-    empty: Sequence[str]
-    skipped: Mapping[str, int]
-    left_out: Mapping[str, int]
-    warnings: Sequence[str]
-
-
 def list_class_folders(
     settings: DataSettings,
     suffixes: Collection[str],
@@ -65,7 +57,7 @@ def list_class_folders(
     looks_like: LooksLike,
     classes: bool = True,
     objects: ObjectFolder | None = None,
-) -> ClassFolders:
+) -> Files:
     """List the files with these suffixes below `data.path`, or `objects`, and those in class
     folders that look like them by name and first bytes; `what` they are, for errors. Without
     `classes` those in that folder itself are examples, too.
@@ -104,10 +96,12 @@ def list_class_folders(
             f"{settings.path}: the folder {lost} holds {name_kinds(others[lost])} and no {what}",
             f"convert these files, or set data.leave_out: [{lost}]",
         )
-    return ClassFolders(
+    return Files(
+        root=root,
         files=files,
+        objects=objects,
         rejected=listing.rejected,
-        empty=listing.empty,
+        empty_classes=listing.empty,
         skipped=dict(listing.skipped.most_common()),
         left_out=dict(listing.left_out),
         warnings=[
@@ -124,9 +118,9 @@ def list_encoded(
     *,
     classes: bool = True,
     objects: ObjectFolder | None = None,
-) -> ClassFolders:
+) -> Files:
     """As `list_class_folders`, of the files that are values of an encoding."""
-    return list_class_folders(
+    found = list_class_folders(
         settings,
         encoding.suffixes,
         what=encoding.noun,
@@ -134,6 +128,7 @@ def list_encoded(
         classes=classes,
         objects=objects,
     )
+    return replace(found, encoding=encoding.name)
 
 
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 from throughline.data.encodings.base import FileEncoding
@@ -22,15 +21,4 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
-    listed = list_encoded(settings, encoding, objects=objects)
-    return Files(
-        root=Path(settings.path),
-        files=listed.files,
-        encoding=encoding.name,
-        rejected=listed.rejected,
-        empty_classes=listed.empty,
-        skipped=listed.skipped,
-        left_out=listed.left_out,
-        warnings=listed.warnings,
-        objects=objects,
-    )
+    return list_encoded(settings, encoding, objects=objects)

@@ -10,8 +10,8 @@ from pathlib import Path
 from throughline.data.encodings.base import RejectedValue, Root
 from throughline.data.encodings.texts import check_encoding, check_size
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.base import Document, Rejected, Texts, find_suffix
-from throughline.data.sources.class_folders import ClassFolders, list_class_folders
+from throughline.data.sources.base import Document, Files, Rejected, Texts, find_suffix
+from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.sources.text_records import label_or_none
 from throughline.settings import DataSettings
 
@@ -39,7 +39,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
     return Texts(
         documents=_documents(listed, root, settings),
         total=len(listed.files) + len(listed.rejected),
-        empty_classes=listed.empty,
+        empty_classes=listed.empty_classes,
         skipped=listed.skipped,
         left_out=listed.left_out,
         warnings=listed.warnings,
@@ -47,7 +47,7 @@ def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
 
 
 def _documents(
-    listed: ClassFolders, root: Root | ObjectFolder, settings: DataSettings
+    listed: Files, root: Root | ObjectFolder, settings: DataSettings
 ) -> Iterator[Document | Rejected]:
     yield from listed.rejected
     for file, stored in zip(listed.files, root.open_all(listed.files), strict=True):
