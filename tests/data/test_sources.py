@@ -11,8 +11,8 @@ import pytest
 
 from throughline.data.sources import fashion_mnist, image_table
 from throughline.data.sources.base import ExampleFile, Rejected
-from throughline.data.sources.kept_cells import KeptCells
-from throughline.data.sources.listed_columns import check_names, name_columns, read_listing
+from throughline.data.sources.table_columns import check_names, name_columns, read_listing
+from throughline.data.sources.text_records import KeptCells
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

@@ -30,8 +30,8 @@ from throughline.data.inspection_cache import key_of_inspections, open_inspectio
 from throughline.data.manifest import VALUES
 from throughline.data.packed_images import pack_images
 from throughline.data.row_digests import digest_rows
-from throughline.data.sources.kept_cells import KeptCells
-from throughline.data.sources.listed_columns import read_listing
+from throughline.data.sources.table_columns import read_listing
+from throughline.data.sources.text_records import KeptCells
 from throughline.data.splits import split_steps
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings

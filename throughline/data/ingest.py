@@ -41,7 +41,7 @@ from throughline.data.manifest import (
 )
 from throughline.data.rejects import check_rejects, group_reason
 from throughline.data.shards.records import example_key
-from throughline.data.sources.table import fill_medians
+from throughline.data.sources.table_columns import fill_medians
 from throughline.data.splits import assign_split
 from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, SplitSettings

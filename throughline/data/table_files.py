@@ -5,6 +5,7 @@ batch by batch. Classes that Hugging Face's `datasets` has numbered get their na
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,11 +205,16 @@ def _read_schema(path: Path) -> pa.Schema:
                 schema = reader.schema
         else:
             schema = pq.read_schema(path)
-    if doubled := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+    refuse_doubled(schema.names, path)
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
+
+
+def refuse_doubled(names: Sequence[str], path: Path) -> None:
+    """Refuse names that several columns of a table have."""
+    if doubled := sorted(name for name, count in Counter(names).items() if name and count > 1):
         raise UnreadableSource(
             f"{path}: more than one column is named {doubled[0]}; rename one of them"
         )
-    return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -21,7 +21,7 @@ from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.base import Files, Rejected
 from throughline.data.sources.class_folders import list_encoded
-from throughline.data.sources.table import code_rows
+from throughline.data.sources.table_columns import code_rows
 from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding

@@ -11,7 +11,7 @@ import numpy as np
 
 from throughline.data.sources import time_series
 from throughline.data.sources.base import Rejected
-from throughline.data.sources.table import code_rows
+from throughline.data.sources.table_columns import code_rows
 from throughline.data.sources.tabular import TextTable, check_columns, read_table
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import Example, Examples, Wanted

@@ -2,6 +2,9 @@
 `Texts`, `Arrays`, `Series`.
 
 Sources only look; ingest examines every example, rejects what is unusable and writes the manifest.
+What cannot be read, or in more than one way, is refused: `UnreadableSource` names the file, and the
+key, line or record; `DataNotFound` says that nothing of the kind is at `data.path`.
+
 A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a line in
 `throughline/settings/source_kinds.py`; of files in class folders the line alone.
 """

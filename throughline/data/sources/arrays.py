@@ -34,9 +34,6 @@ _UNNAMED = ("x", "y")  # what `data.features` and `data.labels` are by default
 def scan(settings: DataSettings) -> Arrays:
     """Read the images (examples, height, width[, channels]) uint8 and the labels (examples,) that
     `data` names, or those of each split.
-
-    Raises:
-      DataNotFound, UnreadableSource: they are not there, damaged, or no images with a label each.
     """
     path, notes = Path(settings.path), Counter[str]()
     for key, name in (("features", settings.features), ("labels", settings.labels)):

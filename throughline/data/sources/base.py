@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.kept_cells import KeptCells
 from throughline.data.table_files import ImageColumn
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject
+
+if TYPE_CHECKING:
+    from throughline.data.sources.text_records import KeptCells
 
 
 def find_suffix(name: str) -> str:
@@ -188,11 +191,7 @@ class Series(Found):
 
 
 def refuse_odd_names(root: Path, names: Sequence[str]) -> None:
-    """Refuse files whose names are no UTF-8, which ids of their examples begin with.
-
-    Raises:
-      UnreadableSource: names the first.
-    """
+    """Refuse files whose names are no UTF-8, which ids of their examples begin with."""
     for name in names:
         if not is_utf8(name):
             raise UnreadableSource(

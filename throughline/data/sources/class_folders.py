@@ -39,8 +39,6 @@ _ACCOMPANYING = {
     *("", ".txt", ".md", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".html"),
     *(".pdf", ".py", ".ipynb", ".log", ".db", ".ini", ".mat", ".feat", ".vocab", ".zip", ".url"),
 }
-
-
 # What is about the data and none of it.
 _ABOUT = re.compile(
     r"(read_?me|licen[cs]e|copying|notice|summary|citation|changelog|index)(\.(txt|md|rst|html))?",
@@ -61,11 +59,6 @@ def list_class_folders(
     """List the files with these suffixes below `data.path`, or `objects`, and those in class
     folders that look like them by name and first bytes; `what` they are, for errors. Without
     `classes` those in that folder itself are examples, too.
-
-    Raises:
-      DataNotFound: there is no such folder, or no class folder with such a file in it.
-      UnreadableSource: the folders may be read in several ways, or a class folder holds other
-        files alone; names the key that decides.
     """
     root = Path(settings.path)
     if objects.single if objects else not root.is_dir():
@@ -231,9 +224,6 @@ class _Listing:
     def list_all(self, settings: DataSettings) -> None:
         """Real folders first; then links to folders that were not among them, each of which is
         listed once.
-
-        Raises:
-          UnreadableSource: with `data.follow_links`, one leads outside the root.
         """
         self._list_below(self.root)
         while self._links:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.compute
 
 from throughline.data.sources.base import ColumnReading
 from throughline.data.sources.number_text import is_number, looks_like_numbers
-from throughline.data.sources.tabular import Problems, TextTable
+from throughline.data.sources.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
 
@@ -76,36 +77,31 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
 
 
 def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
-    """Refuse columns that can only have been read as their kind by mistake.
-
-    Raises:
-      UnreadableSource: names them and the keys to set.
-    """
-    settings, problems = table.settings, Problems(table.path)
+    """Refuse columns that can only have been read as their kind by mistake."""
+    settings = table.settings
     chosen = {*settings.numeric, *settings.categorical, *settings.ignore}
-    for name in settings.numeric:
-        with problems.collect():
-            if name in kinds and guess_kind(table, name) == "category":
-                raise UnreadableSource(
-                    f"{table.path}: column {name}, of data.numeric, holds text",
-                    "name it in data.categorical instead, or in neither",
-                )
+
+    def refuse_text(name: str) -> None:
+        if name in kinds and guess_kind(table, name) == "category":
+            raise UnreadableSource(
+                f"{table.path}: column {name}, of data.numeric, holds text",
+                "name it in data.categorical instead, or in neither",
+            )
+
     doubts = {
         name: doubt
         for name, kind in kinds.items()
         if name not in chosen and kind != "ignored" and (doubt := find_problem(table, name, kind))
     }
-    with problems.collect():
-        refuse_columns(table, doubts)
-    problems.refuse()
+    check_all(
+        table.path,
+        *(partial(refuse_text, name) for name in settings.numeric),
+        partial(refuse_columns, table, doubts),
+    )
 
 
 def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) -> None:
-    """Refuse all columns that have problems at once, with the line that leaves them out.
-
-    Raises:
-      UnreadableSource: there are some; `more` says what else helps.
-    """
+    """Refuse all columns that have problems at once, with the line that leaves them out."""
     if problems:
         named = [*table.settings.ignore, *problems]
         names = ", ".join(

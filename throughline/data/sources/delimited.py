@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from throughline.data.sources.table_start import read_start, refuse_numbers, wrong_encoding
+from throughline.data.table_files import refuse_doubled
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
@@ -92,14 +92,6 @@ def open_delimited(
         refuse_doubled(header, path)
         yield DelimitedText(
             header=header, records=rows, delimiter=start.delimiter, detected=start.notes
-        )
-
-
-def refuse_doubled(header: Sequence[str], path: Path) -> None:
-    """Refuse names that several columns have."""
-    if doubled := sorted(name for name, count in Counter(header).items() if name and count > 1):
-        raise UnreadableSource(
-            f"{path}: more than one column is named {doubled[0]}; rename one of them"
         )
 
 
@@ -231,11 +223,21 @@ class FieldCount:
         return ""
 
 
-def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[tuple[int, str]]:
-    """The lines within a record of several lines that read as rows of their own, with as many cells
-    as the header has: the number of each, and its cell at `place`.
+class RowLine(NamedTuple):
+    """A line within a record from line `first` to `last` that reads as a row with this label."""
+
+    first: int
+    last: int
+    line: int
+    label: str
+
+
+def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[RowLine]:
+    """The lines within a record of several lines that read as rows of their own: they have as many
+    cells as the header, and a label at `place`.
     """
-    for offset, line in enumerate(record.text[:-1]):
+    last = record.line + len(record.text) - 1
+    for number, line in enumerate(record.text[:-1], start=record.line):
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)
-        if len(cells) == len(table.header):
-            yield record.line + offset, cells[place].strip()
+        if len(cells) == len(table.header) and (label := cells[place].strip()):
+            yield RowLine(record.line, last, number, label)

@@ -13,13 +13,14 @@ import mmap
 import shlex
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from throughline.data.encodings.arrays import CHANNELS, array_feature, pixels_feature
+from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.labels import (
     UNLABELED,
     LabelKind,
@@ -37,7 +38,7 @@ from throughline.data.shards.example_features import (
     read_numbers,
 )
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
-from throughline.data.sources.base import Arrays, ExampleFile, Files, Rejected
+from throughline.data.sources.base import Arrays, ExampleFile, Files, Found, Rejected
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.limits import usable_cores
@@ -45,6 +46,7 @@ from throughline.shared.progress import in_threads, progress
 
 GZIP, ZLIB = b"\x1f\x8b", b"x"
 _RANK_OF_IMAGES = 3
+_NONE = np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,27 +102,18 @@ class ExampleLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A usable record: its number, label, and the place of its image or its values."""
+    """A usable record: the id of its example, its shard, its label, and its image or values."""
 
-    number: int
-    label: str | float | int
-    place: tuple[int, int] = (0, 0)
-    values: np.ndarray | None = None
+    id: str
+    shard: ExternalShard
+    label: str | float
+    place: tuple[int, int] = (0, 0)  #: of an encoded image, in the shard
+    values: np.ndarray = _NONE
     rounded: bool = False  #: whole numbers that float32 does not hold
 
 
-class _Unusable(Exception):
-    """The reason why a record is no example."""
-
-
 def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
-    """Map a shard and find its records: the bytes, and the edges of the frames (records + 1,).
-
-    Raises:
-      DataNotFound: it is not there.
-      UnreadableSource: it is compressed, cut off, or holds another number of records than it is
-        said to.
-    """
+    """Map a shard and find its records: the bytes, and the edges of the frames (records + 1,)."""
     try:
         data = map_file(shard.path)
     except OSError as error:
@@ -157,18 +150,11 @@ def _unpack(path: Path) -> str:
 def read_examples(
     root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
 ) -> Files | Arrays:
-    """Read all shards, which are below `root`, as the layout says.
-
-    Raises:
-      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, or the
-        labels are numbered from 1.
-    """
+    """Read all shards, which are below `root`, as the layout says."""
     read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]
-    entries = [
-        (shard, entry) for shard, (usable, _) in zip(shards, parts, strict=True) for entry in usable
-    ]
+    entries = [entry for usable, _ in parts for entry in usable]
     empty = sum(not usable and not refused for usable, refused in parts)
     if empty == len(shards):
         raise DataNotFound(f"{root}: none of the shards holds a record")
@@ -177,41 +163,44 @@ def read_examples(
             f"{rejected[0].id}: {rejected[0].reason}, and so are the other {len(rejected) - 1:,}"
             " records; set data.records.input and data.records.label"
         )
-    found = _name_labels([entry.label for _, entry in entries], layout.label)
+    found = _name_labels([entry.label for entry in entries], layout.label)
     rejected += [
-        Rejected(id=_id(*entries[place]), reason=reason) for place, reason in found.problems.items()
+        Rejected(id=entries[place].id, reason=reason) for place, reason in found.problems.items()
     ]
-    usable = [place for place in range(len(entries)) if place not in found.problems]
-    rounded = sum(entries[place][1].rounded for place in usable)
-    note = f"{layout.input.name} holds whole numbers of which float32 keeps the first seven digits"
-    notes = {**({"empty shard": empty} if empty else {}), **({note: rounded} if rounded else {})}
-    if layout.input.form == "encoded":
-        images = [_stored_image(*entries[place], found.labels[place]) for place in usable]
-        return Files(
-            root=root,
-            files=images,
-            label_kind=found.kind,
-            classes=found.classes,
-            features=layout.features,
-            rejected=rejected,
-            notes=notes,
-            dialect=found.facts,
-        )
-    shape, dtype = value_form(layout.input)
-    values = [value for _, entry in entries if (value := entry.values) is not None]
-    return Arrays(
-        values=np.stack([values[place] for place in usable])
-        if usable
-        else np.empty((0, *shape), dtype),
-        labels=[found.labels[place] for place in usable],  # type: ignore[arg-type] - of one kind
-        ids=[_id(*entries[place]) for place in usable],
-        splits=[entries[place][0].split for place in usable],
-        classes=found.classes,
-        schema=_schema(shape, dtype, layout.input.name, found.kind),
+    labels: list[Any] = [
+        label for place, label in enumerate(found.labels) if place not in found.problems
+    ]
+    usable = [entry for place, entry in enumerate(entries) if place not in found.problems]
+    notes = {
+        "empty shard": empty,
+        f"{layout.input.name} holds whole numbers of which float32 keeps the first seven"
+        " digits": sum(entry.rounded for entry in usable),
+    }
+    said = Found(
         rejected=rejected,
         features=layout.features,
-        notes=notes,
+        notes={note: count for note, count in notes.items() if count},
         dialect=found.facts,
+    )
+    if layout.input.form == "encoded":
+        return Files(
+            **vars(said),
+            root=root,
+            files=[*map(_stored_image, usable, labels)],
+            label_kind=found.kind,
+            classes=found.classes,
+        )
+    shape, dtype = value_form(layout.input)
+    return Arrays(
+        **vars(said),
+        values=np.stack([entry.values for entry in usable])
+        if usable
+        else np.empty((0, *shape), dtype),
+        labels=labels,
+        ids=[entry.id for entry in usable],
+        splits=[entry.shard.split for entry in usable],
+        classes=found.classes,
+        schema=_schema(shape, dtype, layout.input.name, found.kind),
     )
 
 
@@ -234,19 +223,15 @@ def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
     return shape, "uint8" if is_image else "float32"
 
 
-def _id(shard: ExternalShard, entry: _Entry) -> str:
-    return f"{shard.name}/{entry.number:08d}"
-
-
-def _stored_image(shard: ExternalShard, entry: _Entry, label: str | float) -> ExampleFile:
+def _stored_image(entry: _Entry, label: str | float) -> ExampleFile:
     start, stop = entry.place
     return ExampleFile(
-        id=_id(shard, entry),
-        path=shard.path,
+        id=entry.id,
+        path=entry.shard.path,
         offset=start,
         size=stop - start,
         label=label if isinstance(label, str) else "",
-        split=shard.split,
+        split=entry.shard.split,
         numbers=() if isinstance(label, str) else (label,),
     )
 
@@ -257,76 +242,78 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
     entries, rejected = [], []
     for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
         record, problem = read_frame(data, start, stop)
+        name = f"{shard.name}/{number:08d}"
         try:
             if problem:
-                raise _Unusable(problem)
-            entries.append(_read_entry(record, number, record_offset(start), layout))
+                raise RejectedValue(problem)
+            label, value = _read_record(record, layout)
+            entry = _Entry(id=name, shard=shard, label=label)
+            if isinstance(value, tuple):
+                first = record_offset(start)
+                entry = replace(entry, place=(first + value[0], first + value[1]))
+            else:
+                stored = _in_form(value, layout.input)
+                entry = replace(entry, values=stored, rounded=_is_rounded(value))
+            entries.append(entry)
         except NotAnExample as error:
-            rejected.append(
-                Rejected(id=f"{shard.name}/{number:08d}", reason=f"no tf.train.Example: {error}")
-            )
-        except _Unusable as error:
-            rejected.append(Rejected(id=f"{shard.name}/{number:08d}", reason=str(error)))
+            rejected.append(Rejected(id=name, reason=f"no tf.train.Example: {error}"))
+        except RejectedValue as error:
+            rejected.append(Rejected(id=name, reason=str(error)))
     return entries, rejected
 
 
-def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) -> _Entry:
+def _read_record(
+    record: bytes, layout: ExampleLayout
+) -> tuple[str | float, np.ndarray | tuple[int, int]]:
+    """The label of a record, and the values of its input or the place of an encoded image in it."""
     features = parse_features(record)
-    label = _read_label(record, features, layout.label)
-    feature = features.get(layout.input.name)
+    label, name = _read_label(record, features, layout.label), layout.input.name
+    feature = features.get(name)
     if feature is None:
-        raise _Unusable(f"feature {layout.input.name} missing")
+        raise RejectedValue(f"feature {name} missing")
     if layout.input.form == "numbers":
         if feature.kind == "bytes":
-            name = layout.input.name
-            raise _Unusable(f"feature {name} has another kind: bytes, not numbers")
-        return _entry_of(number, label, read_numbers(record, feature), layout.input)
+            raise RejectedValue(f"feature {name} has another kind: bytes, not numbers")
+        return label, read_numbers(record, feature)
     if feature.kind != "bytes":
-        raise _Unusable(f"feature {layout.input.name} has another kind: {feature.kind}, not bytes")
+        raise RejectedValue(f"feature {name} has another kind: {feature.kind}, not bytes")
     places = bytes_places(record, feature)
-    if len(places) != 1 or places[0][0] == places[0][1]:
-        raise _Unusable(
-            f"feature {layout.input.name} is empty"
-            if len(places) <= 1
-            else f"feature {layout.input.name} has several values: {len(places)}"
-        )
-    start, stop = places[0]
+    if len(places) > 1:
+        raise RejectedValue(f"feature {name} has several values: {len(places)}")
+    start, stop = places[0] if places else (0, 0)
+    if start == stop:
+        raise RejectedValue(f"feature {name} is empty")
     if layout.input.form == "encoded":
-        return _Entry(number=number, label=label, place=(offset + start, offset + stop))
-    return _entry_of(number, label, _read_bytes(record[start:stop], layout.input), layout.input)
-
-
-def _entry_of(number: int, label: str | float, values: np.ndarray, feature: InputFeature) -> _Entry:
-    """A record that holds these values."""
-    stored = _in_form(values, feature)
-    return _Entry(number=number, label=label, values=stored, rounded=_is_rounded(values))
+        return label, (start, stop)
+    return label, _read_bytes(record[start:stop], layout.input)
 
 
 def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeature) -> str | float:
     """The label of a record: a class by number or text, or a number."""
     feature = features.get(layout.name)
     if feature is None:
-        raise _Unusable(f"label missing: no feature {layout.name}")
+        raise RejectedValue(f"label missing: no feature {layout.name}")
     if feature.kind != layout.kind:
-        raise _Unusable(f"label has another kind: {feature.kind}, not {layout.kind}")
+        raise RejectedValue(f"label has another kind: {feature.kind}, not {layout.kind}")
     values: list[Any]
     if feature.kind == "bytes":
         texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
         if layout.arrays:
             arrays = [read_array(text) for text in texts]
             texts = [value for found in arrays if found for value in found[1].ravel().tolist()]
-        values = [_decode(text) if isinstance(text, bytes) else text for text in texts]
+        values = [
+            text.decode("utf-8", "backslashreplace").strip() if isinstance(text, bytes) else text
+            for text in texts
+        ]
     else:
         values = read_numbers(record, feature).tolist()
     if len(values) != 1:
-        raise _Unusable(f"label has several values: {len(values)}" if values else "label missing")
+        raise RejectedValue(
+            f"label has several values: {len(values)}" if values else "label missing"
+        )
     if isinstance(values[0], float) and not np.isfinite(values[0]):
-        raise _Unusable("label is no finite number")
+        raise RejectedValue("label is no finite number")
     return values[0]
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "backslashreplace").strip()
 
 
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
@@ -335,25 +322,25 @@ def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
         found = read_array(data)
         if found is None or found[0] != feature.stored:
             other = found[0] if found else "no array"
-            raise _Unusable(f"feature {feature.name} is another array: {other}")
+            raise RejectedValue(f"feature {feature.name} is another array: {other}")
         return found[1]
     try:
         unpacked = zlib.decompress(data) if feature.form == "zlib" else data
         return np.frombuffer(unpacked, feature.dtype)
     except (zlib.error, ValueError) as error:
-        raise _Unusable(f"feature {feature.name} cannot be read: {error}") from error
+        raise RejectedValue(f"feature {feature.name} cannot be read: {error}") from error
 
 
 def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
     shape, dtype = value_form(feature)
     if values.size != int(np.prod(shape)):
-        raise _Unusable(
+        raise RejectedValue(
             f"feature {feature.name} has another length than its shape: {values.size} values"
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
         converted = values.astype(dtype, copy=False).reshape(shape)
     if dtype == "float32" and not np.isfinite(converted).all():
-        raise _Unusable(f"feature {feature.name} is not finite")
+        raise RejectedValue(f"feature {feature.name} is not finite")
     return converted
 
 

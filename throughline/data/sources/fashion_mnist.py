@@ -18,16 +18,8 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 PARTS = {"train": "train", "test": "t10k"}
 

@@ -16,9 +16,6 @@ from throughline.settings.source_kinds import SOURCES
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
     """List the files of the source's encoding below `data.path`, which may be a folder of
     `objects`, and what cannot be listed.
-
-    Raises:
-      DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
     return list_encoded(settings, encoding, objects=objects)

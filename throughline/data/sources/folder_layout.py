@@ -44,9 +44,6 @@ def read_layout(
 ) -> Mapping[str, Place]:
     """What each folder below the root says, by its path there; `counts` are how many files it
     holds. Without `classes` no class is needed.
-
-    Raises:
-      UnreadableSource: there are several ways to read them; says which, with the key that decides.
     """
     if layout != "auto":
         return {folder: _apply(layout, folder, classes=classes) for folder in counts}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.base import ExampleFile, Files, Rejected
-from throughline.data.sources.listed_columns import check_names, name_columns, read_listing
 from throughline.data.sources.table import refuse_double_spelling
+from throughline.data.sources.table_columns import check_names, name_columns, read_listing
 from throughline.data.sources.tabular import (
     TABLES,
     check_columns,
     open_files,
-    read_split,
+    read_splits,
     read_table,
 )
 from throughline.data.table_files import find_image_column, find_table_files
@@ -32,10 +32,6 @@ def scan(settings: DataSettings) -> Files:
     """Read the table at or in `data.path`; an optional column `split` holds train, validation or
     test. The label is a class unless `data.label_kind` says number; columns that `data.numeric` and
     `data.categorical` name are a second input.
-
-    Raises:
-      DataNotFound: a folder holds no table, or several.
-      UnreadableSource: the table cannot be read, or lacks a column.
     """
     path = _find_table(Path(settings.path))
     held = open_files(path, settings)
@@ -54,14 +50,12 @@ def scan(settings: DataSettings) -> Files:
     if listing.numbers is not None:
         classes, numbers = [""] * count, [*map(tuple, listing.numbers.tolist())]
     files, rejected, places = [], [], []
-    splits = table.cells("split") if "split" in table.columns else [""] * count
     names, notes = (
         (column.name_examples(), {})
         if column
         else find_listed(table.cells(settings.path_column), table.path, root, settings)
     )
-    for row, name in enumerate(names):
-        split, problem = read_split(splits[row])
+    for row, (name, (split, problem)) in enumerate(zip(names, read_splits(table), strict=True)):
         where = name if column else f"row {row + 1}: {name}"
         if not name:
             rejected.append(Rejected(id=f"row {row + 1}", reason="path missing"))

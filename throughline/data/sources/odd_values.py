@@ -130,12 +130,9 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
         f"column {name} has the same values in several rows: rows of one {name} are in training and"
         f" in held-out splits; data.group: {name} keeps them together"
         for name in names
-        if _GROUP.fullmatch(name) and 1 < _count(table, name) <= len(table) / 2
+        if _GROUP.fullmatch(name)
+        and 1 < pc.count_distinct(table.columns[name]).as_py() <= len(table) / 2
     ]
-
-
-def _count(table: TextTable, name: str) -> int:
-    return int(pc.count_distinct(table.columns[name]).as_py())
 
 
 def _name_some(names: Sequence[str]) -> str:

@@ -19,22 +19,17 @@ SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "holdout"), "test"),
 }
 UNLABELED = "unlabeled"  # in place of a split: nothing can be learned from it or judged by it
-_UNLABELED_WORDS = (
-    "unlabeled",
-    "unlabelled",
-    "unsup",
-    "pred",
-    "predict",
-    "prediction",
-    "inference",
-)
 # What stands next to such a word and says nothing of a class.
 _NEUTRAL = {
     *("set", "sets", "data", "dataset", "split", "part", "folder", "dir", "file", "files"),
     *("image", "images", "img", "imgs", "pic", "pics", "photo", "photos", "picture", "pictures"),
     *("text", "texts", "sample", "samples", "example", "examples", "x", "y"),
 }
-_MEANINGS = {**SPLITS_BY_WORD, **dict.fromkeys(_UNLABELED_WORDS, UNLABELED)}
+_MEANINGS = {
+    **SPLITS_BY_WORD,
+    **dict.fromkeys(("unlabeled", "unlabelled", "unsup"), UNLABELED),
+    **dict.fromkeys(("pred", "predict", "prediction", "inference"), UNLABELED),
+}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -88,9 +83,6 @@ def find_split(name: str) -> str | None:
     """The split that the path of a file names, by its last part that names one; None where none
     does.
 
-    Raises:
-      UnreadableSource: that part names two.
-
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
     """
@@ -110,9 +102,6 @@ def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str 
     """The split of each file below a root, by its path there, with that of training left open as
     `leave_validation_open` does; None for all where no name says one. `remedy`: what else can be
     done about names that are refused.
-
-    Raises:
-      UnreadableSource: only some names say a split, or one says two.
     """
     splits = [find_split(name) for name in names]
     if None in splits and any(splits):

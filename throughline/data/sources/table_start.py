@@ -55,11 +55,7 @@ class Start:
 
 
 def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> Start:
-    """Look at the first lines of a file of delimited text.
-
-    Raises:
-      UnreadableSource: it is of another kind, or leaves open what divides its cells.
-    """
+    """Look at the first lines of a file of delimited text."""
     check_encoding(settings.encoding)
     _refuse_no_text(path)
     start = Start(delimiter="", encoding=_find_encoding(path, settings))

@@ -4,10 +4,10 @@ has been seen. Not a source itself: tables, series and lists of images use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.manifest import SPLITS
-from throughline.data.sources.delimited import FieldCount, open_delimited, refuse_joined_lines
+from throughline.data.sources.delimited import (
+    FieldCount,
+    Record,
+    open_delimited,
+    refuse_joined_lines,
+)
 from throughline.data.sources.number_text import (
     divide_no_thousands,
     find_decimal,
@@ -165,51 +170,39 @@ def read_table(
 ) -> TextTable:
     """Read the table at `path` as text, in the dialect that `settings` name or that it shows, for a
     model of columns that are `trained`, if there is one.
-
-    Raises:
-      DataNotFound: there is no such file.
-      UnreadableSource: it is no table, or rows do not fit its header; names the lines.
     """
     files = open_files(path, settings)
     table = _read_files(files, settings) if files else _read_csv(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
 
 
-class Problems:
-    """What is wrong with a table, collected so that all of it is said at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found: list[UnreadableSource] = []
-
-    @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Go on after the block where it finds a problem."""
+def check_all(path: Path, *checks: Callable[[], Any]) -> list[Any]:
+    """Run all checks of a table, so that everything that is wrong with it is said at once; returns
+    what they return.
+    """
+    results, errors = [], list[UnreadableSource]()
+    for check in checks:
         try:
-            yield
+            results.append(check())
         except UnreadableSource as error:
-            self._found += error.several or [error]
-
-    def refuse(self) -> None:
-        """Raise what has been found, if anything."""
-        found = list({str(error): error for error in self._found}.values())
-        if len(found) == 1:
-            raise found[0]
-        if found:
-            heading, start = f"{self._path}: {len(found)} problems:", f"{self._path}: "
-            texts = [str(error).removeprefix(start).replace("\n", "\n    ") for error in found]
-            listed = "\n".join([heading, *(f"  - {text}" for text in texts)])
-            raise UnreadableSource(listed, several=found)
+            errors += error.several or [error]
+    found = list({str(error): error for error in errors}.values())
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        heading, start = f"{path}: {len(found)} problems:", f"{path}: "
+        texts = [str(error).removeprefix(start).replace("\n", "\n    ") for error in found]
+        listed = "\n".join([heading, *(f"  - {text}" for text in texts)])
+        raise UnreadableSource(listed, several=found)
+    return results
 
 
 def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> None:
     """Refuse a table that lacks columns; they stand by the key of params.yaml that names them."""
-    problems = Problems(table.path)
-    for key, names in columns.items():
-        for name in names:
-            with problems.collect():
-                _check_column(table, name, key)
-    problems.refuse()
+    check_all(
+        table.path,
+        *(partial(_check_column, table, name, key) for key in columns for name in columns[key]),
+    )
 
 
 def _check_column(table: TextTable, column: str, key: str) -> None:
@@ -245,6 +238,12 @@ def read_split(value: object) -> tuple[str | None, str | None]:
         if split in SPLITS
         else (None, f"split is not one of {', '.join(SPLITS)}: {split}")
     )
+
+
+def read_splits(table: TextTable) -> list[tuple[str | None, str | None]]:
+    """`read_split` of each row."""
+    cells = table.cells("split") if "split" in table.columns else [""] * len(table)
+    return [read_split(cell) for cell in cells]
 
 
 def clean_cells(table: TextTable) -> TextTable:
@@ -297,34 +296,26 @@ def _drop_empty_end(table: TextTable) -> TextTable:
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     with open_delimited(path, settings) as text:
-        header = text.header
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-        count = FieldCount(header, path)
-        chunks: list[list[pa.LargeStringArray]] = [[] for _ in names]
-        rows: list[list[str]] = []
-        total, at_once = 0, min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(text.header)]
+        count, total = FieldCount(text.header, path), 0
+        parts: list[list[pa.LargeStringArray]] = [[] for _ in names]
 
-        def keep() -> None:
-            for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
-                chunk.append(pa.array(cells, pa.large_string()))
-            rows.clear()
-
-        for record in text.records:
+        def fit(record: Record) -> list[str]:
             if settings.quoting == "auto":
                 refuse_joined_lines(record, path)
-            rows.append(count.fit(record))
-            total += 1
-            if len(rows) >= at_once:
-                keep()
-        if rows:
-            keep()
+            return count.fit(record)
+
+        rows = map(fit, text.records)
+        at_once = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
+        while some := [*islice(rows, at_once)]:
+            total += len(some)
+            for part, cells in zip(parts, zip(*some, strict=True), strict=True):
+                part.append(pa.array(cells, pa.large_string()))
         notes = [note for note in (*text.detected, count.check()) if note]
+    columns = (pa.concat_arrays([pa.array([], pa.large_string()), *part]) for part in parts)
     return TextTable(
         path=path,
-        columns={
-            name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.large_string())
-            for name, chunk in zip(names, chunks, strict=True)
-        },
+        columns=dict(zip(names, columns, strict=True)),
         rows=total,
         settings=settings,
         notes=notes,
@@ -335,9 +326,6 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
 def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
     """The Parquet or Arrow files at `path`, a folder of which may be named as splits; None where it
     is a CSV file.
-
-    Raises:
-      DataNotFound: there is none of either.
     """
     files = find_table_files(path) if path.exists() else []
     if not (files or path.is_file()):

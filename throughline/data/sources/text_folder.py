@@ -21,9 +21,6 @@ SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
     """List the text files below `data.path`, which may be a folder of `objects`, and what cannot be
     listed; they are read one by one.
-
-    Raises:
-      DataNotFound: there is no such folder, or no class folder with texts in it.
     """
     check_encoding(settings.encoding)
     classes = settings.label_kind != "none"

@@ -13,8 +13,8 @@ from typing import Any
 
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
-from throughline.data.sources.listed_columns import name_columns, name_required
 from throughline.data.sources.split_names import find_splits, read_name
+from throughline.data.sources.table_columns import name_columns, name_required
 from throughline.data.sources.text_records import (
     count_lines,
     label_or_none,
@@ -33,11 +33,6 @@ _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     """Read the file, or the files in the folder, at `data.path`; with `use_splits` a key `split`
     decides that of its line.
-
-    Raises:
-      DataNotFound: there is no such file, or no file of lines in the folder.
-      UnreadableSource: a single .txt file, or one that is named as a split, whose lines have no
-        class; or only some files of a folder are named as splits.
     """
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)

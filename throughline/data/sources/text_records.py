@@ -1,23 +1,67 @@
-"""From the fields of a row or a JSON object to a document. Not a source itself: tables and lines
-use it.
+"""From the fields of a row or a JSON object to a document, and from the cells that documents bring
+along to a table, once those of all are known. Not a source itself: tables and lines use it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_size
 from throughline.data.sources.base import Document, Rejected, is_utf8
-from throughline.data.sources.kept_cells import NumberText
-from throughline.data.sources.tabular import read_split
+from throughline.data.sources.tabular import TextTable, clean_cells, read_split
+from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 
 _BLOCK = 1 << 20
 UNLABELED = "text"  # the one class of documents without classes
+
+
+class NumberText(str):
+    """A cell that is a number in its source, with a decimal point."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCells:
+    """Which cells documents bring along, of the columns `names` of the file at `path`: what they
+    are is open until those of all documents are known. `floats` and `delimiter` are those of
+    `TextTable`.
+    """
+
+    path: Path
+    settings: DataSettings
+    names: tuple[str, ...]
+    floats: frozenset[str] = frozenset()
+    delimiter: str = ""
+
+    def make_table(
+        self, rows: Sequence[Sequence[str]], *, trained: TableColumns | None = None
+    ) -> TextTable:
+        """The cells of all documents as a table."""
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
+        cells, floats = dict(zip(self.names, columns, strict=True)), set(self.floats)
+        for name, column in cells.items():
+            if all(isinstance(cell, NumberText) for cell in column if cell):
+                floats.add(name)
+        return clean_cells(
+            TextTable(
+                path=self.path,
+                columns={name: pa.array(cells[name], pa.large_string()) for name in cells},
+                rows=len(rows),
+                settings=self.settings,
+                floats=frozenset(floats),
+                delimiter=self.delimiter,
+                trained=trained,
+            )
+        )
 
 
 def read_fields(

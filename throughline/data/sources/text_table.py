@@ -5,7 +5,7 @@ read one by one, so the table need not fit into memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,15 @@ import pyarrow as pa
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.delimited import (
-    DelimitedText,
-    Record,
+    RowLine,
     find_row_lines,
     open_delimited,
 )
-from throughline.data.sources.kept_cells import KeptCells
-from throughline.data.sources.listed_columns import check_names, name_columns
 from throughline.data.sources.number_text import is_number
+from throughline.data.sources.table_columns import check_names, name_columns
 from throughline.data.sources.table_start import read_start
 from throughline.data.sources.tabular import TABLES, open_files
-from throughline.data.sources.text_records import count_lines, read_fields
+from throughline.data.sources.text_records import KeptCells, count_lines, read_fields
 from throughline.data.table_files import NoText, TableFiles, as_text, find_floats
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
@@ -37,23 +35,9 @@ UNDECODED = "surrogateescape"  # what becomes of bytes that are not of the encod
 DOUBTFUL = 10_000  # lines that may be rows, until more classes are known
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RowLine:
-    """A line within a text from line `first` to `last` that reads as a row with this label."""
-
-    first: int
-    last: int
-    line: int
-    label: str
-
-
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test,
     which with `use_splits` decides.
-
-    Raises:
-      DataNotFound: there is no such file.
-      UnreadableSource: it is no table of this kind, or lacks a column.
     """
     path = Path(settings.path)
     check_encoding(settings.encoding)
@@ -82,9 +66,6 @@ def keep_cells(
 def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str) -> None:
     """Refuse a table, or a first line, without the columns that are `needed`, by the keys of
     params.yaml that name them.
-
-    Raises:
-      UnreadableSource: names the column, the nearest one there is, and the key to set.
     """
     for key, columns in needed.items():
         for name in columns:
@@ -101,7 +82,7 @@ def _csv_rows(
         header = table.header
         check_fields(header, name_columns(settings, KEY), where=str(path))
         labels, numbers = set[str](), settings.label_kind == "number"
-        doubtful: list[_RowLine] = []
+        doubtful: list[RowLine] = []
         place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None
         for number, record in enumerate(table.records, start=1):
             cells, example_id = record.cells, f"row {number:08d}"
@@ -111,7 +92,7 @@ def _csv_rows(
                 continue
             if place is not None:
                 if settings.quoting == "auto":
-                    lines = list(_find_row_lines(record, table, place))
+                    lines = list(find_row_lines(record, table, place))
                     labels |= {line.label for line in lines if numbers and _is_number(line.label)}
                     _refuse_joined_rows(lines, path, labels)
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
@@ -121,20 +102,13 @@ def _csv_rows(
         _refuse_joined_rows(doubtful, path, labels)
 
 
-def _find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[_RowLine]:
-    for line, label in find_row_lines(record, table, place):
-        if label:
-            last = record.line + len(record.text) - 1
-            yield _RowLine(first=record.line, last=last, line=line, label=label)
-
-
 def _is_number(text: str) -> bool:
     """Whether a cell is a number, with whichever decimal mark."""
     cell = pa.array([text], pa.large_string())
     return any(is_number(cell, mark)[0] for mark in ".,")
 
 
-def _refuse_joined_rows(lines: Sequence[_RowLine], path: Path, labels: Collection[str]) -> None:
+def _refuse_joined_rows(lines: Sequence[RowLine], path: Path, labels: Collection[str]) -> None:
     """Texts may have several lines; a line that reads as a row of its own, with a label that is
     known, was joined to others by a stray quote.
     """

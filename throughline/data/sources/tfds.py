@@ -34,12 +34,7 @@ PIXELS = ("uint8", "uint16")  # of images; other values are hidden in the channe
 
 
 def scan(settings: DataSettings) -> Files | Arrays:
-    """Read the dataset prepared in the folder `data.path`.
-
-    Raises:
-      DataNotFound: the folder, its metadata or one of its shards is not there.
-      UnreadableSource: it is of another file format, or its features cannot be learned from.
-    """
+    """Read the dataset prepared in the folder `data.path`."""
     root = Path(settings.path)
     try:
         info = _read_metadata(root, "dataset_info.json")
@@ -71,11 +66,7 @@ def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) ->
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
-    """The shards of all splits that dataset_info.json names.
-
-    Raises:
-      UnreadableSource: they are not TFRecord, or no split is named.
-    """
+    """The shards of all splits that dataset_info.json names."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UnreadableSource(
             f"{root}: dataset_info.json says that the shards are {info['fileFormat']}; only"

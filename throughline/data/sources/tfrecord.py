@@ -84,13 +84,7 @@ class FeatureSummary:
 
 
 def scan(settings: DataSettings) -> Files | Arrays:
-    """Read the shards below `data.path`.
-
-    Raises:
-      DataNotFound: there are none.
-      UnreadableSource: a shard is compressed, cut off or of another schema than the others, or what
-        is to be learned from what cannot be inferred.
-    """
+    """Read the shards below `data.path`."""
     root = Path(settings.path)
     shards = find_shards(root)
     summaries = {shard: summarize(shard) for shard in shards}
@@ -130,12 +124,7 @@ def scan(settings: DataSettings) -> Files | Arrays:
 
 
 def find_shards(root: Path) -> list[ExternalShard]:
-    """The TFRecord files below a folder, or the one file, each with the split that its name says.
-
-    Raises:
-      DataNotFound: there is none.
-      UnreadableSource: only some names say a split, or one says two.
-    """
+    """The TFRecord files below a folder, or the one file, with the splits that names say."""
     if not root.exists():
         raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
     paths = (
@@ -170,9 +159,6 @@ def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> 
 def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
     """What the first records of a shard hold, by the names of their features; empty for an empty
     shard.
-
-    Raises:
-      UnreadableSource: no record is a tf.train.Example.
     """
     data, edges = open_shard(shard)
     parts, problem = [], ""
@@ -261,9 +247,6 @@ def choose_feature(
 ) -> str:
     """The feature that the settings name or, where they name none, the one with a usual name;
     `features` are described by their text.
-
-    Raises:
-      UnreadableSource: there is none of that name, or several could be meant; all are named.
     """
     listed = "; ".join(f"{name} ({summary})" for name, summary in sorted(features.items()))
     if configured:
@@ -302,11 +285,7 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
 
 
 def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> InputFeature:
-    """How the model's input is stored, from what the first records hold and `data.records`.
-
-    Raises:
-      UnreadableSource: values differ in length, or their shape is not known.
-    """
+    """How the model's input is stored, from what the first records hold and `data.records`."""
     shape = tuple(records.shape)
     if summary.arrays:
         form, shape = choose_array(name, summary.arrays, shape)
@@ -336,9 +315,6 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
 def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
     """Names of the classes by number, one a line of `labels.txt` or of `LABEL.labels.txt`, and the
     file's path; nothing where there is no such file.
-
-    Raises:
-      UnreadableSource: the file is no UTF-8, or names a class twice.
     """
     path = _find_names(folder, label)
     if path is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from throughline.data.sources.moments import (
     read_moments,
 )
 from throughline.data.sources.odd_values import find_sentinels
-from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
+from throughline.data.sources.tabular import TextTable, check_all, check_columns, read_table
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -46,12 +47,7 @@ _LEAST_FALLING = 3  # rows that show an order
 
 
 def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Series:
-    """Read the series at `data.path`; `trained` as of `read_table`.
-
-    Raises:
-      UnreadableSource: a value is missing, infinite or no number, or time does not increase; names
-        row and column.
-    """
+    """Read the series at `data.path`; `trained` as of `read_table`."""
     path = Path(settings.path)
     table, gaps = None, []
     if path.is_dir():
@@ -159,29 +155,36 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
 
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
     """Values, names of columns, and what to warn of."""
-    settings, warnings = table.settings, []
-    problems = Problems(table.path)
+    settings = table.settings
     named = {
         "data.time_column": settings.time_columns,
         "data.numeric": settings.numeric,
         "data.ignore": settings.ignore,
     }
-    with problems.collect():
-        check_columns(table, named)
-    with problems.collect():
-        if settings.time_columns and table.columns.keys() >= {*settings.time_columns}:
-            warnings = _check_time(*_join_times(table))
-    columns = []
-    with problems.collect():
-        columns = _choose_columns(table)
-    if not settings.time_columns:
-        with problems.collect():
-            for name in table.columns.keys() - {*columns, *settings.ignore}:
-                _refuse_reversed(table, name, read_moments(table.cells(name)))
-    problems.refuse()
+    _, late, columns, _ = check_all(
+        table.path,
+        partial(check_columns, table, named),
+        partial(_check_times, table),
+        partial(_choose_columns, table),
+        partial(_refuse_unnamed_times, table),
+    )
     filled = [_fill_gaps(table, name) for name in columns]
-    warnings += [warning for _, warning in filled if warning]
+    warnings = [*late, *(warning for _, warning in filled if warning)]
     return np.column_stack([values for values, _ in filled]), columns, warnings
+
+
+def _check_times(table: TextTable) -> list[str]:
+    """Check the order of time, where columns say it."""
+    names = table.settings.time_columns
+    return _check_time(*_join_times(table)) if names and table.columns.keys() >= {*names} else []
+
+
+def _refuse_unnamed_times(table: TextTable) -> None:
+    """Refuse times that fall in columns that nobody has named."""
+    settings = table.settings
+    if not settings.time_columns:
+        for name in table.columns.keys() - {*_list_numeric(table), *settings.ignore}:
+            _refuse_reversed(table, name, read_moments(table.cells(name)))
 
 
 def _join_times(table: TextTable) -> tuple[TextTable, str]:
@@ -220,16 +223,20 @@ def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:
     )
 
 
-def _choose_columns(table: TextTable) -> list[str]:
+def _list_numeric(table: TextTable) -> list[str]:
     settings = table.settings
-    if settings.numeric:
-        return settings.numeric
-    columns = [
+    return settings.numeric or [
         name
         for name in table.columns
         if name not in [*settings.time_columns, *settings.ignore]
         and guess_kind(table, name) == "number"
     ]
+
+
+def _choose_columns(table: TextTable) -> list[str]:
+    columns = _list_numeric(table)
+    if table.settings.numeric:
+        return columns
     if not columns:
         raise UnreadableSource(f"{table.path}: no numeric column", "set data.numeric")
     doubts = {name: doubt for name in columns if (doubt := find_problem(table, name, "number"))}

@@ -1,0 +1,266 @@
+"""Columns of a table as a model sees them, and numbers to predict: of a table, and of what lists
+images or texts. Not a source itself.
+
+Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
+the test split keeps its place. A row with an impossible value is rejected with its reason, and so
+is one with an empty cell, unless `data.missing` says what that stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from throughline.data.encodings.labels import LabelKind
+from throughline.data.sources.base import Found, ListedColumns
+from throughline.data.sources.column_kinds import (
+    Kind,
+    describe_column,
+    explain_no_number,
+    find_missing_marks,
+    guess_kind,
+    refuse_mistaken,
+)
+from throughline.data.sources.tabular import TextTable, check_all
+from throughline.plan.schema import TableColumns
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource, did_you_mean
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+MARK_MISSING = "data.missing_values can say that it is missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Found):
+    """What a table says of the examples that it lists, row by row: `columns` that the model sees,
+    `numbers` (rows, targets) float64 to predict, and why a row cannot be used.
+    """
+
+    columns: ListedColumns | None
+    numbers: np.ndarray | None
+    problems: list[str | None]
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What labels are."""
+        return "class" if self.numbers is None else "number"
+
+    @property
+    def targets(self) -> int:
+        """How many numbers a label is."""
+        return 1 if self.numbers is None else self.numbers.shape[1]
+
+
+def name_required(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
+    """The columns that every example has, by the keys of params.yaml that name them; `key` is that
+    of the examples.
+    """
+    return {
+        f"data.{key}": [getattr(settings, key)],
+        "data.label_column": settings.label_columns if settings.label_kind != "none" else (),
+    }
+
+
+def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
+    """The same with those that the model sees."""
+    seen = {"data.numeric": settings.numeric, "data.categorical": settings.categorical}
+    return {**name_required(settings, key), **seen}
+
+
+def check_names(path: Path, named: Mapping[str, Sequence[str]], *, input_name: str) -> None:
+    """Refuse columns that are named twice, or as the examples are where a model is served."""
+
+    def refuse_input_name() -> None:
+        if input_name in (*named["data.numeric"], *named["data.categorical"]):
+            raise UnreadableSource(
+                f"{path}: a column that the model sees is named {input_name}, as the {input_name}"
+                " itself",
+                "give it another name",
+            )
+
+    check_all(path, partial(refuse_two_uses, path, named), refuse_input_name)
+
+
+def read_listing(table: TextTable) -> Listing:
+    """Read what `data.numeric`, `data.categorical` and `data.label_kind` name."""
+    settings, numbers = table.settings, None
+    numeric: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
+    kinds: dict[str, Kind] = {**numeric, **dict.fromkeys(settings.categorical, "category")}
+    check_all(
+        table.path,
+        partial(refuse_mistaken, table, kinds),
+        partial(check_missing, table, kinds),
+        partial(refuse_text_labels, table),
+    )
+    columns = TableColumns()
+    if kinds:
+        columns = choose_columns(table, settings.numeric, settings.categorical)
+    values, problems = code_rows(table, columns, hint=True)
+    if settings.label_kind == "number":
+        numbers = read_targets(table, problems)
+    roles: dict[str, Kind] = {
+        name: "label" for name in settings.label_columns if name in table.columns
+    }
+    return Listing(
+        columns=ListedColumns(columns=columns, values=values) if kinds else None,
+        numbers=numbers,
+        problems=problems,
+        readings=[describe_column(table, name, kind) for name, kind in (roles | kinds).items()],
+        dialect=table.describe_dialect() if kinds or numbers is not None else (),
+        warnings=find_missing_marks(columns),
+    )
+
+
+def choose_columns(
+    table: TextTable, numeric: Sequence[str], categorical: Sequence[str]
+) -> TableColumns:
+    """Columns of a table as a model sees them, numbers first. Medians are not a number until the
+    training split is known, of which they are.
+    """
+    missing = table.settings.missing_in
+    return TableColumns(
+        names=(*numeric, *categorical),
+        categories=tuple(
+            tuple(
+                sorted(
+                    word
+                    for word in pc.unique(table.columns[name]).to_pylist()
+                    if word or missing(name) != "reject"
+                )
+            )
+            for name in categorical
+        ),
+        decimal=table.decimal,
+        thousands=table.thousands,
+        medians={name: np.nan for name in numeric if missing(name) == "median"},
+    )
+
+
+def code_rows(
+    table: TextTable, columns: TableColumns, *, hint: bool = False
+) -> tuple[np.ndarray, list[str | None]]:
+    """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
+    cannot be used, None where it can, with a `hint` at the key that would keep it.
+    """
+    reasons: list[str | None] = [None] * len(table)
+    values = np.zeros((len(table), len(columns.names)), np.float64)
+    numeric = columns.numeric
+    for place, name in enumerate(columns.names):
+        cells, is_number = table.columns[name], place < numeric
+        column = values[:, place]
+        if is_number:
+            column[:] = table.numbers(name)
+        else:
+            words = pa.array(columns.categories[place - numeric], pa.large_string())
+            codes = pc.index_in(cells, words).cast(pa.float64())
+            column[:] = np.asarray(pc.fill_null(codes, np.nan))
+        table.forget(name)
+        bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
+        if name in columns.medians:
+            column[empty] = columns.medians[name]
+            bad &= ~empty
+        way = "median" if is_number else "category"
+        for row in np.flatnonzero(bad).tolist():
+            reason = (
+                explain_no_number(table, name, row)
+                if is_number or empty[row]
+                else f"{name} is {cells[row].as_py()!r}, a category that the training has not seen"
+            )
+            keep = f"data.missing can be {way} to keep the row" if empty[row] else MARK_MISSING
+            hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
+            reasons[row] = reasons[row] or (f"{reason} ({keep})" if hinted else reason)
+    return values.astype(np.float32), reasons
+
+
+def fill_medians(
+    values: np.ndarray, columns: TableColumns, train: np.ndarray
+) -> tuple[np.ndarray, TableColumns, dict[str, int]]:
+    """Rows (rows, columns) with the medians of the rows `train` in the empty cells that they are to
+    fill, the columns with these, and how many cells there were of each, in words.
+    """
+    values, medians, notes = values.copy(), {}, {}
+    places = {name: place for place, name in enumerate(columns.names)}
+    for name in columns.medians:
+        column = values[:, places[name]]
+        empty = np.isnan(column)
+        known = column[train][~empty[train]]
+        if not len(known):
+            raise UnreadableSource(
+                f"column {name} is empty in all rows of the training split, so it has no median"
+                " there",
+                "take it out of data.numeric or, of a table, name it in data.ignore",
+            )
+        medians[name] = float(np.median(known))
+        column[empty] = medians[name]
+        if empty.any():
+            notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
+    return values, replace(columns, medians=medians), notes
+
+
+def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
+    """Refuse columns that are named twice, by the keys that name them; `split` names splits."""
+    uses: dict[str, list[str]] = {"split": ["the splits"]}
+    for key, names in named.items():
+        for name in names:
+            uses.setdefault(name, []).append(key)
+    twice = [f"{name} ({' and '.join(keys)})" for name, keys in uses.items() if keys[1:]]
+    if twice:
+        raise UnreadableSource(
+            f"{path}: a column has one use, and these have several: {', '.join(twice)}",
+            "name each once",
+        )
+
+
+def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
+    """Refuse what `data.missing` says of columns that it cannot hold of."""
+    ways = table.settings.missing if isinstance(table.settings.missing, dict) else {}
+    features = {name: kind for name, kind in kinds.items() if kind in ("number", "category")}
+
+    def check(name: str, way: str) -> None:
+        if name not in features:
+            raise UnreadableSource(
+                f"{table.path}: data.missing: no feature is named {name}",
+                did_you_mean(name, [*features]),
+            )
+        is_number = features[name] == "number"
+        held, other = ("numbers", "median") if is_number else ("categories", "category")
+        if way not in ("reject", other):
+            raise UnreadableSource(
+                f"{table.path}: column {name} holds {held}",
+                f"set data.missing: {{{name}: {other}}}",
+            )
+
+    check_all(table.path, *(partial(check, *named) for named in ways.items()))
+
+
+def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
+    """The numbers to predict (rows, targets) float64; why a row has none goes into `reasons`."""
+    names = table.settings.label_columns
+    targets = np.stack([table.numbers(name) for name in names], axis=1)
+    for place, name in reversed([*enumerate(names)]):
+        shown = "label" if len(names) == 1 else f"label {name}"
+        for row in np.flatnonzero(~np.isfinite(targets[:, place])).tolist():
+            empty = not table.columns[name][row].as_py()
+            reasons[row] = (
+                f"{shown} missing" if empty else explain_no_number(table, name, row, shown=shown)
+            )
+    return targets
+
+
+def refuse_text_labels(table: TextTable) -> None:
+    """Refuse numbers to predict that are text."""
+    settings = table.settings
+    for name in settings.label_columns if settings.label_kind == "number" else ():
+        if guess_kind(table, name) == "category":
+            raise UnreadableSource(
+                f"{table.path}: label column {name} holds text, and data.label_kind: number needs"
+                " numbers",
+                "set data.label_kind: class, or name another data.label_column",
+            )
