@@ -13,7 +13,7 @@ import mmap
 import shlex
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,6 @@ from throughline.shared.progress import in_threads, progress
 
 GZIP, ZLIB = b"\x1f\x8b", b"x"
 _RANK_OF_IMAGES = 3
-_NONE = np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ class _Entry:
     shard: ExternalShard
     label: str | float
     place: tuple[int, int] = (0, 0)  #: of an encoded image, in the shard
-    values: np.ndarray = _NONE
+    values: np.ndarray = field(default_factory=lambda: np.empty(0))
     rounded: bool = False  #: whole numbers that float32 does not hold
 
 
