@@ -83,6 +83,7 @@ def test_what_went_out_of_date_meanwhile_fails_a_run_unless_its_results_lack_not
 def test_an_experiment_is_saved_once(make_run, monkeypatch, isolated, changed, saved, saves):
     calls = []
     monkeypatch.setattr(flow_run, "is_saved", lambda *_: saved)
+    monkeypatch.setattr(flow_run, "find_experiment", lambda *_: "")
     monkeypatch.setattr(flow_run, "save_experiment", lambda *_: calls.append(1))
     assert make_run(isolated=isolated).save_experiment(changed=changed) is None
     assert len(calls) == saves

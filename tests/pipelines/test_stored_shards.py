@@ -28,7 +28,7 @@ from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import ShardSettings
-from throughline.shared.errors import CorruptShard, ObjectStoreFailed
+from throughline.shared.errors import MissingInput, ObjectStoreFailed
 from throughline.shared.object_store import RETRIES, open_store
 
 pytestmark = pytest.mark.integration
@@ -167,7 +167,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
 
 def test_without_the_url_the_index_alone_is_refused(put):
     index, files = put
-    with pytest.raises(CorruptShard, match=r"is missing, .*storage\.url"):
+    with pytest.raises(MissingInput, match=r"holds the index alone: .*storage\.url"):
         ShardFiles(folder=files.folder).check(index)
 
 
