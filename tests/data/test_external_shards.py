@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.support.external_records import example, png, vectors, write
 from tests.support.small_data import SPLIT, flip_bit, picture
-from throughline.data import glance
+from throughline.data import class_names, rejects
 from throughline.data import ingest as ingest_module
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -26,6 +26,7 @@ from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.data.sources import base, folder_layout, split_names, tfrecord
 from throughline.settings import DataSettings, RecordSettings, ShardSettings
+from throughline.shared import wording
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 pytestmark = pytest.mark.integration
@@ -263,8 +264,8 @@ def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refus
 
 @pytest.mark.parametrize(
     "module",
-    [glance, ingest_module, split_names, folder_layout],
-    ids=["glance", "ingest", "names", "layout"],
+    [class_names, folder_layout, ingest_module, rejects, split_names, wording],
+    ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_worked_examples_hold(module):
     result = doctest.testmod(module)

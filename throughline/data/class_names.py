@@ -9,7 +9,6 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from throughline.data.encodings.labels import UNLABELED
@@ -121,11 +120,12 @@ def leave_out_unlabeled(
     Raises:
       UnreadableSource: -1 may be a class as well, of -1, 0 and 1.
     """
-    marked = np.asarray([_is_minus_one(name) for name in rows["label"]], bool)
-    others = [name for name in classes if not _is_minus_one(name)]
+    minus_one = {name for name in {*rows["label"], *classes} if _is_minus_one(name)}
+    marked = rows["label"].isin([*minus_one]).to_numpy()
+    others = [name for name in classes if name not in minus_one]
     numbers = sorted(int(float(name)) for name in others if _is_whole(name))
     numbered = len(numbers) == len(others) > 1 and numbers[0] in (0, 1)
-    named = UNLABELED not in classes and not any(map(_is_minus_one, classes))
+    named = not minus_one.intersection(classes)
     asked = SOURCES[settings.source].label_kind and (named or settings.label_kind != "class")
     if not (asked and marked.any() and (named or numbered)):
         return rows, tuple(classes), {}

@@ -20,7 +20,7 @@ from throughline.shared.files import read_json
 from throughline.shared.layout import GLANCE
 
 PICTURED = 8  # classes with sample pictures
-_CLASSES_SHOWN, _RARE_SHOWN, _NAMES_SHOWN = 20, 3, 12
+_CLASSES_SHOWN, _RARE_SHOWN = 20, 3
 
 
 def tabulate(manifest: Manifest) -> pd.DataFrame:
@@ -119,11 +119,11 @@ def to_text(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def write_glance(manifest: Manifest) -> None:
-    """Write the table and what was left out next to the manifest, as Markdown."""
+def write_glance(manifest: Manifest, table: pd.DataFrame) -> None:
+    """Write the table of `tabulate` and what was left out next to the manifest, as Markdown."""
     columns = tabulate_columns(manifest)
     parts = [
-        _to_markdown(tabulate(manifest)),
+        _to_markdown(table),
         [f"- {problem}" for problem in manifest.stats["problems"]],
         [] if columns is None else _to_markdown(columns),
     ]
@@ -149,16 +149,6 @@ def read_problems(folder: Path) -> list[str]:
     """What of the data is left out or can hardly be learned, as ingest has found it."""
     with expect_current_schema(folder / "manifest.json"):
         return read_json(folder / "manifest.json")["stats"]["problems"]
-
-
-def name_some(names: Sequence[str]) -> str:
-    """The first names, and how many there are where a line would not hold all.
-
-    >>> name_some(["height", "width"]), name_some([str(number) for number in range(784)])
-    ('height, width', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 772 more')
-    """
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:

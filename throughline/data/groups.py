@@ -60,9 +60,9 @@ def find_name_groups(ids: Sequence[str], classes: int) -> list[str]:
     """What to warn of where names of files look like those of several files of one person or video,
     more of them than `classes`.
     """
-    groups = defaultdict[str, list[str]](list)
+    groups, pattern = defaultdict[str, list[str]](list), re.compile(_PATTERN)
     for name in ids:
-        if found := re.search(_PATTERN, name):
+        if found := pattern.search(name, name.rfind("/") + 1):
             groups[found[1]].append(name)
     matching = sum(map(len, groups.values()))
     if (

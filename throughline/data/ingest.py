@@ -139,8 +139,9 @@ def ingest(
             stats=stats,
             folder=folder,
         )
-        write_glance(manifest)
-        write_sheet(manifest, [*map(str, tabulate(manifest).index)], out=out)
+        table = tabulate(manifest)
+        write_glance(manifest, table)
+        write_sheet(manifest, [*map(str, table.index)], out=out)
         listed.check_unchanged()
         write_manifest(manifest)
     return replace(manifest, folder=out)

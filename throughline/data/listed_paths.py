@@ -54,9 +54,9 @@ class PathList:
         }
         by_name = {name: parts for name, parts in by_name.items() if parts}
         shared = _find_shared([parts[:-1] for parts in by_name.values()])
+        indexes = {False: _index(files, ()), True: _index(files, self.suffixes)}
         for left_out in range(len(shared) + 1):
-            for lacks_suffix in (False, True):
-                index = _index(files, self.suffixes if lacks_suffix else ())
+            for lacks_suffix, index in indexes.items():
                 found = {
                     name: [
                         one for one in index.get(parts[-1], ()) if _ends(one, parts[left_out:-1])

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from throughline.data.image_columns import ImageColumn
 from throughline.data.manifest import IMAGES
 from throughline.data.sources import Files, Rejected
 from throughline.data.sources.base import ListedColumns
-from throughline.data.table_files import ImageColumn
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.progress import progress
 

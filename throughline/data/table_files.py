@@ -25,7 +25,6 @@ SUFFIXES = frozenset({".parquet", ".arrow"})  # of the files that are read of a 
 SPLIT = "split"
 _SHOWN = 4
 _DATA = frozenset({".csv", ".tsv", ".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"})
-BYTES, PATH = "bytes", "path"  # fields of an image, as `datasets` writes it
 _PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _ALIKE = {
     pa.large_string(): pa.string(),
@@ -74,7 +73,7 @@ class TableFiles:
 
     def count_rows(self) -> int:
         """How many rows all files have."""
-        return sum(map(_count_rows, self.splits))
+        return sum(map(count_rows, self.splits))
 
     def read(
         self, names: Sequence[str], *, rows: int
@@ -130,7 +129,7 @@ def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: st
     if without and len(without) < len(splits):
         splits = {one: split for one, split in splits.items() if one not in without}
         warnings += [
-            f"{one.relative_to(path)}, {_count_rows(one):,} rows, is left out: in all of them"
+            f"{one.relative_to(path)}, {count_rows(one):,} rows, is left out: in all of them"
             f" {label} is −1, no class"
             for one in without
         ]
@@ -183,9 +182,9 @@ def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Sc
         name = min(odd)
         having, lacking = (first, path) if name in schema.names else (path, first)
         raise UnreadableSource(f"{lacking}: no column {name}, which {having} has", remedy)
-    if (names := _find_class_names(schema)) != _find_class_names(other):
-        odd = {name for name in names if names[name] != _find_class_names(other).get(name)}
-        name = min(odd or _find_class_names(other))
+    names, theirs = _find_class_names(schema), _find_class_names(other)
+    if names != theirs:
+        name = min({name for name in names if names[name] != theirs.get(name)} or theirs)
         raise UnreadableSource(
             f"{path}: column {name} numbers other classes than in {first}", remedy
         )
@@ -248,7 +247,8 @@ def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa
                 yield batch.slice(start, rows)
 
 
-def _count_rows(path: Path) -> int:
+def count_rows(path: Path) -> int:
+    """How many rows a file has."""
     with _naming(path):
         if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
             return pq.read_metadata(path).num_rows
@@ -259,9 +259,7 @@ def _count_rows(path: Path) -> int:
 def _naming(path: Path) -> Iterator[None]:
     try:
         yield
-    except UnreadableSource:
-        raise
-    except MemoryError:
+    except (UnreadableSource, MemoryError):
         raise
     except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(
@@ -335,68 +333,3 @@ def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     text = pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
     text.validate(full=True)  # other writers check no UTF-8
     return text
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageColumn:
-    """A column of encoded images: its bytes themselves, or a field of it next to their `path`."""
-
-    files: TableFiles
-    name: str
-
-    @property
-    def has_paths(self) -> bool:
-        """Whether images have paths next to their bytes."""
-        kind = self.files.schema.field(self.name).type
-        return pa.types.is_struct(kind) and kind.get_field_index(PATH) >= 0
-
-    @property
-    def values(self) -> str:
-        """The column, or the field of it, that holds the bytes."""
-        is_struct = pa.types.is_struct(self.files.schema.field(self.name).type)
-        return f"{self.name}.{BYTES}" if is_struct else self.name
-
-    def name_examples(self) -> list[str]:
-        """What each example is called: the path of its image, if all have one of their own, else
-        its file and the number of its row.
-        """
-        folder, rows, paths = self.files.path, [], []
-        for file in self.files.splits:
-            name = file.relative_to(folder).as_posix() if file != folder else file.name
-            rows += [f"{name}/{number:08d}" for number in range(_count_rows(file))]
-        if self.has_paths:
-            for _, _, batch in self.files.read([f"{self.name}.{PATH}"], rows=4096):
-                paths += batch.column(0).to_pylist()
-        usable = len({*paths}) == len(rows) and all(paths)
-        return paths if usable else rows
-
-
-def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
-    """The column that may hold encoded images, `{bytes, path}`, as `datasets` writes them, or bytes
-    alone: the one that is `named`, or the only one; None where a column lists their paths.
-
-    Raises:
-      UnreadableSource: several may.
-    """
-    found = [
-        field.name
-        for field in files.schema
-        if pa.types.is_binary(field.type)
-        or (pa.types.is_struct(field.type) and _has_bytes(field.type))
-    ]
-    if not found or (named in files.schema.names and named not in [*found, PATH]):
-        return None
-    if named not in found and found[1:]:
-        raise UnreadableSource(
-            f"{files.path}: the columns {', '.join(found)} may all hold the images",
-            f"set data.path_column: {found[0]}, or another one of them",
-        )
-    return ImageColumn(files=files, name=named if named in found else found[0])
-
-
-def _has_bytes(kind: pa.StructType) -> bool:
-    place = kind.get_field_index(BYTES)
-    return place >= 0 and (
-        pa.types.is_binary(kind.field(place).type)
-        or (pa.types.is_null(kind.field(place).type) and kind.get_field_index(PATH) >= 0)
-    )

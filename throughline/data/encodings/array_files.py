@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.wording import name_some
 
 _SINGLE = b"\x93NUMPY"  # as an .npy file begins
 # What damaged archives raise; RuntimeError where a member seems to be encrypted.
@@ -25,7 +26,6 @@ _HEADERS = {
 }
 _NAME_SIZES = 26  # where the local header of a member has the sizes of its name and its extra field
 _LOCAL_HEADER = 30
-_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,7 @@ def _read_header(file: IO[bytes]) -> ArrayHeader:
 
 def list_headers(found: Mapping[str, ArrayHeader], names: Collection[str]) -> str:
     """Some of the arrays by name, dtype and shape, and how many more there are."""
-    shown = ", ".join(f"{name} {found[name]}" for name in [*names][:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
+    return name_some([f"{name} {found[name]}" for name in names])
 
 
 def _is_single(path: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from throughline.data.image_columns import find_image_column
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.base import ExampleFile, Files, Rejected
 from throughline.data.sources.table import refuse_double_spelling
@@ -20,7 +21,7 @@ from throughline.data.sources.tabular import (
     read_splits,
     read_table,
 )
-from throughline.data.table_files import find_image_column, find_table_files
+from throughline.data.table_files import find_table_files
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 

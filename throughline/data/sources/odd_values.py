@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from throughline.data.sources.column_kinds import Kind
 from throughline.data.sources.tabular import TextTable
+from throughline.shared.wording import name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _LEAST_ROWS = 20  # of which something can be said
@@ -33,17 +33,18 @@ _GROUP = re.compile(
 )
 
 
-def find_sentinels(table: TextTable, names: Sequence[str]) -> list[str]:
-    """What to warn of where a number repeats and is far from all others of its column."""
-    columns = defaultdict[float, list[str]](list)
-    for name in names:
-        for value, rows in _list_sentinels(table.numbers(name)):
-            columns[value].append(f"{name} ({rows:,} rows)")
-        table.forget(name)
+def find_sentinels(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
+    """What to warn of where a number repeats and is far from all others of its column, by name and
+    values (rows,) of each.
+    """
+    named = defaultdict[float, list[str]](list)
+    for name, values in columns:
+        for value, rows in _list_sentinels(values):
+            named[value].append(f"{name} ({rows:,} rows)")
     return [
-        f"{value:g} repeats and is unlike all other numbers of {_name_some(found)}; if it means"
-        f" missing, set data.missing_values: ['{value:g}']"
-        for value, found in columns.items()
+        f"{value:g} repeats and is unlike all other numbers of {name_some(found, most=_SHOWN)};"
+        f" if it means missing, set data.missing_values: ['{value:g}']"
+        for value, found in named.items()
     ]
 
 
@@ -67,16 +68,15 @@ def _list_sentinels(values: np.ndarray) -> Iterator[tuple[float, int]]:
             return
 
 
-def find_total(table: TextTable, names: Sequence[str]) -> bool:
-    """Whether the last row holds the sums or means of the columns `names` of numbers."""
+def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
+    """Whether the last row holds the sums or means of its `columns` of numbers (rows,)."""
     if len(table) <= _SHOWN:
         return False
     last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
-    named = any(map(_TOTAL.fullmatch, last))
-    totals = []
-    for name in names:
-        *_, value = values = table.numbers(name)
-        above = values[:-1][np.isfinite(values[:-1])]
+    named, totals = any(map(_TOTAL.fullmatch, last)), []
+    for column in columns:
+        value, above = column[-1], column[:-1].astype(np.float64)
+        above = above[np.isfinite(above)]
         if np.isfinite(value) and len(above) and above.any() and np.ptp(above):
             totals.append(bool(np.isclose([above.sum(), above.mean()], value, rtol=1e-6).any()))
         if not named and totals and not totals[-1]:
@@ -84,27 +84,36 @@ def find_total(table: TextTable, names: Sequence[str]) -> bool:
     return any(totals) if named else all(totals) and len(totals) > 1
 
 
-def find_leaks(table: TextTable, kinds: Mapping[str, Kind], *, number: bool) -> list[str]:
-    """What to warn of where a column tells the label of each row: the `number` to predict, or the
-    class.
+def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> list[str]:
+    """What to warn of where a column, by name and values (rows,) of each, is the number to predict
+    (rows,) in another unit.
     """
-    label = table.settings.label_columns[0]
-    features = [name for name, kind in kinds.items() if kind in ("number", "category")]
-    if len(table) < _LEAST_ROWS:
-        return []
-    found = [name for name in features if (_is_same if number else _is_told)(table, name, label)]
-    what = "is the label in another unit" if number else "has one label for each of its values"
     return [
-        f"column {name} {what}; if it is known only with the label, leave it out: data.ignore:"
-        f" [{name}]"
-        for name in found
+        _advise(name, "is the label in another unit")
+        for name, values in columns
+        if _is_same(values, label)
     ]
 
 
-def _is_same(table: TextTable, name: str, label: str) -> bool:
-    values, labels = table.numbers(name), table.numbers(label)
-    both = np.isfinite(values) & np.isfinite(labels)
-    values, labels = values[both], labels[both]
+def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
+    """What to warn of where a column tells the class of each row."""
+    label = table.settings.label_columns[0]
+    if len(table) < _LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
+        return []
+    found = [name for name in names if _is_told(table, name, label)]
+    return [_advise(name, "has one label for each of its values") for name in found]
+
+
+def _advise(name: str, what: str) -> str:
+    return (
+        f"column {name} {what}; if it is known only with the label, leave it out: data.ignore:"
+        f" [{name}]"
+    )
+
+
+def _is_same(column: np.ndarray, label: np.ndarray) -> bool:
+    both = np.isfinite(column) & np.isfinite(label)
+    values, labels = column[both].astype(np.float64), label[both].astype(np.float64)
     if len(values) < _LEAST_ROWS or not np.ptp(values) or not np.ptp(labels):
         return False
     return abs(float(np.corrcoef(values, labels)[0, 1])) > _SAME
@@ -116,7 +125,7 @@ def _is_told(table: TextTable, name: str, label: str) -> bool:
     if not 1 < distinct <= min(_MOST_VALUES, len(cells) / _LEAST_VALUES):
         return False
     pairs = pa.table({"cell": cells, "label": labels}).group_by(["cell", "label"]).aggregate([])
-    return len(pairs) == distinct and pc.count_distinct(labels).as_py() > 1
+    return len(pairs) == distinct
 
 
 def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
@@ -133,8 +142,3 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
         if _GROUP.fullmatch(name)
         and 1 < pc.count_distinct(table.columns[name]).as_py() <= len(table) / 2
     ]
-
-
-def _name_some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

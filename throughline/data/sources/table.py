@@ -36,6 +36,7 @@ from throughline.data.sources.number_text import have_fractions, looks_like_numb
 from throughline.data.sources.odd_values import (
     find_groups,
     find_leaks,
+    find_same,
     find_sentinels,
     find_total,
 )
@@ -76,24 +77,24 @@ def scan(settings: DataSettings) -> Arrays:
         "data.group": [settings.group] if settings.group else [],
     }
     apart = [*settings.label_columns, "split", settings.group]
-    *_, kind = check_all(
+    *_, kinds, kind = check_all(
         table.path,
         partial(check_columns, table, named),
         partial(refuse_two_uses, table.path, named),
-        partial(_refuse_mistaken_features, table, apart),
+        partial(_find_feature_kinds, table, apart),
         partial(_find_label_kind, table),
     )
-    number, kinds = kind == "number", find_kinds(table, apart)
+    number = kind == "number"
     numeric = settings.numeric or [name for name, each in kinds.items() if each == "number"]
     categorical = settings.categorical or [
         name for name, each in kinds.items() if each == "category"
     ]
     columns = choose_columns(table, numeric, categorical)
     values, problems = code_rows(table, columns, hint=True)
-    labels: list[Any] = (
-        list_numbers(read_targets(table, problems)) if number else _read_classes(table, problems)
-    )
-    if find_total(table, [*numeric, *(settings.label_columns if number else ())]):
+    targets = read_targets(table, problems) if number else np.empty((len(table), 0))
+    labels: list[Any] = list_numbers(targets) if number else _read_classes(table, problems)
+    numbers = [*zip(numeric, values.T, strict=False)]
+    if find_total(table, (*(column for _, column in numbers), *targets.T)):
         problems[-1] = "sums up the rows above it"
     splits = read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
@@ -124,17 +125,23 @@ def scan(settings: DataSettings) -> Arrays:
             *table.warnings,
             *table.describe_unread(),
             *find_missing_marks(columns),
-            *find_sentinels(table, numeric),
-            *find_leaks(table, kinds, number=number),
+            *find_sentinels(numbers),
+            *(
+                find_same(numbers, targets[:, 0])
+                if number
+                else find_leaks(table, [*numeric, *categorical])
+            ),
             *find_groups(table, [*kinds]),
         ],
         groups={name: groups[row] for name, row in zip(ids, rows, strict=True) if groups},
     )
 
 
-def _refuse_mistaken_features(table: TextTable, apart: Sequence[str]) -> None:
-    """Refuse a table whose columns cannot be meant as what they are read as, or that has none to
-    learn from.
+def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
+    """What the columns but those `apart` are.
+
+    Raises:
+      UnreadableSource: they cannot be meant as that, or none is left to learn from.
     """
     kinds = find_kinds(table, apart)
 
@@ -152,6 +159,7 @@ def _refuse_mistaken_features(table: TextTable, apart: Sequence[str]) -> None:
         refuse_none,
         partial(check_missing, table, kinds),
     )
+    return kinds
 
 
 def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:

@@ -35,7 +35,6 @@ _PROBED_LINES = 50
 _MOST_TITLES = 9
 _SEPARATOR = re.compile(r"\ufeff?sep=(.)\s*", re.IGNORECASE)  # Excel's own first line
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
-_FRACTION = re.compile(r".*[.,].*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
     """Look at the first lines of a file of delimited text."""
     check_encoding(settings.encoding)
     _refuse_no_text(path)
-    start = Start(delimiter="", encoding=_find_encoding(path, settings))
-    with start.open(path, errors) as file:
+    encoding = _find_encoding(path, settings)
+    with path.open(encoding=encoding, errors=errors, newline="") as file:
         try:
             lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
         except UnicodeError as error:
@@ -82,9 +81,9 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
     if above:
         more = f" and {len(above) - 1} more" if len(above) > 1 else ""
         notes.append(f"left out above the header: {above[0][:40]!r}{more}")
-    if codecs.lookup(start.encoding) != codecs.lookup(settings.encoding) and "16" in start.encoding:
+    if encoding == "utf-16" and codecs.lookup(settings.encoding).name == "utf-8":
         notes.append("the file is UTF-16, as its first bytes say")
-    return Start(delimiter=delimiter, encoding=start.encoding, skipped=skipped, notes=tuple(notes))
+    return Start(delimiter=delimiter, encoding=encoding, skipped=skipped, notes=tuple(notes))
 
 
 def refuse_numbers(header: Sequence[str], path: Path) -> None:
@@ -94,7 +93,7 @@ def refuse_numbers(header: Sequence[str], path: Path) -> None:
     numbers = [cell for cell in header if _NUMBER.fullmatch(cell)]
     values = [float(cell.replace(",", ".")) for cell in numbers]
     rising = all(one < other for one, other in pairwise(values))
-    few = len(numbers) < 3 and any(map(_FRACTION.fullmatch, numbers))  # noqa: PLR2004 - a series
+    few = len(numbers) < 3 and any({*cell} & {*".,"} for cell in numbers)  # noqa: PLR2004 - a series
     if numbers and (few or not rising):
         raise UnreadableSource(
             f"{path}: its first line holds numbers, not names: {', '.join(header[:4])} …",
@@ -187,8 +186,5 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
             f"{path}: {' and '.join(_NAMES[each] for each in alike)}s divide every line alike, so"
             " it is open which of them is between cells; set data.delimiter"
         )
-    return found, (
-        []
-        if found == usual
-        else [f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"]
-    )
+    note = f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"
+    return found, [note] if found != usual else []

@@ -94,7 +94,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
             *table.describe_points(columns),
             *_name_left_out(readings, settings),
             *gaps,
-            *find_sentinels(table, columns),
+            *find_sentinels((name, table.numbers(name)) for name in columns),
         ]
         if table
         else (),

@@ -1,0 +1,15 @@
+"""Words of messages that many of them need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def name_some(names: Sequence[str], *, most: int = 12) -> str:
+    """The first names, and how many there are where a line would not hold all.
+
+    >>> name_some(["height", "width"]), name_some([str(number) for number in range(784)], most=3)
+    ('height, width', '0, 1, 2 and 781 more')
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
