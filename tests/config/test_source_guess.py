@@ -86,3 +86,24 @@ def test_all_of_a_text_is_in_its_windows():
     overlay = {"data": {"source": "text_folder", "path": "x"}, "window": {"tokens": 64}}
     params = check(dict(NamedChanges(overlays={"it": overlay}, overrides=[]).apply(OWN)))
     assert [op.name for op in params.preprocess] == ["decode", "tokenize"]
+
+
+@pytest.mark.parametrize(
+    ("source", "missing", "said"),
+    [
+        ("time_series", "interpolate", ""),
+        ("time_series", {"load": "previous"}, ""),
+        ("time_series", "median", "gaps of a time series are filled by interpolate or previous"),
+        ("table", "previous", "interpolate and previous fill gaps of source: time_series"),
+        ("table", "median", ""),
+        ("image_folder", "median", "the source image_folder is no table; drop it"),
+    ],
+)
+def test_what_empty_cells_become_is_taken_for_the_data_that_have_some(source, missing, said):
+    data = {"source": source, "path": "x.csv", "missing": missing}
+    document = {"data": data, "pipelines": {"naive": {"read": "shards"}}}
+    if said:
+        with pytest.raises(InvalidParams, match=said):
+            check(document)
+    else:
+        assert check(document).data.missing == missing

@@ -168,11 +168,11 @@ def _find_task_problems(params: Params) -> Iterator[str]:
 def _find_column_problems(params: Params) -> Iterator[str]:
     """What is said of columns that the data do not have, or no model is to see."""
     data, encoding = params.data, find_source_encoding(params.data)
-    in_table = SOURCES[data.source].in_table
+    in_table, series = SOURCES[data.source].in_table, encoding.storage == "blocks"
     key = "numeric" if data.numeric else "categorical" if data.categorical else ""
-    if data.missing != "reject" and not in_table:
+    if data.missing != "reject" and not (in_table or series):
         yield f"data.missing: the source {data.source} is no table; drop it"
-    if key and not (in_table or encoding.storage == "blocks"):
+    if key and not (in_table or series):
         yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
     if not _is_listed(data):
         return

@@ -239,8 +239,11 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _fills_gaps_of_series(self) -> DataSettings:
-        ways = self.missing.values() if isinstance(self.missing, dict) else [self.missing]
-        if self.source != "time_series" and {"interpolate", "previous"}.intersection(ways):
+        ways = {*self.missing.values()} if isinstance(self.missing, dict) else {self.missing}
+        of_series = {"interpolate", "previous"}
+        if self.source == "time_series" and not ways <= of_series | {"reject"}:
+            raise ValueError("missing: gaps of a time series are filled by interpolate or previous")
+        if self.source != "time_series" and ways & of_series:
             raise ValueError("missing: interpolate and previous fill gaps of source: time_series")
         return self
 
