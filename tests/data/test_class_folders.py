@@ -110,6 +110,16 @@ def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is
     assert len(kept.examples) == 59 and kept.stats["left_out"] == {"data.leave_out: a/1.txt": 1}
 
 
+def test_a_file_beside_the_class_folders_is_left_out_as_its_refusal_says(tmp_path):
+    lay_out(tmp_path / "x", "notes.txt", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
+    settings = DataSettings(source="text_folder", path=str(tmp_path / "x"))
+    with pytest.raises(TooManyRejects, match=r"set data\.leave_out: \[notes\.txt\]"):
+        ingest(settings, tmp_path / "out")
+    said = settings.model_copy(update={"leave_out": ["notes.txt"]})
+    kept = ingest(said, tmp_path / "out")
+    assert len(kept.examples) == 60 and kept.stats["left_out"] == {"data.leave_out: notes.txt": 1}
+
+
 @pytest.mark.parametrize(
     ("how", "names"),
     [

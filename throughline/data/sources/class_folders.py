@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from throughline.data.encodings.base import FileEncoding
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
@@ -31,6 +32,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.layout import ORIGIN
 
+_Listed = TypeVar("_Listed", ExampleFile, Rejected)
 LooksLike = Callable[[str, bytes], bool]  # of a file's name and first bytes
 _FIRST_BYTES = 1024
 _KINDS_SHOWN, _FEW = 5, 3
@@ -130,17 +132,12 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
 
     Where no folder is for validation, the files for training leave that open: some are assigned.
     """
-    kept = []
-    for file in listing.files:
-        if named := find_left_out(file.id, settings.leave_out):
-            listing.left_out[f"data.leave_out: {named}"] += 1
-        else:
-            kept.append(file)
-    _refuse_masks(kept, settings.path)
-    counts = Counter(file.label for file in kept)
+    listing.leave_out(settings.leave_out)
+    _refuse_masks(listing.files, settings.path)
+    counts = Counter(file.label for file in listing.files)
     places = read_layout(counts, layout=settings.layout, root=settings.path, classes=classes)
     files, splits = [], []
-    for file in kept:
+    for file in listing.files:
         place = places[file.label]
         problem = place.problem or (
             "is outside any class folder" if classes and not place.label else ""
@@ -263,6 +260,20 @@ class _Listing:
         for path in sorted(names):
             self._take_names(path, names[path], is_leaf=path not in with_folders)
         self.files = [replace(file, object=objects[file.id]) for file in self.files]
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Take what has these names or paths from all that was found, and count it."""
+        self.files = self._keep(self.files, names)
+        self.rejected = self._keep(self.rejected, names)
+
+    def _keep(self, found: Sequence[_Listed], names: Sequence[str]) -> list[_Listed]:
+        kept = []
+        for one in found:
+            if named := find_left_out(one.id, names):
+                self.left_out[f"data.leave_out: {named}"] += 1
+            else:
+                kept.append(one)
+        return kept
 
     def _list_below(self, start: Path) -> None:
         for name, folders, names in os.walk(start, onerror=self._unreadable):
