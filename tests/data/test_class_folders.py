@@ -158,7 +158,7 @@ def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, rea
     rejects = pd.DataFrame(
         [(f"a/{number}.png", reason) for number in range(9)] + [("b", "empty file")],
         columns=["id", "reason"],
-    )
+    ).assign(cause="of one kind")
     with pytest.raises(TooManyRejects, match=remedy):
         check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
     check_rejects(rejects, total=100, limit=0.1, folder=tmp_path)
@@ -167,6 +167,7 @@ def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, rea
 def test_a_copy_of_a_folder_is_named_with_the_key_that_leaves_it_out(tmp_path):
     rows = [(f"all/pets/cat/{n}.png", f"duplicate of pets/cat/{n}.png") for n in range(9)]
     rejects = pd.DataFrame([*rows, ("b", "empty file")], columns=["id", "reason"])
+    rejects["cause"] = "duplicate"
     with pytest.raises(TooManyRejects, match=r"all/pets holds the files of pets once more: set .*"):
         check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
 
@@ -230,7 +231,7 @@ def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tm
     ]
     assert {item.id: item.reason for item in scanned.rejected} == {
         "3.png": "is outside any class folder",
-        "tomcat": "folder is a link to cat, which is listed itself",
+        "tomcat": "folder is a link to one that is listed itself: cat",
     }
     assert scanned.empty_classes == ["dog"]
 

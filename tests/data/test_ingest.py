@@ -21,6 +21,7 @@ from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table
 from throughline.results.snapshot import SnapshotCost
+from throughline.settings import DataSettings
 from throughline.shared.errors import (
     TooManyRejects,
     UnreadableSource,
@@ -28,6 +29,7 @@ from throughline.shared.errors import (
 )
 from throughline.shared.output_lock import hold_outputs
 
+ALL_SPLITS = "train, validation, test"
 pytestmark = pytest.mark.integration
 
 
@@ -87,6 +89,48 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     with pytest.raises(TooManyRejects):
         ingest(data_settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "causes"),
+    [
+        (
+            "price of house,time: start,kind",
+            [",1,a", "2,,a", "x,1,a", "y of z,1,b"],
+            {
+                "price of house is missing (data.missing can be median to keep the row)": 1,
+                "time: start is missing (data.missing can be median to keep the row)": 1,
+                "price of house is no number (data.missing_values can say that it is missing)": 2,
+            },
+        ),
+        ("size,kind,split", ["1,a,dev", "2,a,x: y"], {f"split is not one of {ALL_SPLITS}": 2}),
+        ("size,kind", ["1,", "2,"], {"label missing": 2}),
+        ("size,kind", ["1e99,a"], {"size exceeds the range of float32": 1}),
+    ],
+)
+def test_rejects_are_counted_by_their_cause(header, cells, causes, tmp_path):
+    columns = header.split(",")
+    usable = [
+        ",".join({"kind": "ab"[row % 2], "split": ""}.get(name, f"{row + 3}") for name in columns)
+        for row in range(60)
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([header, *usable, *cells]))
+    settings = {"source": "table", "path": str(path), "label_column": "kind"}
+    manifest = ingest(DataSettings(**settings, max_reject_fraction=0.5), tmp_path / "manifest")
+    assert manifest.stats["reject_reasons"] == causes
+    with pytest.raises(TooManyRejects) as caught:
+        ingest(DataSettings(**settings), tmp_path / "manifest")
+    assert all(
+        f"{count} × {cause}, such as row " in str(caught.value) for cause, count in causes.items()
+    )
+
+
+def test_a_copy_is_counted_as_such_whatever_it_copies(folder, tmp_path):
+    for name in ("00", "02"):
+        (folder / "b" / f"x{name}.jpg").write_bytes((folder / "a" / f"{name}.jpg").read_bytes())
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
+    assert manifest.stats["reject_reasons"] == {"duplicate": 2}
 
 
 def bmp_with_unused_bytes(path):

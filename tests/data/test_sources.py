@@ -114,7 +114,7 @@ def test_cells_are_known_when_all_are_there():
     assert found.columns.columns.categories == (("", "blue", "red"),)
     np.testing.assert_array_equal(found.columns.values, [[1.5, 0], [2.25, 2], [np.nan, 2], [4, 1]])
     np.testing.assert_array_equal(found.numbers, [[10], [11], [np.nan], [13]])
-    assert found.problems == [None, None, "label is 'x', no number", None]
+    assert found.problems == [None, None, "label is no number: 'x'", None]
     assert found.label_kind == "number"
     assert found.dialect == ["numbers have decimal commas (data.decimal sets it)"]
 

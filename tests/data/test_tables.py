@@ -39,14 +39,14 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         (),
     )
     assert [(item.id, item.reason) for item in found.rejected] == [
-        ("row 41", "size is '?', no number (data.missing_values can say that it is missing)")
+        ("row 41", "size is no number (data.missing_values can say that it is missing): '?'")
     ]
     said = scan(path, missing_values=["?"])
     assert [item.reason for item in said.rejected] == [
         "size is missing (data.missing can be median to keep the row)"
     ]
     series = DataSettings(source="time_series", path=str(path))
-    with pytest.raises(UnreadableSource, match=r"row 41, column size is '\?', no number"):
+    with pytest.raises(UnreadableSource, match=r"row 41, column size is no number: '\?'"):
         time_series.scan(series)
 
 

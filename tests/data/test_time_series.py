@@ -105,7 +105,7 @@ def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason
 
 REFUSED = {
     "gap": ("1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),
-    "infinite": ("1,1\n2,inf\n3,1\n", "row 2, column heat is 'inf', no number"),
+    "infinite": ("1,1\n2,inf\n3,1\n", "row 2, column heat is no number: 'inf'"),
     "too large": ("1,1\n2,1e300\n3,1\n", "row 2, column heat exceeds the range of float32"),
     "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3"),
     "doubled": ("1,1\n2,1\n2,1\n", "day does not increase in row 3"),

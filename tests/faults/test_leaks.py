@@ -78,7 +78,7 @@ def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, na
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        ("-inf", "label is '-inf', no number"),
+        ("-inf", "label is no number: '-inf'"),
         ("1e300", "label exceeds"),
         ("", "label missing"),
     ],

@@ -32,8 +32,8 @@ def write_documents(
                 continue
             try:
                 content = inspect_text(document.content, encoding=encoding)
-            except RejectedValue as reason:
-                rejected.append(Rejected(id=document.id, reason=str(reason)))
+            except RejectedValue as error:
+                rejected.append(Rejected(id=document.id, reason=error.reason))
                 continue
             file.write(content)
             rows.append(

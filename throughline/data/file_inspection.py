@@ -164,11 +164,11 @@ def inspect_batch(
 def _inspect(file: ExampleFile, stored: InputFile, inspect: Inspect, converted: Path) -> Finding:
     try:
         return inspect(stored, converted)
-    except UnreadableFile as reason:
+    except UnreadableFile as error:
         node, process = os.uname().nodename, os.getpid()
-        return Unreadable(id=file.id, reason=str(reason), node=node, process=process)
-    except RejectedValue as reason:
-        return Rejected(id=file.id, reason=str(reason))
+        return Unreadable(id=file.id, reason=error.reason, node=node, process=process)
+    except RejectedValue as error:
+        return Rejected(id=file.id, reason=error.reason)
 
 
 def _report_stale(stale: Sequence[str], stamped_by: str, *, compared: int, count: int) -> None:

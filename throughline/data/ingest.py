@@ -28,6 +28,7 @@ from throughline.data.class_names import (
     refuse_alike,
 )
 from throughline.data.contact_sheet import write_sheet
+from throughline.data.encodings.base import Reason
 from throughline.data.examination import Examined, Folder, examine, open_values_file
 from throughline.data.glance import find_problems, tabulate, write_glance
 from throughline.data.groups import find_crossing, find_name_groups, read_groups
@@ -39,7 +40,7 @@ from throughline.data.manifest import (
     Manifest,
     write_manifest,
 )
-from throughline.data.rejects import check_rejects, group_reason
+from throughline.data.rejects import check_rejects
 from throughline.data.shards.records import example_key
 from throughline.data.sources.table_columns import fill_medians
 from throughline.data.splits import assign_split
@@ -101,7 +102,8 @@ def ingest(
             )
             rejected = sorted([*rejected, *duplicates], key=lambda item: _in_natural_order(item.id))
         rejects = pd.DataFrame(
-            [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
+            [(item.id, item.reason, item.cause) for item in rejected],
+            columns=["id", "reason", "cause"],
         ).map(_printable)
         check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         groups = read_groups(rows["id"].tolist(), source.groups, settings)
@@ -135,7 +137,7 @@ def ingest(
             examples=examples,
             classes=classes,
             schema=schema,
-            rejected=rejects,
+            rejected=rejects.drop(columns="cause"),
             stats=stats,
             folder=folder,
         )
@@ -174,18 +176,16 @@ def _without_duplicates(
     dropped = []
     for number in np.flatnonzero(doubled).tolist():
         row, earlier = rows.iloc[number], firsts.iloc[number]
-        what = "listed twice" if earlier["id"] == row["id"] else f"duplicate of {earlier['id']}"
+        same = earlier["id"] == row["id"]
+        what = ("listed twice", "") if same else ("duplicate", f" of {earlier['id']}")
         notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
         notes += (
             [f"in the {earlier['split']} split"]
             if earlier["split"] and row["split"] not in ("", earlier["split"])
             else []
         )
-        dropped.append(
-            sources.Rejected(
-                id=row["id"], reason=", ".join([what, *(f"there {note}" for note in notes)])
-            )
-        )
+        reason = Reason(what[0], ", ".join([what[1], *(f"there {note}" for note in notes)]))
+        dropped.append(sources.Rejected(id=row["id"], reason=reason))
     return rows.loc[~doubled], dropped
 
 
@@ -267,7 +267,6 @@ def _stats(
     found: Examined,
     source: sources.Source,
 ) -> dict:
-    reasons = Counter(map(group_reason, rejects["reason"]))
     balance = {
         str(split): {
             classes[label]: count
@@ -281,7 +280,7 @@ def _stats(
         "bytes": sum(examples["bytes"].tolist()),
         "class_balance": balance,
         "rejected": len(rejects),
-        "reject_reasons": dict(reasons),
+        "reject_reasons": dict(Counter(rejects["cause"])),
         "notes": {**found.notes, **source.notes},
         "features": dict(source.features),
         "skipped": dict(source.skipped),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from throughline.data.encodings.base import Reason
 from throughline.data.image_columns import ImageColumn
 from throughline.data.manifest import IMAGES
 from throughline.data.sources import Files, Rejected
@@ -40,8 +41,8 @@ def pack_images(source: Files, column: ImageColumn, folder: Path) -> Files:
                 file = source.files[place]
                 if not value.is_valid:
                     named = paths[number].as_py() if paths else None
-                    reason = f"bytes missing: there is only the path {named}" if named else ""
-                    rejected.append(Rejected(id=file.id, reason=reason or "image missing"))
+                    only = Reason("bytes missing", f": there is only the path {named}")
+                    rejected.append(Rejected(id=file.id, reason=only if named else "image missing"))
                     continue
                 data = value.as_buffer()
                 packed.write(data)

@@ -37,18 +37,18 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
-    """Refuse data of which too much is unusable; `rejects` (id, reason) is kept in the folder.
+    """Refuse data of which too much is unusable; `rejects` (id, reason, cause) is kept in
+    the folder without the causes.
 
     Raises:
       TooManyRejects: counts them by reason, and says what helps where nearly all have one.
     """
     if len(rejects) <= limit * total:
         return
-    rejects.to_csv(folder / "rejected.csv", index=False)
-    kinds = rejects.groupby(rejects["reason"].map(group_reason))
-    largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
-    shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
-    doubled = rejects["reason"].str.startswith(("duplicate of", "listed twice")).any()
+    rejects.drop(columns="cause").to_csv(folder / "rejected.csv", index=False)
+    largest = sorted(rejects.groupby("cause"), key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
+    shown = "\n".join(f"  {_describe_kind(str(cause), rows)}" for cause, rows in largest)
+    doubled = not {"duplicate", "listed twice"}.isdisjoint(rejects["cause"])
     keep = "; `data.duplicates: keep` accepts those that are the same" if doubled else ""
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
@@ -94,13 +94,8 @@ def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
     return "/".join(ours[:-same]), "/".join(theirs[:-same])
 
 
-def group_reason(reason: str) -> str:
-    """A reason without what differs from example to example."""
-    return reason.partition(" of ")[0].partition(":")[0]
-
-
-def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
-    """How many examples are rejected for one kind of reason, and the first of them."""
+def _describe_kind(cause: str, rows: pd.DataFrame) -> str:
+    """How many examples are rejected for one cause, and the first of them."""
     name, reason = rows[["id", "reason"]].iloc[0]
-    detail = reason.removeprefix(kind).strip(": ")
-    return f"{len(rows)} × {kind}, such as {name}{f' ({detail})' if detail else ''}"
+    detail = reason.removeprefix(cause).strip(":, ")
+    return f"{len(rows)} × {cause}, such as {name}{f' ({detail})' if detail else ''}"

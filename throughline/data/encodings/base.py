@@ -22,8 +22,32 @@ if TYPE_CHECKING:
     from throughline.data.sources.base import ExampleFile
 
 
+class Reason(str):
+    """Why something cannot be used as an example, as text: its `cause`, by which it is counted, and
+    after that the `detail`, which is of this example alone.
+    """
+
+    cause: str
+    detail: str
+
+    def __new__(cls, cause: str, detail: str = "") -> Reason:
+        self = super().__new__(cls, cause + detail)
+        self.cause, self.detail = cause, detail
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        return self.cause, self.detail
+
+
 class RejectedValue(Exception):
-    """The reason why something cannot be used as an example, in words for the list of rejects."""
+    """Why something cannot be used as an example, `cause` and `detail` as of its `reason`."""
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(cause, detail)
+        self.reason = Reason(cause, detail)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 # Errors that say something of a file, and will say it again.
@@ -144,7 +168,7 @@ class StoredFile:
                 file.seek(0)
                 return file.read(status.st_size)
         except RuntimeError as error:  # of Python 3.11 and 3.12
-            raise RejectedValue("cannot be read: a loop of links") from error
+            raise RejectedValue("cannot be read", ": a loop of links") from error
         except OSError as error:
             if error.errno not in OF_THE_FILE:
                 raise UnreadableSource(
@@ -154,10 +178,10 @@ class StoredFile:
                 ) from error
             if error.errno == errno.ENOENT and self.path.is_symlink():
                 target = self.path.readlink()
-                raise UnreadableFile(f"link to nothing: {target} is not there") from error
-            raise UnreadableFile(f"cannot be read: {error.strerror}") from error
+                raise UnreadableFile("link to nothing", f": {target} is not there") from error
+            raise UnreadableFile("cannot be read", f": {error.strerror}") from error
         except ValueError as error:
-            raise RejectedValue(f"is no path: {error}") from error
+            raise RejectedValue("is no path", f": {error}") from error
 
     def _open(self) -> int:
         """A descriptor of the file. Whether it leads outside costs more than reading a small one,

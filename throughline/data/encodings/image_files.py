@@ -111,7 +111,7 @@ def _inspect(
         else None
     )
     if problem:
-        raise RejectedValue(f"damaged image: {problem}")
+        raise RejectedValue("damaged image", f": {problem}")
     named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
     note = None if named else f"content is {kind}"
     note = DARK_NOTE if dark else note
@@ -144,12 +144,14 @@ def _check_file(file: BinaryIO | None, size: int, max_pixels: int) -> None:
 
 def _check_bytes(size: int, pixels: int) -> None:
     if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
-        raise RejectedValue(f"larger than an image of {pixels:,} pixels can be: {size:,} bytes")
+        raise RejectedValue(
+            f"larger than an image of {pixels:,} pixels can be", f": {size:,} bytes"
+        )
 
 
 def _check_pixels(image: Image.Image, max_pixels: int) -> None:
     if image.height * image.width > max_pixels:
-        raise RejectedValue(f"more pixels than data.max_pixels: {image.width}×{image.height}")
+        raise RejectedValue("more pixels than data.max_pixels", f": {image.width}×{image.height}")
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     except MemoryError:  # of this machine, now
         raise
     except Exception as error:  # parsers of hostile bytes raise anything
-        raise RejectedValue(f"damaged image: {error or type(error).__name__}") from error
+        raise RejectedValue("damaged image", f": {error or type(error).__name__}") from error
 
 
 def _decodes_as_is(image: Image.Image) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from throughline.data.encodings.base import Reason
 from throughline.plan.schema import Encoding, Feature, Schema, find_encoding, register
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnreadableSource
@@ -136,7 +137,8 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
         labels=names,
         classes=[str(value) for value in sorted(whole)],
         problems={
-            place: f"label is no whole number: {value:g}" for place, value in fractions.items()
+            place: Reason("label is no whole number", f": {value:g}")
+            for place, value in fractions.items()
         },
         facts=(fact,) if floats and asked != "class" else (),
     )

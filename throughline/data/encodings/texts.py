@@ -43,7 +43,7 @@ def check_size(size: int, max_bytes: int) -> None:
       RejectedValue: it is larger.
     """
     if size > max_bytes:
-        raise RejectedValue(f"larger than data.max_bytes: {size:,} bytes")
+        raise RejectedValue("larger than data.max_bytes", f": {size:,} bytes")
 
 
 def check_encoding(encoding: str, *, lines: bool = False) -> None:
@@ -81,7 +81,7 @@ def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
         if not _FIRST_BYTE <= code <= _LAST_BYTE:
             raise RejectedValue("not Unicode: holds half of a surrogate pair") from error
         byte = code - _FIRST_BYTE + _NOT_ASCII
-        raise RejectedValue(f"not {encoding}: byte 0x{byte:02x} at {error.start:,}") from error
+        raise RejectedValue(f"not {encoding}", f": byte 0x{byte:02x} at {error.start:,}") from error
     if "\0" in text:
         raise RejectedValue("binary: holds NUL characters")
     if not text.strip():
@@ -93,8 +93,8 @@ def _decode(content: bytes, encoding: str) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        reason = f"not {encoding}: byte 0x{content[error.start]:02x} at {error.start:,}"
+        found = f": byte 0x{content[error.start]:02x} at {error.start:,}"
         hint = ", looks like utf-16" if content.startswith(_UTF16) else ""
-        raise RejectedValue(reason + hint) from error
+        raise RejectedValue(f"not {encoding}", found + hint) from error
     except UnicodeError as error:  # of a codec that has no place to name
-        raise RejectedValue(f"not {encoding}: {error}") from error
+        raise RejectedValue(f"not {encoding}", f": {error}") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from throughline.data.encodings.array_files import JoinedArrays
+from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.image_columns import ImageColumn
 from throughline.data.object_folder import ObjectFolder
@@ -51,6 +52,11 @@ class Rejected:
 
     id: str
     reason: str
+
+    @property
+    def cause(self) -> str:
+        """Why, without what is of this example alone."""
+        return self.reason.cause if isinstance(self.reason, Reason) else self.reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions

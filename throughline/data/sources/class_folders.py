@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from throughline.data.encodings.base import FileEncoding
+from throughline.data.encodings.base import FileEncoding, Reason
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.base import (
     ExampleFile,
@@ -236,8 +236,10 @@ class _Listing:
             elif target in self._listed:
                 self._reject(
                     link,
-                    f"folder is a link to {target.relative_to(self.root.resolve())}, which is"
-                    " listed itself",
+                    Reason(
+                        "folder is a link to one that is listed itself",
+                        f": {target.relative_to(self.root.resolve())}",
+                    ),
                 )
             else:
                 self._list_below(link)
@@ -330,7 +332,7 @@ class _Listing:
                 self.files.append(ExampleFile(id=above + name, path=folder / name, label=label))
 
     def _unreadable(self, error: OSError) -> None:
-        self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")
+        self._reject(Path(error.filename), Reason("folder cannot be read", f": {error.strerror}"))
 
     def _reject(self, path: Path, reason: str) -> None:
         self.rejected.append(Rejected(id=readable(path.relative_to(self.root)), reason=reason))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.compute
 
+from throughline.data.encodings.base import Reason
 from throughline.data.sources.base import ColumnReading
 from throughline.data.sources.number_text import is_number, looks_like_numbers
 from throughline.data.sources.tabular import TextTable, check_all
@@ -201,16 +202,16 @@ def find_missing_marks(columns: TableColumns) -> list[str]:
     ]
 
 
-def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> str:
+def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> Reason:
     """Why a cell of a numeric column is none: it is empty, or what stands there. `shown` is what
     the column is called, by default its name.
     """
     cell, shown = table.columns[name][row].as_py(), shown or name
     if not cell:
-        return f"{shown} is missing"
+        return Reason(f"{shown} is missing")
     if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
-        return f"{shown} exceeds the range of float32"
-    return f"{shown} is {cell[:40]!r}, no number"
+        return Reason(f"{shown} exceeds the range of float32")
+    return Reason(f"{shown} is no number", f": {cell[:40]!r}")
 
 
 def _share(table: TextTable, name: str, pattern: str) -> float:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from throughline.data.encodings.arrays import CHANNELS, array_feature, pixels_feature
-from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.base import Reason, RejectedValue
 from throughline.data.encodings.labels import (
     UNLABELED,
     LabelKind,
@@ -255,9 +255,9 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
                 entry = replace(entry, values=stored, rounded=_is_rounded(value))
             entries.append(entry)
         except NotAnExample as error:
-            rejected.append(Rejected(id=name, reason=f"no tf.train.Example: {error}"))
+            rejected.append(Rejected(id=name, reason=Reason("no tf.train.Example", f": {error}")))
         except RejectedValue as error:
-            rejected.append(Rejected(id=name, reason=str(error)))
+            rejected.append(Rejected(id=name, reason=error.reason))
     return entries, rejected
 
 
@@ -272,13 +272,13 @@ def _read_record(
         raise RejectedValue(f"feature {name} missing")
     if layout.input.form == "numbers":
         if feature.kind == "bytes":
-            raise RejectedValue(f"feature {name} has another kind: bytes, not numbers")
+            raise RejectedValue(f"feature {name} has another kind", ": bytes, not numbers")
         return label, read_numbers(record, feature)
     if feature.kind != "bytes":
-        raise RejectedValue(f"feature {name} has another kind: {feature.kind}, not bytes")
+        raise RejectedValue(f"feature {name} has another kind", f": {feature.kind}, not bytes")
     places = bytes_places(record, feature)
     if len(places) > 1:
-        raise RejectedValue(f"feature {name} has several values: {len(places)}")
+        raise RejectedValue(f"feature {name} has several values", f": {len(places)}")
     start, stop = places[0] if places else (0, 0)
     if start == stop:
         raise RejectedValue(f"feature {name} is empty")
@@ -291,9 +291,9 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     """The label of a record: a class by number or text, or a number."""
     feature = features.get(layout.name)
     if feature is None:
-        raise RejectedValue(f"label missing: no feature {layout.name}")
+        raise RejectedValue("label missing", f": no feature {layout.name}")
     if feature.kind != layout.kind:
-        raise RejectedValue(f"label has another kind: {feature.kind}, not {layout.kind}")
+        raise RejectedValue("label has another kind", f": {feature.kind}, not {layout.kind}")
     values: list[Any]
     if feature.kind == "bytes":
         texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
@@ -306,10 +306,10 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
         ]
     else:
         values = read_numbers(record, feature).tolist()
-    if len(values) != 1:
-        raise RejectedValue(
-            f"label has several values: {len(values)}" if values else "label missing"
-        )
+    if not values:
+        raise RejectedValue("label missing")
+    if len(values) > 1:
+        raise RejectedValue("label has several values", f": {len(values)}")
     if isinstance(values[0], float) and not np.isfinite(values[0]):
         raise RejectedValue("label is no finite number")
     return values[0]
@@ -321,20 +321,20 @@ def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
         found = read_array(data)
         if found is None or found[0] != feature.stored:
             other = found[0] if found else "no array"
-            raise RejectedValue(f"feature {feature.name} is another array: {other}")
+            raise RejectedValue(f"feature {feature.name} is another array", f": {other}")
         return found[1]
     try:
         unpacked = zlib.decompress(data) if feature.form == "zlib" else data
         return np.frombuffer(unpacked, feature.dtype)
     except (zlib.error, ValueError) as error:
-        raise RejectedValue(f"feature {feature.name} cannot be read: {error}") from error
+        raise RejectedValue(f"feature {feature.name} cannot be read", f": {error}") from error
 
 
 def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
     shape, dtype = value_form(feature)
     if values.size != int(np.prod(shape)):
         raise RejectedValue(
-            f"feature {feature.name} has another length than its shape: {values.size} values"
+            f"feature {feature.name} has another length than its shape", f": {values.size} values"
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
         converted = values.astype(dtype, copy=False).reshape(shape)
@@ -365,8 +365,8 @@ def _name_labels(labels: Sequence[str | float], label: LabelFeature) -> ReadLabe
         )
     names: dict[Any, str] = {-1: UNLABELED, **dict(enumerate(label.names))}
     names |= {name: name for name in label.names}
-    problems = {
-        place: f"label beyond the classes: {value}, {label.named_by} names {count}"
+    problems: dict[int, str] = {
+        place: Reason("label beyond the classes", f": {value}, {label.named_by} names {count}")
         for place, value in enumerate(labels)
         if value not in names
     }

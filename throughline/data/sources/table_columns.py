@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.sources.base import Found, ListedColumns
 from throughline.data.sources.column_kinds import (
@@ -171,11 +172,16 @@ def code_rows(
             reason = (
                 explain_no_number(table, name, row)
                 if is_number or empty[row]
-                else f"{name} is {cells[row].as_py()!r}, a category that the training has not seen"
+                else Reason(
+                    f"{name} is a category that the training has not seen",
+                    f": {cells[row].as_py()!r}",
+                )
             )
             keep = f"data.missing can be {way} to keep the row" if empty[row] else MARK_MISSING
             hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
-            reasons[row] = reasons[row] or (f"{reason} ({keep})" if hinted else reason)
+            if hinted:
+                reason = Reason(f"{reason.cause} ({keep})", reason.detail)
+            reasons[row] = reasons[row] or reason
     return values.astype(np.float32), reasons
 
 

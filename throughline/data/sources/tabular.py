@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
 
+from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
 from throughline.data.sources.delimited import (
     FieldCount,
@@ -229,14 +230,14 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     used, if so.
     """
     if isinstance(value, list | tuple | dict | np.ndarray):
-        return None, f"split is no name: {value}"
+        return None, Reason("split is no name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
     if not split:
         return None, None
     return (
         (split, None)
         if split in SPLITS
-        else (None, f"split is not one of {', '.join(SPLITS)}: {split}")
+        else (None, Reason(f"split is not one of {', '.join(SPLITS)}", f": {split}"))
     )
 
 

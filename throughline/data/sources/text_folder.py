@@ -52,5 +52,5 @@ def _documents(
             content = stored.read(lambda _, size: check_size(size, settings.max_bytes))
             label = label_or_none(file.label, settings)
             yield Document(id=file.id, content=content, label=label, split=file.split)
-        except RejectedValue as reason:
-            yield Rejected(id=file.id, reason=str(reason))
+        except RejectedValue as error:
+            yield Rejected(id=file.id, reason=error.reason)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts, count_kinds, refuse_odd_names
 from throughline.data.sources.split_names import find_splits, read_name
@@ -101,7 +102,8 @@ def _documents(
             if isinstance(line, bytes) and not line.strip(_BLANKS):
                 continue
             if isinstance(line, int):
-                yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
+                reason = Reason("larger than data.max_bytes", f": {line:,} bytes")
+                yield Rejected(id=example_id, reason=reason)
             elif is_txt:
                 label = label_or_none(path.stem, settings)
                 yield Document(id=example_id, content=line, label=label, split=split)
@@ -128,12 +130,12 @@ def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str
             line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
         )
     except UnicodeDecodeError as error:
-        reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
-        return {}, reason
+        found = f": byte 0x{line[error.start]:02x} at {error.start:,}"
+        return {}, Reason(f"not {settings.encoding}", found)
     except (ValueError, RecursionError) as error:
-        return {}, f"not JSON: {error}"
+        return {}, Reason("not JSON", f": {error}")
     if not isinstance(fields, dict):
-        return {}, f"no JSON object: {type(fields).__name__}"
+        return {}, Reason("no JSON object", f": {type(fields).__name__}")
     return fields, None
 
 

@@ -95,8 +95,8 @@ def read_fields(
         check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
     except UnicodeEncodeError:
         return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
-    except RejectedValue as reason:
-        return Rejected(id=example_id, reason=str(reason))
+    except RejectedValue as error:
+        return Rejected(id=example_id, reason=error.reason)
     kept = settings.kept_columns
     for one in kept:
         if problem := _find_cell_problem(fields.get(one), settings):

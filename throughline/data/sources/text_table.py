@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.delimited import (
@@ -87,7 +88,9 @@ def _csv_rows(
         for number, record in enumerate(table.records, start=1):
             cells, example_id = record.cells, f"row {number:08d}"
             if len(cells) != len(header):
-                reason = f"other fields than the header: {len(cells)}, not {len(header)}"
+                reason = Reason(
+                    "other fields than the header", f": {len(cells)}, not {len(header)}"
+                )
                 yield Rejected(id=example_id, reason=reason)
                 continue
             if place is not None:
