@@ -325,3 +325,47 @@ def test_only_files_of_tables_are_found(tmp_path):
     (tmp_path / "a.csv").write_text("path,label\n")
     (tmp_path / "b.bin").write_bytes(b"\xff\xff\xff\xfe")
     assert [find_table_files(tmp_path / name) for name in ("a.csv", "b.bin", "c")] == [[], [], []]
+
+
+LABELS = [0, 1] * 30
+UNSUPERVISED = "unsupervised-00000-of-00001"
+SPLIT_FILES = {  # kind of file, source, what is left out, and what names it
+    "Parquet": ("{}.parquet", "text_table", UNSUPERVISED, "unsupervised"),
+    "Parquet by its file": ("{}.parquet", "table", UNSUPERVISED, f"{UNSUPERVISED}.parquet"),
+    "by a pattern": ("{}.parquet", "text_table", UNSUPERVISED, "unsup*"),
+    "in folders": ("{}/0000.parquet", "text_table", "imdb/unsupervised", "unsupervised"),
+    "by a folder's path": ("{}/0000.parquet", "text_table", "imdb/more", "imdb/more"),
+    "lines": ("{}.jsonl", "text_lines", "unlabeled", "unlabeled"),
+    "compressed name": ("{}.parquet", "text_table", "fold-0-of-5", "fold"),
+}
+
+
+@pytest.mark.parametrize("form", SPLIT_FILES)
+def test_files_next_to_those_of_splits_are_left_out_by_name_and_counted(form, tmp_path):
+    pattern, source, other, named = SPLIT_FILES[form]
+    names = ("train-00000-of-00001", "test-00000-of-00001", other)
+    if "/" in other:
+        names = ("imdb/train", "imdb/test", other)
+    for place, name in enumerate(names):
+        rows = [
+            {"text": f"{place} {row}", "size": row + place / 8, "label": label}
+            for row, label in enumerate([-1] * 7 if name == other else LABELS)
+        ]
+        path = tmp_path / "imdb" / pattern.format(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jsonl":
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        else:
+            write(path, pa.Table.from_pylist(rows))
+    data = {"source": source, "path": str(tmp_path / "imdb"), "label_column": "label"}
+    data |= {"ignore": ["text"]} if source == "table" else {}
+    short = other if "/" in other else other.partition("-")[0]
+    with pytest.raises(UnreadableSource, match=rf"leave it out with data\.leave_out: \[{short}"):
+        ingest(DataSettings(**data), tmp_path / "manifest")
+    found = ingest(DataSettings(**data, leave_out=[named]), tmp_path / "manifest")
+    assert found.stats["left_out"] == {f"data.leave_out: {named}": 7}
+    assert found.classes == ("0", "1") and len(found.for_split("test")) == len(LABELS)
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing is no folder"):
+        ingest(DataSettings(**data, leave_out=[named, "nothing"]), tmp_path / "manifest")
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out names all of its files"):
+        ingest(DataSettings(**data, leave_out=["*"]), tmp_path / "manifest")

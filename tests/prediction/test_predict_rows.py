@@ -173,7 +173,11 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n")
     named, _ = predict_rows(model, other)
     said = [row["error"].partition(",")[0] for row in named]
-    assert said == ["", "color is 'pink'", "price is missing"]
+    assert said == [
+        "",
+        "color is a category that the training has not seen: 'pink'",
+        "price is missing",
+    ]
     gap = {"size": [2.0], "price": [np.nan], "color": ["blue"]}
     pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
     (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")

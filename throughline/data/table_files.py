@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def _read_kind(path: Path) -> bytes:
 class TableFiles:
     """The files at `path` as one table of the columns of `schema`: of each file its split, if its
     name says one. `class_names` are those of the numbers in a column; `warnings` say which files
-    are left out, and what may not be meant.
+    are left out, and what may not be meant; `left_out` counts rows of others by who says so.
     """
 
     path: Path
@@ -70,6 +70,7 @@ class TableFiles:
     schema: pa.Schema
     class_names: Mapping[str, tuple[str, ...]]
     warnings: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def count_rows(self) -> int:
         """How many rows all files have."""

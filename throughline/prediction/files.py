@@ -110,7 +110,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
       DataNotFound: there is none.
     """
     named = settings.model_copy(
-        update={"path": str(folder), "layout": "class", "follow_links": False}
+        update={"path": str(folder), "layout": "class", "leave_out": [], "follow_links": False}
     )
     listed = list_encoded(named, encoding, classes=False)
     note_skipped(folder, listed.skipped, encoding.noun)

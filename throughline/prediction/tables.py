@@ -85,10 +85,9 @@ def note_all(path: Path, warnings: Iterable[str]) -> None:
 
 
 def read_as_trained(trained: TrainedModel) -> DataSettings:
-    """How the training read its file; where its numbers had commas, those of another file show by
-    themselves what they have.
+    """How the training read its file, of which all is read now; where its numbers had commas, those
+    of another file show by themselves what they have.
     """
-    data = trained.spec.data
-    if trained.spec.schema.columns.decimal != ",":
-        return data
-    return data.model_copy(update={"decimal": "auto"})
+    commas = trained.spec.schema.columns.decimal == ","
+    changed = {"decimal": "auto"} if commas else {}
+    return trained.spec.data.model_copy(update={"leave_out": [], **changed})

@@ -33,7 +33,7 @@ _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The texts at `path`; their classes and splits, if there are some, are not looked at."""
-    without = {"label_kind": "none", "folders": "classes"}
+    without = {"label_kind": "none", "layout": "class"}
     settings = read_as_trained(trained).model_copy(update={"path": str(path), **without})
     suffix = path.suffix.lower()
     lines = wanted.lines and (path.is_dir() or suffix in text_lines.TXT)

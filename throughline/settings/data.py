@@ -133,8 +133,8 @@ class DataSettings(Settings):
     leave_out: list[str] = Field(
         default=[],
         description=(
-            "folders, by name or path, and classes that are left out; how many examples that are"
-            " is said"
+            "folders and files, by name, path or pattern, and classes that are left out; how many"
+            " examples that are is said"
         ),
     )
     same_labels: Literal["exact", "ignore_case", "ignore_marks"] = Field(

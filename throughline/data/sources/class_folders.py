@@ -26,8 +26,12 @@ from throughline.data.sources.base import (
     is_utf8,
     readable,
 )
-from throughline.data.sources.folder_layout import find_left_out, read_layout
-from throughline.data.sources.split_names import UNLABELED, leave_validation_open
+from throughline.data.sources.folder_layout import read_layout
+from throughline.data.sources.split_names import (
+    UNLABELED,
+    find_left_out,
+    leave_validation_open,
+)
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.layout import ORIGIN

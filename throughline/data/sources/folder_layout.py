@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from throughline.data.sources.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
@@ -318,23 +317,3 @@ class _Reading:
         lines = [f"  {folder or '.':<{width}}  {self._counts[folder]:,} files" for folder in shown]
         more = len(ordered) - len(shown)
         return "\n".join([*lines, *([f"  … and {more:,} more folders"] if more else [])])
-
-
-def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
-    """The first of these names, paths and patterns that leaves a file or folder out.
-
-    >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
-    ('unsup', None)
-    >>> find_left_out("cat/1_mask.png", ["*_mask.png"])
-    '*_mask.png'
-    """
-    parts, below = path.split("/"), f"{path}/"
-    return next(
-        (
-            one
-            for one in leave_out
-            if below.startswith(f"{one}/")
-            or any(part == one or fnmatchcase(part, one) for part in parts)
-        ),
-        None,
-    )

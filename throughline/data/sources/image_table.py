@@ -89,6 +89,7 @@ def scan(settings: DataSettings) -> Files:
         dialect=listing.dialect,
         groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
         warnings=[*([] if watched or column else [UNWATCHED]), *table.warnings, *listing.warnings],
+        left_out=table.left_out,
         column=column,
         notes=notes,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from throughline.shared.errors import UnreadableSource
@@ -27,9 +28,10 @@ _NEUTRAL = {
 }
 _MEANINGS = {
     **SPLITS_BY_WORD,
-    **dict.fromkeys(("unlabeled", "unlabelled", "unsup"), UNLABELED),
+    **dict.fromkeys(("unlabeled", "unlabelled", "unsup", "unsupervised"), UNLABELED),
     **dict.fromkeys(("pred", "predict", "prediction", "inference"), UNLABELED),
 }
+_PART = re.compile(r"(-\d+-of-\d+)?(\.\w+)*$")  # what ends the name of a file of a split
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -98,20 +100,32 @@ def find_split(name: str) -> str | None:
     return None
 
 
-def find_splits(root: Path, names: Sequence[str], remedy: str = "") -> list[str | None]:
-    """The split of each file below a root, by its path there, with that of training left open as
-    `leave_validation_open` does; None for all where no name says one. `remedy`: what else can be
-    done about names that are refused.
+def find_splits(
+    root: Path, names: Sequence[str], leave_out: Sequence[str] = (), remedy: str = ""
+) -> tuple[dict[str, str | None], dict[str, str]]:
+    """The split of each file that is read below a root, by its path there, with that of training
+    left open as `leave_validation_open` does; None for all where no name says one. And the others,
+    each with what of `data.leave_out` names it: `unsup` names `unsup-00000-of-00001.parquet`, too.
+    `remedy`: what else can be done about names that are refused.
     """
+    left_out = {
+        name: f"data.leave_out: {one}"
+        for name in names
+        if (one := find_left_out(name, leave_out) or find_left_out(_PART.sub("", name), leave_out))
+    }
+    names = [name for name in names if name not in left_out]
     splits = [find_split(name) for name in names]
+    if left_out and not names:
+        raise UnreadableSource(f"{root}: data.leave_out names all of its files")
     if None in splits and any(splits):
         named = next(name for name, split in zip(names, splits, strict=True) if split)
+        other = names[splits.index(None)]
         raise UnreadableSource(
-            f"{root}: {named} is named as a split, {names[splits.index(None)]} is not",
-            "rename them so that all names, or none, hold a word such as train, validation or"
-            f" test{remedy}",
+            f"{root}: {named} is named as a split, {other} is not",
+            f"leave it out with data.leave_out: [{_PART.sub('', other)}], or rename them so that"
+            f" all names, or none, hold a word such as train, validation or test{remedy}",
         )
-    return leave_validation_open(splits)
+    return dict(zip(names, leave_validation_open(splits), strict=True)), left_out
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:
@@ -121,3 +135,23 @@ def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:
     if "validation" in splits:
         return list(splits)
     return [None if split == "train" else split for split in splits]
+
+
+def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
+    """The first of these names, paths and patterns that leaves a file or folder out.
+
+    >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
+    ('unsup', None)
+    >>> find_left_out("cat/1_mask.png", ["*_mask.png"])
+    '*_mask.png'
+    """
+    parts, below = path.split("/"), f"{path}/"
+    return next(
+        (
+            one
+            for one in leave_out
+            if below.startswith(f"{one}/")
+            or any(part == one or fnmatchcase(part, one) for part in parts)
+        ),
+        None,
+    )

@@ -121,6 +121,7 @@ def scan(settings: DataSettings) -> Arrays:
             describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
         ],
         dialect=table.describe_dialect(),
+        left_out=table.left_out,
         warnings=[
             *table.warnings,
             *table.describe_unread(),

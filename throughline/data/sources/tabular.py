@@ -4,6 +4,7 @@ has been seen. Not a source itself: tables, series and lists of images use it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -36,6 +37,7 @@ from throughline.data.table_files import (
     NoText,
     TableFiles,
     as_text,
+    count_rows,
     find_floats,
     find_table_files,
     open_table_files,
@@ -56,9 +58,9 @@ class TextTable:
     `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
     cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
     divides the cells of a CSV file, `thousands` those of numbers. `unused` are the
-    `data.missing_values` that no cell has, `warnings` those of `TableFiles`. `trained` are the
-    columns of the model that the table is read for, of whose training the decimal mark is where
-    numbers alone leave it open; None: there is no model, and that is refused.
+    `data.missing_values` that no cell has, `warnings` and `left_out` those of `TableFiles`.
+    `trained` are the columns of the model that the table is read for, of whose training the decimal
+    mark is where numbers alone leave it open; None: there is no model, and that is refused.
     """
 
     path: Path
@@ -70,6 +72,7 @@ class TextTable:
     floats: frozenset[str] = frozenset()
     delimiter: str = ""
     warnings: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
     trained: TableColumns | None = None
     thousands: str = ""
     unused: Sequence[str] = ()
@@ -342,9 +345,16 @@ def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
         raise UnreadableSource(
             f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
         )
-    names = [one.relative_to(path).as_posix() for one in files if one != path]
-    by_split = dict(zip(files, find_splits(path, names) or [None], strict=True))
-    return open_table_files(path, by_split, label=settings.label_columns[0])
+    if files == [path]:
+        return open_table_files(path, {path: None}, label=settings.label_columns[0])
+    names = [one.relative_to(path).as_posix() for one in files]
+    splits, others = find_splits(path, names, settings.leave_out)
+    by_split = {path / name: split for name, split in splits.items()}
+    left_out = Counter[str]()
+    for name, why in others.items():
+        left_out[why] += count_rows(path / name)
+    found = open_table_files(path, by_split, label=settings.label_columns[0])
+    return replace(found, left_out=left_out)
 
 
 def _read_files(files: TableFiles, settings: DataSettings) -> TextTable:
@@ -376,4 +386,5 @@ def _read_files(files: TableFiles, settings: DataSettings) -> TextTable:
         nested=nested,
         floats=find_floats(table.schema) & columns.keys(),
         warnings=files.warnings,
+        left_out=files.left_out,
     )

@@ -6,6 +6,7 @@ Lines are read one by one; blank ones divide others, and are nothing that could 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,8 +55,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
     refuse_odd_names(root, [path.name for path in files])
-    splits = _find_splits(root, files, settings)
-    split_of = dict(zip(files, splits, strict=True))
+    split_of, left_out = _find_splits(root, files, settings)
     kept = keep_cells(root, settings)
     if kept and files[0].suffix.lower() in TXT:
         raise UnreadableSource(
@@ -63,19 +63,29 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
         )
     return Texts(
         documents=_documents(root, split_of, settings, use_splits=use_splits),
-        total=sum(map(count_lines, files)),
+        total=sum(map(count_lines, split_of)),
         kept=kept,
+        left_out=left_out,
         skipped=count_kinds(path for path in paths if path not in chosen),
     )
 
 
-def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[str | None]:
-    """The splits that the names of a folder's files say, where they are not to be classes."""
+def _find_splits(
+    root: Path, files: list[Path], settings: DataSettings
+) -> tuple[dict[Path, str | None], dict[str, int]]:
+    """The files that are read, with the splits that their names say, where these are not to be
+    classes; how many lines `data.leave_out` leaves out.
+    """
     if root.is_file() or settings.layout == "class":
-        return [None] * len(files)
+        return dict.fromkeys(files), {}
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
         remedy = ", or set data.layout: class, with which names say no split"
-        return find_splits(root, [path.name for path in files], remedy)
+        names = [path.name for path in files]
+        splits, others = find_splits(root, names, settings.leave_out, remedy)
+        left_out = Counter[str]()
+        for name, why in others.items():
+            left_out[why] += count_lines(root / name)
+        return {root / name: split for name, split in splits.items()}, left_out
     if named := [
         path for path in files if read_name(path.stem).split and not read_name(path.stem).rest
     ]:
@@ -85,7 +95,7 @@ def _find_splits(root: Path, files: list[Path], settings: DataSettings) -> list[
             f"set data.layout: class if {named[0].stem} is a class; else use JSON lines with a"
             " label, or data.label_kind: none",
         )
-    return [None] * len(files)
+    return dict.fromkeys(files), {}
 
 
 def _documents(

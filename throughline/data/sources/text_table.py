@@ -133,8 +133,13 @@ def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) 
     needed += ["split"] if "split" in names else []
     documents = _read_rows(files, needed, settings, use_splits=use_splits)
     kept = keep_cells(path, settings, floats=find_floats(files.schema))
-    total, warnings = files.count_rows(), files.warnings
-    return Texts(documents=documents, total=total, kept=kept, warnings=warnings)
+    return Texts(
+        documents=documents,
+        total=files.count_rows(),
+        kept=kept,
+        warnings=files.warnings,
+        left_out=files.left_out,
+    )
 
 
 def _read_rows(

@@ -86,7 +86,7 @@ class FeatureSummary:
 def scan(settings: DataSettings) -> Files | Arrays:
     """Read the shards below `data.path`."""
     root = Path(settings.path)
-    shards = find_shards(root)
+    shards, left_out = find_shards(root, settings.leave_out)
     summaries = {shard: summarize(shard) for shard in shards}
     features = merge_summaries(list(summaries.values()))
     if not features:
@@ -118,13 +118,18 @@ def scan(settings: DataSettings) -> Files | Arrays:
     )
     return replace(
         read_examples(root, shards, layout),
-        skipped=count_others(root, shards, named_by),
+        skipped=count_others(root, [*shards, *left_out], named_by),
+        left_out=_count_records(left_out),
         warnings=[UNWATCHED.format(unwatched.name)] if unwatched else [],
     )
 
 
-def find_shards(root: Path) -> list[ExternalShard]:
-    """The TFRecord files below a folder, or the one file, with the splits that names say."""
+def find_shards(
+    root: Path, leave_out: Sequence[str]
+) -> tuple[list[ExternalShard], dict[ExternalShard, str]]:
+    """The TFRecord files below a folder, or the one file, with the splits that names say; and those
+    that `data.leave_out` names, by what of it does.
+    """
     if not root.exists():
         raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
     paths = (
@@ -140,10 +145,19 @@ def find_shards(root: Path) -> list[ExternalShard]:
     base = root if root.is_dir() else root.parent
     names = [path.relative_to(base).as_posix() for path in paths]
     refuse_odd_names(root, names)
-    return [
-        ExternalShard(path=path, name=name, split=split)
-        for path, name, split in zip(paths, names, find_splits(root, names), strict=True)
-    ]
+    splits, others = find_splits(root, names, leave_out)
+    shards = {
+        name: ExternalShard(path=path, name=name, split=splits.get(name))
+        for path, name in zip(paths, names, strict=True)
+    }
+    return [shards[name] for name in splits], {shards[name]: why for name, why in others.items()}
+
+
+def _count_records(left_out: Mapping[ExternalShard, str]) -> dict[str, int]:
+    counts = Counter[str]()
+    for shard, why in left_out.items():
+        counts[why] += len(open_shard(shard)[1]) - 1
+    return counts
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
