@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.csv_tables import scan, write
 from throughline.data.ingest import ingest
+from throughline.data.sources import image_table
 from throughline.data.sources.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
@@ -130,3 +131,40 @@ def test_rows_of_one_person_are_in_one_split(tmp_path, group):
     hint = "data.group: patient_id keeps them together"
     assert any(hint in warning for warning in manifest.stats["warnings"]) == (not group)
     assert ("patient_id" in manifest.schema.input.columns.names) == (not group)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "count"),
+    [
+        ("lesion_id", lambda row: f"HAM_{row * 3 // 4}", 300),
+        ("lesion_id", lambda row: f"HAM_{row * 3 // 4}" if row < 300 else "", 225),
+        ("patient", lambda row: row % 5, 5),
+        ("subject", lambda row: row // 2, 200),
+        ("Video", lambda row: f"v{row // 9}", 45),
+        ("clip_id", lambda row: f"c{row // 8}", 50),
+        ("clipId", lambda row: f"c{row // 8}", 50),
+        ("scan_id", lambda row: row, 0),  # unique
+        ("patient", lambda row: row, 0),
+        ("patient", lambda row: "", 0),
+        ("category_id", lambda row: row % 12, 0),
+        ("breed_id", lambda row: row % 19, 0),
+        ("country_id", lambda row: row * row % 15, 0),
+        ("paid", lambda row: row // 2, 0),
+        ("color", lambda row: "rgb"[row % 3], 0),
+        ("age", lambda row: 20 + row % 60, 0),
+    ],
+)
+def test_a_list_of_images_with_several_of_one_thing_says_so(tmp_path, name, cell, count):
+    rows = [[f"{row}.png", cell(row), noise(row)] for row in range(400)]
+    (tmp_path / "images").mkdir()
+    for row in range(400):
+        (tmp_path / "images" / f"{row}.png").touch()
+    write(tmp_path / "images", f"path,{name},label", rows)
+
+    def warn(**more):
+        settings = DataSettings(source="image_table", path=str(tmp_path / "images"), **more)
+        return image_table.scan(settings).warnings
+
+    said = f"column {name} has the same values in several rows, {count} in 400: "
+    assert [one.startswith(said) for one in warn()] == [True] * bool(count)
+    assert not warn(group=name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from throughline.data.image_columns import find_image_column
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.base import ExampleFile, Files, Rejected
+from throughline.data.sources.odd_values import find_groups
 from throughline.data.sources.table import refuse_double_spelling
 from throughline.data.sources.table_columns import check_names, name_columns, read_listing
 from throughline.data.sources.tabular import (
@@ -77,7 +78,14 @@ def scan(settings: DataSettings) -> Files:
             )
             places.append(row)
     groups = table.cells(settings.group) if settings.group in table.columns else []
-    watched = path != Path(settings.path)
+    used = {settings.path_column, *settings.label_columns}
+    warnings = [
+        *table.warnings,
+        *listing.warnings,
+        *find_groups(table, [name for name in table.columns if name not in used]),
+    ]
+    if path == Path(settings.path) and not column:
+        warnings = [UNWATCHED, *warnings]
     return Files(
         root=root,
         files=files,
@@ -88,7 +96,7 @@ def scan(settings: DataSettings) -> Files:
         readings=listing.readings,
         dialect=listing.dialect,
         groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
-        warnings=[*([] if watched or column else [UNWATCHED]), *table.warnings, *listing.warnings],
+        warnings=warnings,
         left_out=table.left_out,
         column=column,
         notes=notes,

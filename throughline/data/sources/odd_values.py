@@ -28,9 +28,15 @@ _TOTAL = re.compile(
 )
 _GROUP = re.compile(
     r"(patient|subject|person|user|customer|client|participant|speaker|author|video|session|group"
-    r"|household|device|machine)(s?[_ ]?(id|nr|no|number|code))?",
+    r"|household|device|machine|lesion)(s?[_ ]?(id|nr|nbr|no|number|code))?",
     re.IGNORECASE,
 )
+_ID = re.compile(r".+([_ .-](id|ID|Id)|[a-z]I[dD])")  # of whatever it is, perhaps of a category
+_MOST_UNIQUE = 0.9  # share of different values in a column of which rows belong together
+_MOST_OF_ONE, _LEAST_GROUPS = (
+    20,
+    20,
+)  # rows, on average, and different values that are no categories
 
 
 def find_sentinels(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
@@ -135,10 +141,24 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
     settings = table.settings
     if settings.group or "split" in table.columns:
         return []
+    found = {name: _count_groups(table, name) for name in names}
     return [
-        f"column {name} has the same values in several rows: rows of one {name} are in training and"
-        f" in held-out splits; data.group: {name} keeps them together"
-        for name in names
-        if _GROUP.fullmatch(name)
-        and 1 < pc.count_distinct(table.columns[name]).as_py() <= len(table) / 2
+        f"column {name} has the same values in several rows, {count:,} in {len(table):,}: rows of"
+        f" one {name} are in training and in held-out splits; data.group: {name} keeps them"
+        " together"
+        for name, count in found.items()
+        if count
     ]
+
+
+def _count_groups(table: TextTable, name: str) -> int:
+    """How many groups of rows a column names; 0 where it seems to name none. An id may be that of
+    a category, of which there are few, or many rows of each.
+    """
+    named = _GROUP.fullmatch(name)
+    if not (named or _ID.fullmatch(name)):
+        return 0
+    filled = table.columns[name].filter(pc.not_equal(table.columns[name], ""))
+    count, rows = pc.count_distinct(filled).as_py(), len(filled)
+    few = not named and (count <= _LEAST_GROUPS or rows > _MOST_OF_ONE * count)
+    return count if 1 < count <= _MOST_UNIQUE * rows and not few else 0
