@@ -48,3 +48,37 @@ def test_an_array_that_has_no_room_is_no_bug():
 @pytest.mark.parametrize("text", ["received message larger than max", "too many open streams"])
 def test_what_else_is_exhausted_keeps_its_traceback(text):
     assert describe_failure(tf.errors.ResourceExhaustedError(None, None, text)).traceback
+
+
+def raise_words(_):
+    raise ValueError("my words: of this")
+
+
+def raise_lines(_):
+    raise RuntimeError("one\ntwo")
+
+
+def raise_within_numpy(_):
+    np.zeros(3).reshape(2)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words", "line"),
+    [
+        (raise_words, "ValueError", "my words: of this", 1),
+        (raise_lines, "RuntimeError", "one\ntwo", 1),
+        (raise_within_numpy, "ValueError", "cannot reshape array of size 3 into shape (2,)", 1),
+    ],
+)
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+def test_what_own_code_raises_within_tensorflow_is_said_last_with_its_line(
+    call, function, kind, words, line
+):
+    batches = tf.data.Dataset.range(3).map(lambda x: call(function, [x], tf.int64))
+    with pytest.raises(tf.errors.OpError) as raised:
+        list(batches)
+    failure = describe_failure(raised.value)
+    place = f"{__file__}:{function.__code__.co_firstlineno + line}"
+    assert (failure.kind, failure.message) == (kind, f"{words}: {place}")
+    assert failure.traceback.endswith(f"\n{failure}\n")
+    assert describe_failure(raised.value) == failure

@@ -281,7 +281,6 @@ FAULTS = [
     ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
     ("SIGSTOP 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
     ("raise 0 11", 1, "RuntimeError: a bug of one's own"),
-    ("leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
     ("sleep 1 11", None, "has waited 60 s for step"),
 ]
 
@@ -314,6 +313,14 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings,
     chief, _, rows = undisturbed
     assert trainings.seen()["weights"] == chief["weights"], "bit for bit"
     assert_close(trainings.rows, rows)  # a mean of the processes' means, of two parts of the epoch
+
+
+def test_a_callback_that_ends_the_training_in_one_process_ends_it_in_all_after_the_epoch(trainings):
+    trainings.write(**FAULTY | {"epochs": 4})
+    said = trainings.train(fault="leave 1 11")
+    assert len(trainings.rows) == 2 and "train.callbacks" in said
+    assert len(trainings.seen()["losses"]) == len(trainings.seen(1)["losses"]) == 16
+    assert trainings.seen()["weights"] == trainings.seen(1)["weights"], "bit for bit"
 
 
 def test_a_process_that_never_starts_is_named(trainings):

@@ -100,9 +100,32 @@ def describe_failure(error: Exception) -> Failure:
     error = _memory_error(error) or error
     if isinstance(error, UserError):
         return Failure(kind=type(error).__name__, message=str(error))
-    return _disk_failure(error) or Failure(
-        kind=type(error).__name__, message=str(error), traceback="".join(format_exception(error))
-    )
+    if failure := _disk_failure(error):
+        return failure
+    kind, message = _find_own_error(error) or (type(error).__name__, str(error))
+    note = f"{kind}: {message}"
+    if message != str(error) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)  # the last line of the traceback
+    return Failure(kind=kind, message=message, traceback="".join(format_exception(error)))
+
+
+# What Python code raises that TensorFlow calls, with its traceback, in what TensorFlow says of it.
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?P<frames>.*?)\n\n\n", re.DOTALL)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+
+
+def _find_own_error(error: Exception) -> tuple[str, str] | None:
+    """The kind of the error that Python code within TensorFlow has raised, and its words with the
+    file and line outside of packages; None of any other error.
+    """
+    found = _RAISED.search(str(error))
+    if not (found and type(error).__module__.startswith("tensorflow.")):
+        return None
+    *_, last = re.split(r"\n\n(?=\S)", found["frames"])
+    kind, _, words = last.partition(": ")
+    frames = [(one["file"], one["line"]) for one in _FRAME.finditer(found["frames"])]
+    own = [frame for frame in frames if "/site-packages/" not in frame[0]] or frames
+    return kind, f"{words}{': ' if words else ''}{':'.join(own[-1])}" if own else words
 
 
 @contextmanager

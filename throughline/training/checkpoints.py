@@ -188,6 +188,7 @@ class CheckpointCallback(StepFollower):
                 self._keep_none(f"a callback holds what cannot be stored ({error})")
         if self._agree(bool(self._no_checkpoints)) and not self._no_checkpoints:
             self._keep_none("another process cannot keep its state")
+        self._agree_to_end()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Go on with the metrics of an epoch that was interrupted, and with what the other
@@ -204,6 +205,7 @@ class CheckpointCallback(StepFollower):
                 variable.assign(np.asarray(value, variable.dtype))
         self._step, self._logged_at = self._start.step if resumed else 0, time.monotonic()
         self._rate = None
+        self._agree_to_end()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it builds a graph first."""
@@ -267,10 +269,15 @@ class CheckpointCallback(StepFollower):
             f" {row['examples_per_s']:,.0f} examples/s"
         )
         self._recorder.log_metrics(name_metrics(row), step=epoch)
+        self._agree_to_end()
         ended = self._training_model.stop_training or epoch + 1 == self._settings.epochs
         count, unit = self._settings.checkpoint_period
         if ended or unit == "steps" or (epoch + 1) % count == 0:
             self._save(0, ended=ended)
+
+    def _agree_to_end(self) -> None:
+        """End the training in all processes where a callback has ended it in one of them."""
+        self._training_model.stop_training = self._agree(self._training_model.stop_training)
 
     def _check_batches(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on with other batches than a checkpoint was trained on.

@@ -107,6 +107,7 @@ def fit(
     followers = [one for one in callbacks if isinstance(one, StepFollower)]
     follow_only = all(map(follows_steps, callbacks))
     network.stop_training = False
+    alone = network.distribute_strategy.num_replicas_in_sync == 1
     every.on_train_begin()
     iterator, logs = iter(batches), {**(last_logs or {})}
     for epoch in range(start.epoch, schedule.epochs):
@@ -118,7 +119,8 @@ def fit(
             break
         train_function.begin(schedule.steps_per_epoch - done)
         losses = LossWatch(schedule.steps_per_epoch)
-        while done < schedule.steps_per_epoch and not network.stop_training:
+        # A process of several that stopped within an epoch would leave the others waiting.
+        while done < schedule.steps_per_epoch and not (alone and network.stop_training):
             every.on_train_batch_begin(done)
             logs = train_function(iterator)
             done += train_function.steps
