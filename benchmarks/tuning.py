@@ -38,14 +38,14 @@ from flows.run.resolution import resolve
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import load_params
 from throughline.config.params_file import read_yaml
+from throughline.race.contestant import keep_sockets_in
+from throughline.race.rounds import Race
 from throughline.results.tuning import TuningResult
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, find_limits, read_budgets
-from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.journal import Journal
 from throughline.tuning.pool import Pool
 from throughline.tuning.question import Question
-from throughline.tuning.race import Race
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import SnapshotBytes
@@ -149,7 +149,7 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
     search = open_search(folder, budgets, "truth")
     race_all(search, found.chosen)
     rivals = [name for name in search.rivals if name != CEILING]
-    best = sorted(rivals, key=search.race.seconds)[:BEST]
+    best = sorted(rivals, key=lambda name: search.race.seconds(name).value)[:BEST]
     picks = choose_as_others(search, rivals, count=len(raced))
     broke = search.journal.pages.dropped.get(found.chosen, "")
     chosen = best[0] if broke else found.chosen
@@ -163,7 +163,7 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
         "chosen": found.chosen,
         "fastest": fastest,
         "regret_pct": math.inf if broke else 100 * max(0.0, regret.low - 1),
-        "median_pct": math.inf if broke else 100 * (regret.median - 1),
+        "median_pct": math.inf if broke else 100 * (regret.value - 1),
         "searched_s": found.searched_s,
         "plans": len(rivals),
         "raced": len(raced),
@@ -252,8 +252,8 @@ def choose_as_others(search: Search, rivals: Sequence[str], *, count: int) -> di
     return {
         **{name: name if name in known else None for name in RULES},
         "Plumber's rule": next((name for name in PLUMBER if name in known), None),
-        "Cachew's rule": min(kept, key=race.seconds) if kept else None,
-        "at random": min(drawn, key=race.seconds),
+        "Cachew's rule": min(kept, key=lambda name: race.seconds(name).value) if kept else None,
+        "at random": min(drawn, key=lambda name: race.seconds(name).value),
     }
 
 

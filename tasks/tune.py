@@ -25,6 +25,7 @@ from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.measurement.gpus import visible_gpus
 from throughline.plan.training_workers import find_training_worker
+from throughline.race.contestant import keep_sockets_in
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
@@ -42,7 +43,6 @@ from throughline.tuning.budgets import (
     read_budgets,
     refuse_several_hosts,
 )
-from throughline.tuning.contestant import keep_sockets_in
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
 from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned

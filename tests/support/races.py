@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from throughline.tuning.contestant import ContestantLost
-from throughline.tuning.jobs import Entry, Opened, Turn
-from throughline.tuning.race import Race, Round
+from throughline.race.contestant import ContestantLost
+from throughline.race.jobs import Entry, Opened
+from throughline.race.rounds import Race, Round, Turn
 
 
 def rounds(rates, others=0.0, busiest="make"):
@@ -16,8 +16,8 @@ def rounds(rates, others=0.0, busiest="make"):
     return [
         Round(
             heat="final",
-            rates={
-                name: values[number]
+            turns={
+                name: Turn(examples=values[number] / 2, seconds=0.5)
                 for name, values in rates.items()
                 if number < len(values) and values[number] is not None
             },
@@ -76,12 +76,14 @@ class FakeContestant:
     def wait_until_open(self) -> Opened:
         return Opened(has_cache=self._name in self._all.caches)
 
-    def ask(self, order: str, timeout_s: float = 0.0) -> Turn | float:
+    def ask(self, order: str, timeout_s: float = 0.0) -> float:
         if self._name in self._all.killed:
             raise ContestantLost("was killed by SIGKILL, perhaps for its memory")
-        if order != "turn":
-            return 1.0
-        return Turn(examples_per_s=self._all.rate_of(self._name), core_ms=1.0, held_ms=1.0)
+        return 1.0
+
+    def take_turn(self) -> Turn:
+        self.ask("turn")
+        return Turn(examples=self._all.rate_of(self._name), seconds=1.0, core_ms=1.0, held_ms=1.0)
 
     def memory_bytes(self) -> int:
         return 2**20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.races import race
+from throughline.race.rounds import Cost
 from throughline.settings import PipelineConfig
 from throughline.tuning.choice import (
     choose,
@@ -14,7 +15,6 @@ from throughline.tuning.choice import (
     pick_survivors,
 )
 from throughline.tuning.needs import Need
-from throughline.tuning.race import Cost
 from throughline.tuning.space import CEILING
 
 MIB = 2**20
@@ -47,7 +47,7 @@ def test_what_certainly_beats_the_incumbent_is_chosen():
     one = race(rates, costs={"stored": Cost(prepare_s=0.38)}, epochs=30)
     choice = chosen(one)
     assert (choice.outcome, choice.name, choice.incumbent) == ("found", "stored", "optimized")
-    assert choice.to_incumbent.faster
+    assert choice.to_incumbent.below_one
     assert compose_sentence(choice, one, NEEDS["stored"]) == (
         "tuned: 3.4 s for 30 epochs, 8.9× naive (8.9 to 8.9), 1.8× `optimized`;"
         " 1.1 GiB of disk, 38 s of preparation"
@@ -63,7 +63,7 @@ def test_the_incumbent_stays_where_the_lead_is_within_the_noise():
 
 def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
     rates = steady(naive=1000.0, optimized=5000.0, stored=9000.0)
-    one = race({**rates, "cached": [20_000.0, 3000.0, 21_000.0, 4000.0, 22_000.0]}, epochs=30)
+    one = race({**rates, "cached": [30_000.0, 500.0, 600.0, 400.0, 28_000.0]}, epochs=30)
     assert chosen(one).name == "stored"
 
 

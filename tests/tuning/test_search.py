@@ -15,6 +15,7 @@ from tests.support.prepared import link_data
 from tests.support.project import SMALL
 from tests.support.races import Contestants, Others, rounds
 from throughline.config.params import check
+from throughline.race.rounds import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import InvalidBudget, Untunable
@@ -25,7 +26,6 @@ from throughline.tuning.key import digest_question, without_tuned
 from throughline.tuning.needs import Need
 from throughline.tuning.pool import Pool
 from throughline.tuning.question import Question, survey_data
-from throughline.tuning.race import Cost, Round
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import survey
@@ -73,7 +73,7 @@ def contestants(monkeypatch):
     monkeypatch.setattr("throughline.tuning.pool.Contestant", made)
     monkeypatch.setattr("throughline.tuning.pool.OtherProcesses", Others)
     monkeypatch.setattr("throughline.tuning.search.do_once", lambda *_, **__: {})
-    monkeypatch.setattr("throughline.tuning.confirmation.do_once", lambda *_, **__: "digest")
+    monkeypatch.setattr("throughline.tuning.proof.do_once", lambda *_, **__: "digest")
     return made
 
 
@@ -128,29 +128,6 @@ def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, t
     assert len(search.race.rounds) == 3
 
 
-def test_a_lead_that_fit_does_not_confirm_gives_way_to_the_next(search_in, tmp_path):
-    search, leads = search_in(tmp_path, racing=False), {}
-    for family in ("stream", "indexed_shards"):
-        leads[search._searched_families[family][0].name] = 130.0
-    own = dict.fromkeys(["naive", "optimized"], 100.0)
-    add_rounds(search, {CEILING: 900.0, **own, "heuristic": 90.0, "autotune": 90.0, **leads})
-    first = search._choose(search.rivals)
-    (second,) = {*leads} - {first.name}
-    for name in leads:
-        for _ in range(2):
-            search.journal.note_fits(f"{name} against {first.incumbent}", (90.0, 100.0))
-    choice = search.run()
-    assert (choice.name, choice.outcome) == (first.incumbent, "undecided"), "others have not raced"
-    assert choice.reason.count("by fit in fresh processes it takes 1.11 times as long") == 2
-    again = search_in(tmp_path, racing=False)
-    again.journal.pages.fits[f"{second} against {first.incumbent}"] = [(120.0, 100.0)] * 2
-    choice = again.run()
-    assert (choice.name, choice.outcome) == (second, "found")
-    assert again.journal.pages.proven.keys() == {second}
-    dropped = {row.name: row.dropped for row in summarize(again, choice, searched_s=1.0).candidates}
-    assert "by fit" in dropped[first.name]
-
-
 def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp_path, monkeypatch):
     monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)  # opened at a time
     search = search_in(tmp_path)
@@ -160,7 +137,7 @@ def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp
         pool.open(["naive", "optimized"])
         contestants.killed.add("naive")
         one = pool.race(["naive", "optimized"], "own", number=0)
-        assert one.rates.keys() == {"optimized"}
+        assert one.turns.keys() == {"optimized"}
         assert pool.names == ["optimized"]
     assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
     assert search.journal.pages.lost == ["naive"], "it may race the next time"
@@ -270,12 +247,16 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0, held_bytes=1.0))
     journal.drop("b", "why")
     journal.drop("b", "another reason")
-    calm = Round(heat="own", rates={"a": 1.0, "c": 2.0}, others_pct=3.0, busiest="x")
+    calm = Round(
+        heat="own",
+        turns={"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)},
+        others_pct=3.0,
+        busiest="x",
+    )
     loud = replace(calm, others_pct=30.0)
     for one in (calm, loud, calm):
         journal.add(one)
     journal.note_prices({"a": 5.0})
-    journal.note_fits("a against b", (7.0, 8.0))
     journal.note_proof("a", "digest")
     journal.refute("d", "other examples")
     assert journal.pages.dropped == {"b": "why", "d": "other examples"}
@@ -290,7 +271,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     again.enter("c", filled)
     again.forget_disturbed()
     assert Journal(tmp_path).pages.entrances.keys() == {"a"}
-    alone = replace(calm, rates={"a": 1.0})
+    alone = replace(calm, turns={"a": calm.turns["a"]})
     assert Journal(tmp_path).pages.rounds == [alone, alone], "it is raced again, with its first"
     (tmp_path / "journal.json").write_text("{")
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"

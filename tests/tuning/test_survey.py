@@ -14,18 +14,18 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.diagnosis.cost_model import ModelStepCost
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.race.jobs import Entry
+from throughline.race.sample import sample_shards
+from throughline.race.training import Training
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
-from throughline.tuning.contest import Training
-from throughline.tuning.jobs import Entry
 from throughline.tuning.survey import (
     SnapshotBytes,
     estimate_costs,
     prove_equal,
-    sample_shards,
     survey,
 )
 
@@ -148,7 +148,7 @@ def test_prices_are_rates_and_want_of_memory_for_one_form_leaves_the_others_thei
     arrays = [each for each in space.candidates if each.family == "arrays"]
     step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
     first = open_inputs(own, Layout(root)).shards.for_split("train")[0]
-    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", first.bytes)
+    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", first.bytes)
     available = [1.3 * first.bytes]  # the arrays do not fit, a sample of them does
     monkeypatch.setattr("throughline.assembly.inputs.available_memory", lambda: available[0])
     priced = estimate_costs(own, root, arrays[:1], step)
@@ -180,7 +180,7 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
     whole = data.shards.for_split("train")
     assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
-    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", whole[0].bytes)
+    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", whole[0].bytes)
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
@@ -193,14 +193,14 @@ def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
 def test_a_contestant_opens_the_sample(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
     whole = data.shards.for_split("train")
-    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", whole[0].bytes)
+    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", whole[0].bytes)
     entry = Entry(params=params, root=root, name="arrays", config=PipelineConfig(read="arrays"))
     assert Training(entry)._pipeline.data.shards.for_split("train") == whole[:1]
 
 
 def test_a_sample_has_each_class_that_is_drawn(root, params, monkeypatch):
     data = open_inputs(params, Layout(root))
-    monkeypatch.setattr("throughline.tuning.survey.SAMPLE_BYTES", 1)
+    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", 1)
     labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
     labels[:] = 0
     labels[whole[0].examples + 1] = 1  # in the second shard

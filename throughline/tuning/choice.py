@@ -7,20 +7,18 @@ noise are decided by memory, then disk, then by how short the configuration is.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from throughline.race.rounds import Estimate, Race
 from throughline.reporting.ranking import BASELINE
 from throughline.results.tuning import TUNED, Outcome
 from throughline.settings import PipelineConfig
 from throughline.tuning.needs import Need, format_bytes, format_seconds
-from throughline.tuning.race import Race, Ratio
 from throughline.tuning.space import CEILING
 
 TIE = 1.05  # times as long as the fastest, up to which less memory counts more
 NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
-SURE = 2.0  # a lead from which on a race needs no confirmation
 LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
 LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
@@ -30,19 +28,18 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """What is chosen, what it is compared with, and how many times as long it takes; `pays_from` is
-    the first epoch after which it has taken less than the baseline. `disturbed`: others were at
-    work when it was to be confirmed; `lost`: one of one's own was, and may be the fastest.
+    the first epoch after which it has taken less than the baseline. `lost`: one of one's own was,
+    and may be the fastest.
     """
 
     outcome: Outcome
     name: str
     baseline: str
     incumbent: str
-    to_baseline: Ratio
-    to_incumbent: Ratio
+    to_baseline: Estimate
+    to_incumbent: Estimate
     pays_from: int | None
     reason: str = ""
-    disturbed: bool = False
     lost: bool = False
 
 
@@ -74,7 +71,7 @@ def choose(
         baseline = find_baseline(own)
     else:  # the slowest that it has met; where it has met none, itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
-        baseline = incumbent = max(met, key=race.seconds)
+        baseline = incumbent = max(met, key=lambda each: race.seconds(each).value)
     short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, incumbent))]
     outcome, reason = _conclude(race, incumbent, new=new, unmeasured=[*short, *unraced])
     return Choice(
@@ -131,36 +128,36 @@ def is_compute_bound(race: Race, name: str) -> bool:
 
 
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
-    """The first epoch after which a training has taken no more than the baseline's, in the median
-    over the rounds of both; None: none of the training's epochs, or it is the baseline.
+    """The first epoch after which a training has taken no more than the baseline's, by the rounds
+    of both; None: none of the training's epochs, or it is the baseline.
     """
-    if name == baseline or not race.ratios(name, baseline):
+    if name == baseline or not race.ratio(name, baseline).rounds:
         return None
     return next(
         (
             epochs
             for epochs in range(1, race.epochs + 1)
-            if statistics.median(race.ratios(name, baseline, epochs=epochs)) <= 1
+            if race.ratio(name, baseline, epochs=epochs).value <= 1
         ),
         None,
     )
 
 
-def _is_ahead(lead: Ratio) -> bool:
+def _is_ahead(lead: Estimate) -> bool:
     return _leads(lead) and lead.rounds >= LEAST_ROUNDS
 
 
-def _may_lead(lead: Ratio) -> bool:
+def _may_lead(lead: Estimate) -> bool:
     """Whether it would be ahead if it had raced for longer."""
     return _leads(lead) and lead.rounds < LEAST_ROUNDS
 
 
-def _leads(lead: Ratio) -> bool:
-    return lead.faster and lead.median <= 1 / LEAST_GAIN
+def _leads(lead: Estimate) -> bool:
+    return lead.below_one and lead.value <= 1 / LEAST_GAIN
 
 
-def _is_tied(gap: Ratio) -> bool:
-    return not gap.slower and gap.median <= TIE
+def _is_tied(gap: Estimate) -> bool:
+    return not gap.above_one and gap.value <= TIE
 
 
 def _modesty(
@@ -174,7 +171,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     """The last line of a search."""
     incumbent = f"`{choice.incumbent}`"
     if choice.outcome == "undecided":
-        if choice.disturbed or race.disturbed_by():
+        if race.disturbed_by():
             advice = "Run it again while nothing else runs"
         elif choice.lost:
             advice = "The same command tries it once more; or take it out of pipelines"
@@ -191,7 +188,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     if choice.outcome == "kept":
         return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
     epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
-    parts = [f"{format_seconds(race.seconds(choice.name))} for {epochs}"]
+    parts = [f"{format_seconds(race.seconds(choice.name).value)} for {epochs}"]
     if choice.name != choice.baseline and choice.to_baseline.rounds:
         parts.append(
             f"{_times(choice.to_baseline)} {choice.baseline}"
@@ -207,9 +204,9 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     return f"{TUNED}: {'; '.join(clauses)}"
 
 
-def _times(ratio: Ratio) -> str:
-    return f"{1 / ratio.median:.1f}×"
+def _times(ratio: Estimate) -> str:
+    return f"{1 / ratio.value:.1f}×"
 
 
-def _upper(ratio: Ratio) -> str:
+def _upper(ratio: Estimate) -> str:
     return f"{1 / ratio.low:.1f}" if ratio.low > 0 else "∞"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 
-from throughline.reporting.ranking import bootstrap_interval
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
@@ -57,17 +56,16 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
     name, race, pages = candidate.name, search.race, search.journal.pages
     need: Need = search.measured_needs[name]
     raced = name in race.names
-    totals = [race.total_s(name, rate) for rate in race.rates(name)] if raced else []
-    low, high = bootstrap_interval(totals) if totals else (None, None)
+    seconds = race.seconds(name) if raced else None
     return TunedCandidate(
         name=name,
         family=candidate.family,
         config=describe_config(candidate.config),
         predicted_examples_per_s=(pages.predicted or {}).get(name),
         examples_per_s=race.rate(name) if raced else None,
-        seconds=race.seconds(name) if raced else None,
-        seconds_low=low,
-        seconds_high=high,
+        seconds=seconds and seconds.value,
+        seconds_low=seconds and seconds.low,
+        seconds_high=seconds and seconds.high,
         ram_mib=need.ram_bytes / 2**20,
         disk_mib=need.disk_bytes / 2**20,
         prepare_s=need.prepare_s,
@@ -84,6 +82,7 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
         return NOT_RACED
     ratio = race.ratio(name, choice.name)
     if not ratio.rounds:  # it left before the choice came
-        return f"{race.seconds(name) / race.seconds(choice.name):.1f}× as long"
-    span = f"{ratio.median:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"
-    return span if ratio.slower or ratio.faster else f"{span}: noise"
+        times = race.seconds(name).value / race.seconds(choice.name).value
+        return f"{times:.1f}× as long"
+    span = f"{ratio.value:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"
+    return span if ratio.above_one or ratio.below_one else f"{span}: noise"

@@ -4,19 +4,17 @@ writes checkpoints, saves the model, and logs it to MLflow.
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from throughline.assembly.training import SplitPipelines, open_batches
 from throughline.models.builders import Models
 from throughline.models.model_files import save_model
+from throughline.race.training import MANY_EPOCHS, WARM_UP_STEPS, advance, warm_up
 from throughline.settings import TrainSettings
 from throughline.shared.layout import MODEL_FILE
 from throughline.shared.limits import own_memory
@@ -30,9 +28,7 @@ from throughline.training.model_state import build_optimizer
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 
-WARM_UP_STEPS, FEWEST_STEPS = 10, 2  # in which graphs are traced and AUTOTUNE begins
 EPOCHS, VALIDATION_STEPS = 2, 2
-MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
 EPOCH_S = 2.0  # of slow steps an epoch here has fewer
 # What epochs, test split and recording add: 67 MiB in 30 epochs of an MLP.
 GROWTH_BYTES = 96 * 2**20
@@ -74,25 +70,6 @@ def measure_besides_steps(
     values = [variable.value for variable in network.variables]
     copied = sum(value.shape.num_elements() * value.dtype.size for value in values)
     return max(samples) - stepping + copied + GROWTH_BYTES
-
-
-def advance(step: StepFunction, batches: Iterator[Any]) -> int:
-    """Run the next execution, whatever epochs there are; returns its steps."""
-    step.begin(MANY_EPOCHS)
-    step(batches)
-    return step.steps
-
-
-def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:
-    """Run the steps in which the graph is traced and AUTOTUNE begins, fewer where those after the
-    first call take longer than `seconds`; returns how many.
-    """
-    done, limit = 0, math.inf
-    while done < WARM_UP_STEPS and (done < FEWEST_STEPS or time.perf_counter() < limit):
-        done += advance()
-        step.settle()
-        limit = min(limit, time.perf_counter() + seconds)
-    return done
 
 
 @contextmanager

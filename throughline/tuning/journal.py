@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from throughline.race.rounds import Cost, Round
 from throughline.results.base import parse
 from throughline.shared.files import atomic_file, dump_json
 from throughline.tuning.needs import format_bytes
-from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
 JOURNAL = "journal.json"
@@ -35,9 +35,8 @@ class Entrance:
 @dataclass(kw_only=True)
 class Pages:
     """The journal as a value: entrances, why contestants were dropped, and predicted rates by name;
-    rounds in their order; pairs of rates by `fit` in fresh processes, by who has met whom; whose
-    examples are proven, and whose are not, and why. `lost` are those of the dropped ones that may
-    race the next time.
+    rounds in their order; whose examples are proven, and whose are not, and why. `lost` are those
+    of the dropped ones that may race the next time.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -45,7 +44,6 @@ class Pages:
     lost: list[str] = field(default_factory=list)
     predicted: dict[str, float] | None = None
     rounds: list[Round] = field(default_factory=list)
-    fits: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     proven: dict[str, str] = field(default_factory=dict)
     refuted: dict[str, str] = field(default_factory=dict)
 
@@ -103,11 +101,6 @@ class Journal:
         self.pages.predicted = predicted
         self.save()
 
-    def note_fits(self, pair: str, rates: tuple[float, float]) -> None:
-        """Two trainings by `fit`, one after the other, have ended."""
-        self.pages.fits.setdefault(pair, []).append(rates)
-        self.save()
-
     def note_proof(self, name: str, digest: str) -> None:
         """The examples of a configuration are proven to be the snapshot's."""
         self.pages.proven[name] = digest
@@ -129,7 +122,7 @@ class Journal:
         self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
         self.pages.rounds = [
             replace(
-                one, rates={name: rate for name, rate in one.rates.items() if name not in again}
+                one, turns={name: turn for name, turn in one.turns.items() if name not in again}
             )
             for one in self.pages.rounds
             if not one.disturbed
@@ -139,6 +132,6 @@ class Journal:
     def rounds_of(self, heat: str, names: Sequence[str]) -> int:
         """How many rounds of a heat all of these contestants have had."""
         return sum(
-            one.heat == heat and all(name in one.rates for name in names)
+            one.heat == heat and all(name in one.turns for name in names)
             for one in self.pages.rounds
         )

@@ -64,9 +64,8 @@ def digest_question(
     """
     index = read_shard_index(layout.shards)
     values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
-    program = code_digest(
-        "tasks.tune", "throughline.tuning.contest", roots=ROOTS, without=SUPPORTING
-    )
+    programs = ("tasks.tune", "throughline.race.training", "throughline.tuning.survey")
+    program = code_digest(*programs, roots=ROOTS, without=SUPPORTING)
     cpus, memory = (read_cpu_name(), usable_cores()), psutil.virtual_memory().total
     machine = [platform.node(), *cpus, memory, *sorted(cuda_uuids() or ())]
     own = {file: digest_file(layout.root / file) for file in own_files}

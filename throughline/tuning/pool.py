@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from throughline.measurement.other_processes import OtherProcesses
+from throughline.race.contestant import OPENING_S, Contestant, ContestantLost
+from throughline.race.jobs import Opened
+from throughline.race.rounds import Cost, Round, Turn
 from throughline.shared.limits import available_memory, usable_cores
-from throughline.tuning.contestant import OPENING_S, Contestant, ContestantLost
-from throughline.tuning.jobs import Opened, Turn
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
-from throughline.tuning.race import Cost, Round
 from throughline.tuning.space import CEILING
 
 FILL = "fill"  # the heat in which caches are filled
@@ -118,18 +118,18 @@ class Pool:
     def race(self, names: Sequence[str], heat: str, *, number: int) -> Round:
         """One turn of each of the names that is open, in alternating order."""
         order = [name for name in names if name in self._open]
-        rates: dict[str, float] = {}
+        turns: dict[str, Turn] = {}
         with OtherProcesses() as others:
             for name in order if number % 2 == 0 else reversed(order):
                 try:
-                    self._turns[name] = self._open[name][0].ask("turn")
+                    turns[name] = self._open[name][0].take_turn()
                 except ContestantLost as lost:
                     self._lose(name, lost)
                     continue
-                rates[name] = self._turns[name].examples_per_s
-        for name in rates:
+        self._turns |= turns
+        for name in turns:
             self._watch(name)
-        return Round(heat=heat, rates=rates, others_pct=others.cpu_pct, busiest=others.busiest)
+        return Round(heat=heat, turns=turns, others_pct=others.cpu_pct, busiest=others.busiest)
 
     def _start(self, name: str) -> None:
         job, argument = self._jobs(name)
@@ -203,7 +203,7 @@ class Pool:
                     else:
                         self._lose(name, lost)
                     return None
-            timed = Round(heat=FILL, rates={}, others_pct=others.cpu_pct, busiest=others.busiest)
+            timed = Round(heat=FILL, turns={}, others_pct=others.cpu_pct, busiest=others.busiest)
             if not timed.disturbed:
                 return seconds, False
         self._journal.add(timed)

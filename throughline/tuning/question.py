@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from throughline.config.params import Params
+from throughline.race.contestant import ContestantLost, do_once
 from throughline.shared.errors import Untunable
 from throughline.shared.progress import echo
 from throughline.tuning.budgets import Budgets, Limits
-from throughline.tuning.contestant import ContestantLost, do_once
-from throughline.tuning.jobs import Survey
+from throughline.tuning.needs import Need
+from throughline.tuning.space import Space
 
 FEWEST_STEPS = 20  # of an epoch
+SURVEY = "throughline.tuning.survey:survey"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The candidates, what each needs by its name, what a training holds besides what a contestant
+    does [bytes], of what it keeps the share that a contestant does, and how long an epoch is.
+    """
+
+    space: Space
+    needs: Mapping[str, Need]
+    besides_steps_bytes: int
+    sampled_share: float
+    examples: int
+    steps_per_epoch: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +61,7 @@ def survey_data(question: Question, folder: Path) -> Survey:
     echo("surveying the data: what can be kept where, and what that needs")
     try:
         surveyed: Survey = do_once(
-            "survey",
+            SURVEY,
             question.params,
             question.root,
             question.budgets.allow,

@@ -15,6 +15,9 @@ from functools import cached_property
 
 from throughline.diagnosis.cost_model import ModelStepCost
 from throughline.measurement.gpus import visible_gpus
+from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, ContestantLost, do_once
+from throughline.race.jobs import Entry
+from throughline.race.rounds import MIN_ROUNDS, Race
 from throughline.shared.errors import Untunable
 from throughline.shared.progress import echo, echo_problem
 from throughline.tuning.budgets import parse_time
@@ -25,14 +28,11 @@ from throughline.tuning.choice import (
     is_compute_bound,
     pick_survivors,
 )
-from throughline.tuning.confirmation import Confirmation, confirm, prove
-from throughline.tuning.contestant import OPENING_S, ContestantLost, do_once
-from throughline.tuning.jobs import Entry
 from throughline.tuning.journal import Journal
 from throughline.tuning.needs import Need, find_excess
 from throughline.tuning.pool import Pool
+from throughline.tuning.proof import prove
 from throughline.tuning.question import Question, survey_data
-from throughline.tuning.race import MIN_ROUNDS, Race
 from throughline.tuning.space import (
     CEILING,
     OWN,
@@ -48,9 +48,9 @@ from throughline.tuning.space import (
 ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
-MOST_CONFIRMED = 2  # of those that lead, one after another where `fit` does not confirm the lead
-RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
+RACING_SHARE = 0.8  # of the time; the rest is for proving
 PRICING_SHARE, LEAST_PRICING_S = 0.5, 30.0  # of what is left for racing then
+PRICES = "throughline.tuning.survey:estimate_costs"
 
 
 class Search:
@@ -68,7 +68,7 @@ class Search:
             journal.drop_large(name, question.limits.ram_bytes)
 
     def run(self) -> Choice:
-        """Race, choose, confirm and prove; returns the choice.
+        """Race, choose and prove; returns the choice.
 
         Raises:
           Untunable: no contestant could be opened.
@@ -76,27 +76,9 @@ class Search:
         """
         with self.open_pool() as pool:
             self._race_heats(pool)
-        unconfirmed: list[str] = []
         while self.rivals:
-            among = self.rivals if len(unconfirmed) < MOST_CONFIRMED else self._own
-            choice = self._choose(among or self.rivals)
-            if choice.outcome != "found":
-                reasons = filter(None, [choice.reason, *unconfirmed])
-                return replace(choice, reason="; ".join(reasons))
-            confirmation = (
-                confirm(choice, self.race, self.journal, self._entry)
-                if self._own
-                else Confirmation()
-            )
-            why = confirmation.reason
-            if confirmation.outcome == "disturbed":
-                return replace(choice, outcome="undecided", reason=why, disturbed=True)
-            if confirmation.outcome == "refuted":
-                unconfirmed.append(f"`{choice.name}` led, but {why}")
-                self.journal.drop(choice.name, why)
-            elif confirmation.outcome == "lost":
-                unconfirmed.append(why)
-            elif prove(self._entry(choice.name), self.journal):
+            choice = self._choose(self.rivals)
+            if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
         opened = self._candidates.keys() & self.journal.pages.entrances.keys()
         if opened:  # where each of them has taken too much, say what is needed at least
@@ -301,7 +283,7 @@ class Search:
         left_s = PRICING_SHARE * (self._racing_until - time.monotonic())
         try:
             predicted: dict[str, float] = do_once(
-                "price",
+                PRICES,
                 self.question.params,
                 self.question.root,
                 list(self._candidates.values()),
@@ -321,7 +303,7 @@ class Search:
         far as it went on to the last round; none is made where one of these was lost, which may
         have been the fastest.
         """
-        last = self.race.rounds[-1].rates
+        last = self.race.rounds[-1].turns
         own = [name for name in self._own if name in last] or self._own
         choice = choose(
             self.race,
@@ -372,4 +354,4 @@ class Search:
 
     def job(self, name: str) -> tuple[str, Entry]:
         """What the process of a contestant does, and its argument."""
-        return ("ceiling" if name == CEILING else "train"), self._entry(name)
+        return (MODEL_ALONE if name == CEILING else TRAINING), self._entry(name)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from throughline.assembly.inputs import (
     make_input_spec,
     open_exact_pipeline,
@@ -26,23 +24,22 @@ from throughline.diagnosis.cost_model import Costs, ModelStepCost, estimate_load
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
-from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.sizes import estimate_kept_bytes, estimate_snapshot_bytes
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
+from throughline.race.jobs import Entry
+from throughline.race.sample import sample_shards
 from throughline.results.snapshot import SnapshotCost
-from throughline.settings import Sampling
 from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
 from throughline.training.gpus import count_training_gpus
 from throughline.tuning.budgets import Limits
 from throughline.tuning.footprint import measure_besides_steps
-from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need
+from throughline.tuning.question import Survey
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
-
-SAMPLE_BYTES = 64 * 2**20  # of shards, that a contestant keeps
 
 
 def survey(
@@ -140,28 +137,6 @@ def count_mixed(plan: Plan, examples: int) -> int:
         for step in plan.steps
         if isinstance(step, Shuffle)
     )
-
-
-def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
-    """The same data with the first of the training split's shards alone, as many as a contestant is
-    to keep: examples are in random order, so any of them stand for all. Where classes are sampled,
-    each that is drawn has an example.
-    """
-    kept, size, lacking, end = [], 0, set[int](), 0
-    if sampling != "uniform":
-        labels, weights = read_labels_and_weights(sampling, data, "train")
-        lacking = {*np.flatnonzero(weights).tolist()}
-    for shard in data.shards.for_split("train"):
-        if not kept or lacking or size + shard.bytes <= SAMPLE_BYTES:
-            kept.append(shard.name)
-            size += shard.bytes
-            if lacking:
-                lacking -= {*labels[end : end + shard.examples].tolist()}
-        end += shard.examples
-    shards = tuple(
-        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
-    )
-    return replace(data, shards=replace(data.shards, shards=shards))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """What contestants do, each in a process of its own: train through a configuration for a moment, as
-`fit` does; run the model on a batch that is ready; train a few epochs by `fit` itself.
+`fit` does, or run the model on a batch that is ready.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,24 +31,19 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.sequence_batches import sequence_lengths
 from throughline.pipelines.read.stream_readers import read
 from throughline.plan.steps import Read
+from throughline.race.jobs import Entry, Opened
+from throughline.race.rounds import Turn
+from throughline.race.sample import sample_shards
 from throughline.shared.layout import Layout
-from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.fit import Position
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
-from throughline.tuning.footprint import MANY_EPOCHS, advance, warm_up
-from throughline.tuning.jobs import Entry, Opened, Turn
-from throughline.tuning.survey import (
-    estimate_costs,
-    prove_equal,
-    sample_shards,
-    survey,
-)
 
 TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
-SETTLE_STEPS = 4  # that batches which were ready before the turn are used up in
-WARM_UP_S = 5.0  # after the first call, at most
-FIT_EPOCHS = 3  # of which the first does not count
+WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE begins,
+LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
+MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
 
 
 class Training:
@@ -116,7 +110,7 @@ class Training:
         return self._step.steps
 
 
-class Ceiling:
+class ModelAlone:
     """Trains the model on a batch that is ready, of floats: as fast as if input cost nothing."""
 
     def __init__(self, entry: Entry) -> None:
@@ -132,59 +126,6 @@ class Ceiling:
     def turn(self) -> Turn:
         """Train for a moment."""
         return _take_turn(self._step, self._advance, self._examples_per_step)
-
-
-class Fit:
-    """Trains a few epochs, of so many `steps`, by `fit` itself, with a cache that is full; `opened`
-    is the rate of all but the first of them [examples/s].
-    """
-
-    def __init__(self, entry: Entry, steps: int) -> None:
-        with open_input_service(entry.config) as address:
-            pipeline, step, sample = _open(entry, address=address)
-            held_out = open_input_pipeline(
-                _only(entry),
-                entry.name,
-                open_inputs(entry.params, Layout(entry.root)),
-                split="validation",
-                purpose="evaluate",
-            )
-            clock = _EpochClock()
-            batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
-            if pipeline.plan.caches:  # a cache serves when it is full
-                for _ in itertools.islice(batches, pipeline.steps_per_epoch):
-                    pass
-            fit(
-                step,
-                batches,
-                Schedule(steps_per_epoch=steps, epochs=FIT_EPOCHS),
-                evaluation=SplitEvaluation(step.model, held_out.dataset(), 1),
-                callbacks=[clock],
-            )
-        counted = clock.seconds[1:]
-        self.opened = len(counted) * steps * sample.mean_batch / sum(counted)
-
-
-class _EpochClock(keras.callbacks.Callback):
-    """How long the training part of each epoch takes, until its last loss is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-        self._started_at = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._started_at = time.perf_counter()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self.seconds.append(time.perf_counter() - self._started_at)
-
-
-class _Report:
-    """A job that is done when it is open: the result of a function."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.opened = function(*arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +197,27 @@ def _only(entry: Entry) -> Params:
     return replace(entry.params, pipelines={entry.name: entry.config})
 
 
+def advance(step: StepFunction, batches: Iterator[Any]) -> int:
+    """Run the next execution, whatever epochs there are; returns its steps."""
+    step.begin(MANY_EPOCHS)
+    step(batches)
+    return step.steps
+
+
+def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:
+    """Run the steps in which the graph is traced and AUTOTUNE begins, fewer where those after the
+    first call take longer than `seconds`; returns how many.
+    """
+    done, limit = 0, math.inf
+    while done < WARM_UP_STEPS and (done < LEAST_WARM_UP_STEPS or time.perf_counter() < limit):
+        done += advance()
+        step.settle()
+        limit = min(limit, time.perf_counter() + seconds)
+    return done
+
+
 def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step: float) -> Turn:
     """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
-    settled, limit = 0, time.perf_counter() + LONGEST_TURN_S
-    while settled < SETTLE_STEPS and time.perf_counter() < limit:
-        settled += advance()
-    step.settle()
     cpu_s, started_at, seconds = time.process_time(), time.perf_counter(), 0.0
     steps = advance()
     held_ms = (time.perf_counter() - started_at) / steps * 1e3
@@ -271,19 +227,9 @@ def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step
         steps += advance()
         seconds = time.perf_counter() - started_at
     step.settle()
-    seconds = time.perf_counter() - started_at
     return Turn(
-        examples_per_s=steps * examples_per_step / seconds,
+        examples=steps * examples_per_step,
+        seconds=time.perf_counter() - started_at,
         core_ms=(time.process_time() - cpu_s) / steps * 1e3,
         held_ms=held_ms,
     )
-
-
-JOBS: dict[str, Callable[..., Any]] = {
-    "train": Training,
-    "ceiling": Ceiling,
-    "fit": Fit,
-    "survey": lambda *arguments: _Report(survey, *arguments),
-    "price": lambda *arguments: _Report(estimate_costs, *arguments),
-    "prove": lambda *arguments: _Report(prove_equal, *arguments),
-}

@@ -2,9 +2,11 @@
 not its turn.
 
 In one process all contestants would fill their buffers, and take cores, during the others' turns;
-AUTOTUNE looked three times as fast so as it trains (docs/decisions/044). A contestant ends with the
-process that asked for it, however that ends, and also while it is stopped: the kernel kills it when
-its parent, the server that forked it, is gone, and that ends with us. Imports no TensorFlow.
+AUTOTUNE looked three times as fast so as it trains (docs/decisions/044). A turn is charged with all
+the time in which its process is awake: a batch that lies prepared at its end was paid for in it,
+and is the gift of the next one. A contestant ends with the process that asked for it, however that
+ends, and also while it is stopped: the kernel kills it when its parent, the server that forked it,
+is gone, and that ends with us. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from throughline.measurement.other_processes import list_children
+from throughline.race.jobs import work
+from throughline.race.rounds import Turn
 from throughline.shared.failures import Failure
 from throughline.shared.layout import from_here
 from throughline.shared.limits import own_memory
-from throughline.tuning.jobs import work
 
-SERVED = "throughline.tuning.contest"  # what the server imports before it forks
+SERVED = "throughline.race.training"  # what the server imports before it forks
+TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
 PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
@@ -48,14 +54,15 @@ class ContestantLost(Exception):
 
 
 class Contestant:
-    """A process that does one kind of `job` (see `jobs.py`), as a context manager. What it prints
-    is in the file `log`.
+    """A process that does a `job`, "module:name" (see `jobs.py`), as a context manager. What it
+    prints is in the file `log`.
     """
 
     def __init__(self, job: str, arguments: tuple[Any, ...], *, log: Path) -> None:
         self._job, self._arguments, self._log = job, arguments, log
         self._pipe: Any = None
         self._process: Any = None
+        self._has_settled = False
 
     def __enter__(self) -> Contestant:
         context = multiprocessing.get_context("forkserver")
@@ -102,12 +109,28 @@ class Contestant:
         self.stop()
         return answer
 
+    def take_turn(self) -> Turn:
+        """Let it train for a moment. Before the first turn it has another one, which leaves its
+        buffers as turns leave them.
+
+        Raises:
+          ContestantLost: it failed, was killed, or does not answer in time.
+        """
+        if not self._has_settled:
+            self.ask("turn")
+            self._has_settled = True
+        woken_at = time.perf_counter()
+        turn: Turn = self.ask("turn")
+        return replace(turn, seconds=time.perf_counter() - woken_at)
+
     def kill(self) -> None:
         """End it at once, also while it stands still."""
         self._process.kill()
 
     def stop(self) -> None:
-        """Let none of its threads run until it is asked again."""
+        """Let none of its threads run until it is asked again, nor a service's workers that it has
+        started.
+        """
         self._signal(signal.SIGSTOP)
 
     def memory_bytes(self) -> int:
@@ -119,7 +142,7 @@ class Contestant:
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.process, number)
+            os.killpg(self.process, number)
 
     def _receive(self, timeout_s: float) -> Any:
         try:
@@ -136,7 +159,7 @@ class Contestant:
         if not failure.traceback:
             return failure.first_line
         return (
-            f"failed here, which is an error of the search if a training through it succeeds:"
+            f"failed here, which is an error of the race if a training through it succeeds:"
             f" {failure.first_line} ({from_here(self._log)} has the traceback)"
         )
 
@@ -151,7 +174,7 @@ class Contestant:
 
 def keep_sockets_in(folder: Path) -> None:
     """Let the server's socket be in a folder of ours, not in the system's temporary directory,
-    where one that is killed would leave it; and clear what an earlier search has left there.
+    where one that is killed would leave it; and clear what an earlier race has left there.
     """
     for left in folder.glob("pymp-*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.support.races import race, rounds
-from throughline.tuning.race import Cost, Race
+from throughline.race.rounds import Cost, Race, Round, Turn
 
 DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]
 
 
 def test_drift_that_hits_both_does_not_blur_their_ratio():
     ratio = race({"a": [2 * rate for rate in DRIFTING], "b": DRIFTING}).ratio("a", "b")
-    assert ratio.median == ratio.low == ratio.high == 0.5
-    assert ratio.faster and ratio.rounds == 5
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert ratio.below_one and ratio.rounds == 5
 
 
 def test_only_rounds_that_both_took_part_in_count():
     one = race({"a": [None, 100.0, 100.0, 100.0], "b": [1.0, 200.0, 200.0, 200.0]})
-    assert one.ratio("a", "b").median == 2.0
+    assert one.ratio("a", "b").value == pytest.approx(2.0)
     assert one.ratio("a", "b").rounds == 3
     apart = race({"a": [100.0, None], "b": [None, 100.0]}).ratio("a", "b")
-    assert (apart.rounds, apart.faster, apart.slower) == (0, False, False)
-    assert math.isnan(apart.median)
+    assert (apart.rounds, apart.below_one, apart.above_one) == (0, False, False)
+    assert math.isnan(apart.value)
 
 
 def test_two_rounds_decide_nothing():
     ratio = race({"a": [200.0, 200.0], "b": [100.0, 100.0]}).ratio("a", "b")
-    assert ratio.high < 1 and not ratio.faster
+    assert ratio.high < 1 and not ratio.below_one
 
 
 def test_a_training_is_preparation_first_epoch_and_the_rest():
@@ -48,7 +49,7 @@ def test_preparation_counts_against_speed():
 
 def test_who_is_certainly_beaten_leaves_and_at_most_so_many_stay():
     second = [198.0, 202.0, 197.0, 203.0, 199.0]
-    rates = {"slow": [50.0] * 5, "noisy": [60.0, 190.0, 60.0, 190.0, 100.0]}
+    rates = {"slow": [50.0] * 5, "noisy": [100.0, 130.0, 100.0, 130.0, 110.0]}
     one = race({**rates, "best": [200.0] * 5, "second": second})
     assert one.survivors(one.names, most=9) == ["best", "second"]
     rates["noisy"] = [100.0, 300.0, 100.0, 300.0, 150.0]
@@ -64,3 +65,19 @@ def test_a_race_is_disturbed_where_most_of_its_rounds_are(disturbed, calm):
     reason = Race(rounds=calls, costs={}, examples=1, epochs=1).disturbed_by()
     expected = "make (process 7) took 40 % of the cores in 3 of 5 rounds"
     assert reason == (expected if disturbed > calm else None)
+
+
+def test_a_turn_in_which_an_epoch_begins_belongs_to_the_rate():
+    turns = [Turn(examples=100.0, seconds=0.5)] * 4 + [Turn(examples=100.0, seconds=2.0)]
+    calls = [Round(heat="a", turns={"a": turn}, others_pct=0.0, busiest="") for turn in turns]
+    assert Race(rounds=calls, costs={}, examples=1, epochs=1).rate("a") == 500 / 4
+
+
+def test_95_of_100_intervals_hold_the_truth_however_few_rounds_there_are():
+    draw, held = np.random.default_rng(0), {3: 0, 5: 0, 15: 0}
+    for rounds_each in held:
+        for _ in range(300):
+            noise = np.exp(draw.normal(scale=0.1, size=(2, rounds_each)))
+            ratio = race({"a": [*(100 * noise[0])], "b": [*(50 * noise[1])]}).ratio("a", "b")
+            held[rounds_each] += ratio.low <= 0.5 <= ratio.high
+    assert all(0.92 <= count / 300 <= 0.985 for count in held.values()), held

@@ -1,7 +1,7 @@
-"""The other side of a contestant: a process that does one job for the search, order by order; and
+"""The other side of a contestant: a process that does one job for the race, order by order; and
 the values that both sides exchange.
 
-`work` is what the process runs: it imports the jobs, and with them TensorFlow, which nothing here
+`work` is what the process runs: it imports its job, and with it TensorFlow, which nothing here
 does.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from throughline.config.params import Params
@@ -23,8 +23,6 @@ from throughline.settings import PipelineConfig
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.failures import describe_failure
 from throughline.shared.parent_death import end_with_parent
-from throughline.tuning.needs import Need
-from throughline.tuning.space import Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,47 +45,20 @@ class Opened:
     loads: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A moment of training: examples per second; of a step the work on all cores [ms], and how long
-    the call of the first one held the thread that trains [ms].
-    """
-
-    examples_per_s: float
-    core_ms: float
-    held_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """The candidates, what each needs by its name, what a training holds besides what a contestant
-    does [bytes], of what it keeps the share that a contestant does, and how long an epoch is.
-    """
-
-    space: Space
-    needs: Mapping[str, Need]
-    besides_steps_bytes: int
-    sampled_share: float
-    examples: int
-    steps_per_epoch: int
-
-
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
-    """Do the job of this name: say what it says when it is open, then answer each order, the name
-    of a method and its arguments. A failure is the last answer.
+    """Do the `job` "module:name": send what it says when it is `opened`, of a function its result;
+    then answer each order, the name of a method and its arguments. A failure is the last answer.
     """
-    _live_for_the_search()
+    _live_for_the_race()
     raise_malloc_thresholds()
     try:
         _print_to(log)
-        from throughline.tuning.contest import JOBS
-
-        opened = JOBS[job](*arguments)
-        pipe.send(opened.opened)
+        done = resolve_name(job)(*arguments)
+        pipe.send(getattr(done, "opened", done))
         while True:
             order, values = pipe.recv()
-            pipe.send(getattr(opened, order)(*values))
-    except EOFError:  # the search has ended
+            pipe.send(getattr(done, order)(*values))
+    except EOFError:  # the race has ended
         return
     except Exception as error:  # noqa: BLE001 - whatever it is, the race goes on without this one
         failure = describe_failure(error)
@@ -97,14 +68,14 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
         pipe.send(failure)
 
 
-def _live_for_the_search() -> None:
+def _live_for_the_race() -> None:
     """Die with the server that forked this process, even while this one is stopped, and let the
-    server die with the search. A session of its own keeps the terminal's Ctrl-C away: the search
-    ends its contestants itself.
+    server die with the race. A session of its own keeps the terminal's Ctrl-C away, since the race
+    ends its contestants itself, and is what is frozen between turns, with the workers of a service.
     """
     end_with_parent()
     # By these a process that is forked could start others; open here, they would keep the server
-    # and the tracker alive when the search is gone.
+    # and the tracker alive when the race is gone.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
     for descriptor in (server._forkserver_alive_fd, tracker._fd):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from tests.support.project import ROOT, SMALL
 from tests.support.small_data import picture
 from tests.support.stack import wait_for
 from throughline.config.params import check
+from throughline.race.contestant import TRAINING, Contestant, ContestantLost, do_once
+from throughline.race.jobs import Entry, Opened
+from throughline.race.rounds import Turn
+from throughline.race.training import Training
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory
-from throughline.tuning.contest import Training
-from throughline.tuning.contestant import Contestant, ContestantLost, do_once
-from throughline.tuning.jobs import Entry, Opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOLD = """
@@ -33,13 +35,13 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from tests.support.project import SMALL
 from throughline.config.params import check
-from throughline.tuning.contestant import Contestant, keep_sockets_in
-from throughline.tuning.jobs import Entry
+from throughline.race.contestant import TRAINING, Contestant, keep_sockets_in
+from throughline.race.jobs import Entry
 if __name__ == "__main__":
     root, params = Path(sys.argv[1]), check(SMALL)
     keep_sockets_in(root)
     entry = Entry(params=params, root=root, name="naive", config=params.pipelines["naive"])
-    with Contestant("train", (entry,), log=root / "log") as one:
+    with Contestant(TRAINING, (entry,), log=root / "log") as one:
         one.wait_until_open()
         one.stop()
         print(one.process, flush=True)
@@ -53,15 +55,34 @@ def entry_of(layout: Layout, name: str = "naive") -> Entry:
 
 
 def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
-    with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
+    with Contestant(TRAINING, (entry_of(layout),), log=tmp_path / "log") as one:
         assert one.wait_until_open() == Opened()
-        turn = one.ask("turn")
-        assert turn.examples_per_s > 0
+        turn = one.take_turn()
+        assert turn.examples > 0
         assert turn.core_ms > 0
         process = psutil.Process(one.process)
         wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
         assert one.memory_bytes() > 50 * 2**20
     assert not process.is_running(), "one that is stopped ends, too"
+
+
+class Napping:
+    """A job that forgets in its turns how long they took."""
+
+    opened, turns = None, 0
+
+    def turn(self) -> Turn:
+        self.turns += 1
+        time.sleep(0.05)
+        return Turn(examples=self.turns, seconds=0.0)
+
+
+def test_a_turn_is_charged_from_waking_to_freezing_after_one_that_does_not_count(tmp_path):
+    with Contestant(f"{__name__}:Napping", (), log=tmp_path / "log") as one:
+        one.wait_until_open()
+        turns = [one.take_turn() for _ in range(2)]
+    assert [turn.examples for turn in turns] == [2, 3]
+    assert all(turn.seconds >= 0.05 for turn in turns)
 
 
 def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
@@ -88,31 +109,32 @@ def test_a_cache_is_raced_over_images_of_one_size_that_nothing_resizes(where, tm
     assert one.fill() > 0
 
 
-def test_the_workers_of_its_service_count_as_its_memory_and_a_kill_is_said(layout, tmp_path):
+def test_the_workers_of_its_service_are_its_memory_and_stand_still_and_a_kill_is_said(
+    layout, tmp_path
+):
     entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
-    with Contestant("train", (entry,), log=tmp_path / "log") as one:
+    with Contestant(TRAINING, (entry,), log=tmp_path / "log") as one:
         one.wait_until_open()
         assert one.memory_bytes() > own_memory(Path(f"/proc/{one.process}")) + 50 * 2**20
         one.stop()
+        workers = psutil.Process(one.process).children(recursive=True)
+        wait_for(lambda: {each.status() for each in workers} == {psutil.STATUS_STOPPED})
         os.kill(one.process, signal.SIGKILL)
         with pytest.raises(ContestantLost, match="was killed by SIGKILL, perhaps for its memory"):
-            one.ask("turn")
+            one.take_turn()
 
 
 def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout, tmp_path):
     entry = entry_of(Layout(tmp_path / "empty"))
     for log in (tmp_path / "log", Path("/dev/full")):  # a disk that has no room for the reason
         with pytest.raises(ContestantLost, match=r"MissingInput: .*dvc repro shard"):
-            do_once("train", entry, log=log)
+            do_once(TRAINING, entry, log=log)
     assert "MissingInput" in (tmp_path / "log").read_text()
-    assert do_once("fit", entry_of(layout), 4, log=tmp_path / "log") > 0
 
 
 def test_a_bug_in_a_contestant_is_the_searchs_own_error_and_decides_nothing(layout, tmp_path):
-    with pytest.raises(
-        ContestantLost, match=r"an error of the search if .*: TypeError: .*log"
-    ) as it:
-        do_once("fit", entry_of(layout), "many", log=tmp_path / "log")
+    with pytest.raises(ContestantLost, match=r"an error of the race if .*: TypeError: .*log") as it:
+        do_once(TRAINING, entry_of(layout), "one too many", log=tmp_path / "log")
     assert it.value.passing
 
 

@@ -1,0 +1,36 @@
+"""What a contestant keeps in memory or in a cache: a sample of the training split, since how long
+an epoch takes follows from its rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.settings import Sampling
+
+SAMPLE_BYTES = 64 * 2**20  # of shards
+
+
+def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
+    """The same data with the first of the training split's shards alone, as many as a contestant is
+    to keep: examples are in random order, so any of them stand for all. Where classes are sampled,
+    each that is drawn has an example.
+    """
+    kept, size, lacking, end = [], 0, set[int](), 0
+    if sampling != "uniform":
+        labels, weights = read_labels_and_weights(sampling, data, "train")
+        lacking = {*np.flatnonzero(weights).tolist()}
+    for shard in data.shards.for_split("train"):
+        if not kept or lacking or size + shard.bytes <= SAMPLE_BYTES:
+            kept.append(shard.name)
+            size += shard.bytes
+            if lacking:
+                lacking -= {*labels[end : end + shard.examples].tolist()}
+        end += shard.examples
+    shards = tuple(
+        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
+    )
+    return replace(data, shards=replace(data.shards, shards=shards))

@@ -1,0 +1,31 @@
+"""What is asked of a winner after the race: that it delivers the snapshot's examples."""
+
+from __future__ import annotations
+
+from throughline.race.contestant import ContestantLost, do_once
+from throughline.race.jobs import Entry
+from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.progress import echo
+from throughline.tuning.journal import Journal
+
+PROOF = "throughline.tuning.survey:prove_equal"
+PROOF_S = 24 * 3600.0  # reads every example twice
+
+
+def prove(entry: Entry, journal: Journal) -> bool:
+    """Whether the examples are the snapshot's. A candidate whose are not is out for good; one whose
+    proof is cut short, perhaps for want of memory, is tried again by the next search.
+    """
+    if entry.name in journal.pages.proven:
+        return True
+    echo(f"proving that {entry.name} delivers the snapshot's examples")
+    try:
+        digest = do_once(PROOF, entry, log=journal.folder / "prove.log", timeout_s=PROOF_S)
+    except ContestantLost as lost:
+        if lost.failure and lost.failure.kind == UnequalConfigurations.__name__:
+            journal.refute(entry.name, f"not proven: {lost}")
+        else:
+            journal.drop(entry.name, f"not proven: {lost}", passing=lost.passing)
+        return False
+    journal.note_proof(entry.name, digest)
+    return True
