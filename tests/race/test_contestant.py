@@ -109,9 +109,7 @@ def test_a_cache_is_raced_over_images_of_one_size_that_nothing_resizes(where, tm
     assert one.fill() > 0
 
 
-def test_the_workers_of_its_service_are_its_memory_and_stand_still_and_a_kill_is_said(
-    layout, tmp_path
-):
+def test_the_workers_of_a_service_are_memory_and_stand_still_and_a_kill_is_said(layout, tmp_path):
     entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
     with Contestant(TRAINING, (entry,), log=tmp_path / "log") as one:
         one.wait_until_open()
