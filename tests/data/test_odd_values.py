@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.csv_tables import scan, write
+from throughline.data.class_names import find_unlabeled
 from throughline.data.ingest import ingest
-from throughline.data.sources import image_table
+from throughline.data.sources import image_table, text_table
 from throughline.data.sources.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 SENTINEL = "repeats and is unlike all other numbers of x"
+SENTINELS = "repeat and are unlike all other numbers of x"
 LEAK = "column x has one label for each of its values"
 
 
@@ -27,6 +30,17 @@ def noise(row):
         (lambda row: -9999 if row % 9 == 0 else 20.5 + row % 31, f"-9999 {SENTINEL}"),
         (lambda row: 99999 if row % 20 == 0 else row * 37 % 4000, f"99999 {SENTINEL} (4 rows)"),
         (lambda row: -1 if row % 5 == 0 else row % 13, f"-1 {SENTINEL}"),
+        (lambda row: (777, 999)[row % 2] if row % 9 < 4 else row % 13, f"777 and 999 {SENTINELS}"),
+        (lambda row: (98, 99)[row % 2] if row % 9 < 4 else row % 10, f"98 and 99 {SENTINELS}"),
+        (lambda row: (-8, -9)[row % 2] if row % 9 < 4 else 1 + row % 4, f"-9 and -8 {SENTINELS}"),
+        (lambda row: (-9999, 9999)[row % 2] if row % 9 < 4 else row % 10, "-9999 and 9999 repeat"),
+        (lambda row: -9999 if row in (7, 60) else 20.5 + row % 31, "data.missing_values: [-9999]"),
+        (lambda row: "-99,9" if row % 9 == 0 else f"{row % 13},5", f"-99.9 {SENTINEL}"),
+        (lambda row: -5 if row % 9 == 0 else row % 13 * 8, f"-5 {SENTINEL}"),
+        (lambda row: "11,2" if row % 9 == 0 else f"0,{row % 13}", ""),
+        (lambda row: 24 if row % 9 == 0 else row % 8, ""),  # no code, and not that far
+        (lambda row: (10, 11, 12)[row % 3] if row % 9 < 4 else row % 5, ""),
+        (lambda row: 3 + row % 7, ""),  # 7, 8 and 9 are next to others
         (lambda row: 500 if row == 7 else row % 13, ""),  # once: a value
         (lambda row: row % 2, ""),
         (lambda row: row * row % 97, ""),
@@ -48,6 +62,69 @@ def test_numbers_and_columns_that_say_something_else_are_named(tmp_path, cell, w
     assert warning in said if warning else not said
 
 
+def test_a_mark_of_three_rows_in_thousands_is_named_in_columns_and_labels(tmp_path):
+    rows = [[-9999 if row in (9, 99, 999) else row % 50 / 8, row % 7] for row in range(4000)]
+    found = scan(write(tmp_path, "price,x", rows), label_column="price", label_kind="number")
+    assert "-9999 repeats and is unlike all other numbers of price (3 rows)" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "settings", "marks"),
+    [
+        (lambda row: row % 7, {}, "[98, 99]"),
+        (lambda row: row, {}, '{x: [98, 99], "x 2": [98, 99]}'),
+        (lambda row: row, {"categorical": ["y"]}, '{x: [98, 99], "x 2": [98, 99]}'),
+        (lambda row: row % 7, {"missing_values": {"y": [0]}}, '{x: [98, 99], "x 2": [98, 99]}'),
+    ],
+)
+def test_marks_are_advised_by_column_where_others_have_these_numbers(
+    tmp_path, other, settings, marks
+):
+    codes = [(98, 99)[row % 2] if row % 9 < 4 else row % 10 for row in range(120)]
+    rows = [[code, code, other(row), noise(row)] for row, code in enumerate(codes)]
+    path = write(tmp_path, "x,x 2,y,label", rows)
+    numeric = ["x", "x 2", *([] if "categorical" in settings else ["y"])]
+    said = [text for text in scan(path, numeric=numeric, **settings).warnings if "98" in text]
+    assert [text.partition("data.missing_values: ")[2] for text in said] == [marks]
+
+
+@pytest.mark.parametrize(
+    ("labels", "source", "warned"),
+    [
+        (
+            ["a", "b", "?"],
+            "table",
+            "column label: classes named as if there were no label: ? (20 examples); data.leave",
+        ),
+        (["a", "b", "NA"], "table", "data.leave_out: ['NA'] leaves these out"),
+        (["a", "b", "Unknown"], "image_table", "no label: Unknown (20 examples)"),
+        (["a", "b", "None"], "arrays", "None (20 examples); data.leave_out: ['None']"),
+        (["a", "b", "unknown"], "image_folder", ""),
+        (["+", "-"], "table", ""),
+        (["nano", "no", "n"], "table", ""),
+    ],
+)
+def test_a_class_named_as_a_missing_label_is_said(labels, source, warned):
+    settings = DataSettings(source=source, path="x")
+    balance = {split: dict.fromkeys(labels, 10) for split in ("train", "test")}
+    said = " · ".join(find_unlabeled(balance, settings))
+    assert warned in said if warned else not said
+
+
+def test_a_class_named_as_a_missing_label_stays_one_until_told(tmp_path):
+    rows = [[row % 50 / 8, row % 7, ("a", "b", "?")[row % 3]] for row in range(300)]
+    settings = DataSettings(source="table", path=str(write(tmp_path, "x,y,label", rows)))
+    found = ingest(settings, tmp_path / "kept")
+    assert found.classes == ("?", "a", "b")
+    assert any("no label: ? (100 examples)" in each for each in found.stats["warnings"])
+    told = settings.model_copy(update={"leave_out": ["?"]})
+    assert ingest(told, tmp_path / "told").classes == ("a", "b")
+    told = settings.model_copy(update={"missing_values": {"label": ["?"]}})
+    assert {
+        item.reason for item in scan(settings.path, missing_values=told.missing_values).rejected
+    } == {"label missing"}
+
+
 def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_path):
     rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
     found = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number")
@@ -64,6 +141,11 @@ def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_pat
         (["NA", "-2e2"], "-200", 8, ["NA"]),
         (["-20"], "-200", 0, ["-20"]),
         (["?"], "?", 8, []),
+        ([-200], "-200", 8, []),
+        ([-99.9, "NA"], "-99.90", 8, ["NA"]),
+        ({"x": [-200]}, "-200.0", 8, []),
+        ({"label": ["-200"]}, "-200", 0, ["-200' is in no cell of label"]),
+        ({"x": ["-200", "?"], "label": ["c"]}, "-200", 8, ["?' is in no cell of x", "c' is"]),
     ],
 )
 def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
@@ -73,9 +155,31 @@ def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
     path = write(tmp_path, "x,label", rows)
     table = read_table(path, DataSettings(source="table", path=str(path), missing_values=marks))
     assert table.cells("x").count("") == missing
-    assert [
-        f"data.missing_values: {mark!r} is in no cell" for mark in unused
-    ] == table.describe_unread()
+    said = table.describe_unread()
+    assert len(said) == len(unused)
+    for text, mark in zip(said, unused, strict=True):
+        assert f"data.missing_values: '{mark}" in text and "is in no cell" in text
+
+
+def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
+    rows = [[row % 3, row % 5, noise(row)] for row in range(60)]
+    path = write(tmp_path, "x,y,label", rows)
+    (reason,) = {
+        item.reason.split(" (")[0] for item in scan(path, missing_values={"x": [0]}).rejected
+    }
+    assert reason == "x is missing"
+    with pytest.raises(
+        UnreadableSource, match=r"data.missing_values: no column X; known: label, x"
+    ):
+        scan(path, missing_values={"X": [0]})
+    texts = DataSettings(
+        source="text_table", path=str(path), text_column="x", missing_values={"y": [0]}
+    )
+    with pytest.raises(UnreadableSource, match=r"data.missing_values: no column y"):
+        text_table.scan(texts)
+    for wrong in ([None], [True], {"x": 0}):
+        with pytest.raises(ValidationError):
+            DataSettings(source="table", path="x", missing_values=wrong)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +193,12 @@ def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
         (['"1,234"', '"2,345"', "15"], {}, "data.thousands: ',' for a separator"),
         (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "in a notation that is not read"),
         (["$1003.75", "$998.20", "$12"], {}, "in a notation that is not read"),
+        (
+            ["(12.5)", "(3)", "15"],
+            {},
+            r"'\(12.5\)', in .* brackets are not read as a minus; write -12.5",
+        ),
+        (["\u22125", "\u22123", "15"], {}, r"the character U\+2212; write -5"),
     ],
 )
 def test_thousands_are_read_where_they_can_be_nothing_else(tmp_path, cells, settings, numbers):

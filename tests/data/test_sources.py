@@ -123,6 +123,7 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
     settings = DataSettings(source="text_table", path="x", numeric=["text", "label"])
     with pytest.raises(UnreadableSource) as refusal:
         named = name_columns(settings, "text_column")
-        check_names(PATH, named | {"data.text_column": ["review"]}, input_name="text")
+        named |= {"data.text_column": ["review"]}
+        check_names(PATH, settings, named, input_name="text")
     assert "label (data.label_column and data.numeric)" in str(refusal.value)
     assert "a column that the model sees is named text, as the text itself" in str(refusal.value)

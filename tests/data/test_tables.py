@@ -100,7 +100,7 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
         (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it alike"),
         (["true", "False", "True"], "label holds true and True, the same value"),
         ([str(10**19), str(10**19 + 1), str(10**19 + 1)], ""),
-        (["1200.50 €", "2200.50 €", "3200.50 €"], "label holds numbers in a notation that is not"),
+        (["1200.50 €", "2200.50 €", "3200.50 €"], "numbers such as .1200.50 €., in a notation"),
     ],
 )
 def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path, labels, words):

@@ -262,8 +262,12 @@ def test_a_line_of_the_largest_size_is_a_document_and_a_longer_one_is_none(tmp_p
 def test_values_that_mean_missing_are_neither_texts_nor_classes(fields, reason):
     plain = DataSettings(source="text_lines", path="x")
     assert isinstance(read_fields(fields, "1", plain), Document)
-    found = read_fields(fields, "1", plain.model_copy(update={"missing_values": ["NA", "-1"]}))
-    assert (found.reason if isinstance(found, Rejected) else None) == reason
+    by_column = {"text": ["NA"], "label": ["NA", "-1"]}
+    for marks in (["NA", "-1"], by_column):
+        found = read_fields(fields, "1", plain.model_copy(update={"missing_values": marks}))
+        assert (found.reason if isinstance(found, Rejected) else None) == reason
+    other = plain.model_copy(update={"missing_values": {"split": ["NA", "-1"]}})
+    assert isinstance(read_fields(fields, "1", other), Document)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,26 @@ def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("times", "gap"),
+    [
+        ([20191100 + day for day in range(1, 31)] + [20191201, 20191202], ""),
+        ([20191200 + day for day in range(1, 32)] + [20200101], ""),
+        ([20191228, 20191229, 20191231, 20200101], "20191229, 20191231"),
+        ([100 * year + month for year in (2009, 2010) for month in range(1, 13)], ""),
+        ([200911, 200912, 201002, 201003], "200912, 201002"),
+        ([2020022822, 2020022823, 2020022900, 2020022901], ""),
+        ([20200198, 20200199, 20200200, 20200301], "20200200, 20200301"),  # numbers
+        ([98, 99, 100, 201], "100, 201"),
+    ],
+)
+def test_dates_of_digits_have_the_gaps_of_the_calendar(tmp_path, times, gap):
+    path = write(tmp_path, "day,heat", [[time, row / 8] for row, time in enumerate(times)])
+    settings = DataSettings(source="time_series", path=str(path), time_column="day")
+    said = " · ".join(time_series.scan(settings).warnings)
+    assert f"({gap})" in said if gap else not said
+
+
+@pytest.mark.parametrize(
     ("values", "reason"),
     [
         ([1.0, 1e300], "row 2, column column_0 is 1e\\+300"),
@@ -112,6 +132,26 @@ REFUSED = {
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
     "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
     "two ways": ("01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
+    "midnight": (
+        "2026-01-01,1\n2026-01-01 24:00,2\n",
+        "in row 2 .* write midnight as 00:00 of the",
+    ),
+    "month first": (
+        "01/13/2026 23:00,1\n01/13/2026 24:00,2\n",
+        "day in row 2 is '01/13/2026 24:00'",
+    ),
+    "brackets": (
+        "1,1\n2,(12.50)\n3,1\n",
+        r"row 2, .* write -12\.50; windows need every time step$",
+    ),
+    "minus": (
+        "1,1\n2,\u22125\n3,1\n",
+        r"row 2, .* U\+2212; write -5; windows need every time step$",
+    ),
+    "mark": (
+        "1,1\n2,?\n3,1\n",
+        r"no number: '\?'; .* data.missing_values can say that it is missing; then",
+    ),
     "nanoseconds": ("1700000000000000001,1\n1700000000000000000,2\n", "not increase in row 2"),
 }
 
@@ -147,6 +187,10 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
         time_series.scan(settings)
     assert "column nr (0, …) numbers the rows" in str(refused.value)
     assert "data.time_column names the column of times" in str(refused.value)
+    said = settings.model_copy(update={"time_column": "time"})
+    with pytest.raises(UnreadableSource, match="column nr") as refused:
+        time_series.scan(said)
+    assert "time_column" not in str(refused.value)
     said = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
     assert time_series.scan(said).schema.input.columns.names == ("load",)
     said = settings.model_copy(update={"numeric": ["nr", "load"]})

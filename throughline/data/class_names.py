@@ -13,12 +13,14 @@ import pandas as pd
 
 from throughline.data.encodings.labels import UNLABELED
 from throughline.data.sources.base import Rejected
+from throughline.data.sources.column_kinds import list_marks
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnreadableSource, UnusableDataset
 
 _UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
 _SHOWN = 3
+_UNKNOWN = ("none", "unknown", "missing", "undefined", "unlabeled", "not available")
 _ALIKE = "They differ by case alone: data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is no mark
@@ -64,6 +66,20 @@ def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
     shown = "; ".join(" and ".join(map(repr, group)) for group in groups[:_SHOWN])
     more = " …" if len(groups) > _SHOWN else ""
     return [f"{what} that differ only by case, blanks or marks: {shown}{more}; {remedy}"]
+
+
+def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSettings) -> list[str]:
+    """What to warn of where a class, by the examples of each in each split, is named as if it meant
+    that an example has none. Names of folders are meant.
+    """
+    counts, kind = sum(map(Counter, balance.values()), Counter()), SOURCES[settings.source]
+    marks = list_marks(counts, *_UNKNOWN) if kind.label_kind else []
+    if not marks:
+        return []
+    where = f"column {settings.label_columns[0]}: " if kind.in_table else ""
+    named = ", ".join(f"{name} ({counts[name]:,} examples)" for name in marks)
+    remedy = f"data.leave_out: {marks} leaves these out"
+    return [f"{where}classes named as if there were no label: {named}; {remedy}"]
 
 
 def join_alike(

@@ -22,6 +22,7 @@ from throughline.data.class_names import (
     compare_splits,
     drop_odd_classes,
     find_alike,
+    find_unlabeled,
     join_alike,
     leave_out,
     leave_out_unlabeled,
@@ -121,6 +122,7 @@ def ingest(
         _check_usable(stats, set(rows["split"]), classes=left)
         if left is not None:
             alike += find_alike("classes", left, "data.same_labels: ignore_marks makes them one")
+            alike += find_unlabeled(stats["class_balance"], settings)
             stats["warnings"] += compare_splits(
                 stats["class_balance"], set(rows["split"]), settings.path
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     PlainValidator,
@@ -61,6 +62,18 @@ Missing = Annotated[
 ]
 
 
+def _as_mark(value: Any) -> Any:
+    """A mark of missing cells, of which YAML reads some as numbers."""
+    if value is None or isinstance(value, bool):
+        written = {None: "null", True: "true", False: "false"}[value]
+        raise ValueError(f"write it in quotes, as the cells have it: '{written}'")
+    return str(value) if isinstance(value, int | float) else value
+
+
+Marks = list[Annotated[str, BeforeValidator(_as_mark)]]
+MissingValues = Annotated[
+    Annotated[Marks, WORD] | Annotated[dict[str, Marks], BY_NAME, MAPPING], WORD_OR_MAPPING
+]
 Columns = Annotated[
     Annotated[str, Tag("literal")] | Annotated[list[str], Field(min_length=1), Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, list) else "literal"),
@@ -219,13 +232,20 @@ class DataSettings(Settings):
             " breaks · auto: only texts may, unless the lines read as rows"
         ),
     )
-    missing_values: list[str] = Field(
+    missing_values: MissingValues = Field(
         default=[],
         description=(
             "tables, series, JSON lines: cells, or values, that mean missing besides the empty one,"
-            " such as NA; numbers by value: -200 is -200.0, too"
+            " such as NA; numbers by value: -200 is -200.0, too · {column: [0], …}: of these"
+            " columns alone"
         ),
     )
+
+    def missing_marks(self, column: str) -> list[str]:
+        """The cells of a column that mean missing."""
+        marks = self.missing_values
+        return marks.get(column, []) if isinstance(marks, dict) else marks
+
     missing: Missing = Field(
         default="reject",
         description=(

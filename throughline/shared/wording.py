@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+
+_PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
 
 
 def name_some(names: Sequence[str], *, most: int = 12) -> str:
@@ -13,3 +17,12 @@ def name_some(names: Sequence[str], *, most: int = 12) -> str:
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def write_name(name: str) -> str:
+    """A name as YAML reads it, in quotes where it needs them.
+
+    >>> print(write_name("price"), write_name("lot size"))
+    price "lot size"
+    """
+    return name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)

@@ -7,9 +7,8 @@ otherwise: dates, ids and free text as categories, row numbers as a feature.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -18,10 +17,11 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.sources.base import ColumnReading
-from throughline.data.sources.number_text import is_number, looks_like_numbers
+from throughline.data.sources.number_text import explain_notation, explain_unread, is_number
 from throughline.data.sources.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
+from throughline.shared.wording import write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -30,7 +30,6 @@ EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 COMPARED = 1000  # values of a column, of which float32 must keep this share apart
 COMPUTED_DIGITS = 12  # further ones are the rounding of a sum or a mean
 KEPT_APART = 0.75
-UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
 _DATE = (
     r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
@@ -38,8 +37,7 @@ _DATE = (
 )
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
 _LEADING_ZEROS = r"^0\d{2,}$"
-_PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
-_MISSING = {"na", "n/a", "nan", "null", "?", "-"}  # as categories in lower case
+_MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "?", "-", "--", "."}  # lower case
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -105,10 +103,7 @@ def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) ->
     """Refuse all columns that have problems at once, with the line that leaves them out."""
     if problems:
         named = [*table.settings.ignore, *problems]
-        names = ", ".join(
-            name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-            for name in named
-        )
+        names = ", ".join(map(write_name, named))
         leave_out = f"to leave these columns out, set\ndata: {{ignore: [{names}]}}"
         reasons = [*problems.values(), *more, leave_out]
         raise UnreadableSource(f"{table.path}: " + "\n  ".join(reasons))
@@ -167,8 +162,8 @@ def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) 
     rows = len(table) - reading.missing
     if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
         return "holds dates or times"
-    if looks_like_numbers(table.columns[name]):
-        return UNREAD_NUMBERS
+    if unread := explain_unread(table.columns[name], table.decimal_of(name)):
+        return unread
     if reading.distinct > max(FEW_CATEGORIES, rows / 2):
         return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text"
     return None
@@ -191,10 +186,16 @@ def find_merging(values: np.ndarray) -> str | None:
     )
 
 
+def list_marks(words: Collection[str], *more: str) -> list[str]:
+    """The words that usually mean a missing cell, or are one `more` that does."""
+    known = _MISSING.union(more) - ({"-"} if "+" in words else set())
+    return [word for word in words if word.lower() in known]
+
+
 def find_missing_marks(columns: TableColumns) -> list[str]:
     """Categories that usually mean a missing cell, for people to check."""
     named = zip(columns.names[columns.numeric :], columns.categories, strict=True)
-    marks = [(name, word) for name, words in named for word in words if word.lower() in _MISSING]
+    marks = [(name, word) for name, words in named for word in list_marks(words)]
     return [
         f"column {name} has {word} as a category; data.missing_values: ['{word}'], if it means"
         " missing"
@@ -211,7 +212,8 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
         return Reason(f"{shown} is missing")
     if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
         return Reason(f"{shown} exceeds the range of float32")
-    return Reason(f"{shown} is no number", f": {cell[:40]!r}")
+    notation = explain_notation(cell)
+    return Reason(f"{shown} is no number", f": {cell[:40]!r}{f'; {notation}' if notation else ''}")
 
 
 def _share(table: TextTable, name: str, pattern: str) -> float:

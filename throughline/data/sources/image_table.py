@@ -43,7 +43,7 @@ def scan(settings: DataSettings) -> Files:
     if column:
         named["data.path_column"] = ()
     check_columns(table, named)
-    check_names(table.path, named, input_name=IMAGE)
+    check_names(table.path, settings, named, input_name=IMAGE)
     listing = read_listing(table)
     if settings.label_kind == "auto":
         refuse_double_spelling(table)

@@ -17,6 +17,7 @@ _NUMBERS = (
     r"^(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})"
     r"(?P<rest>\D.*)?$"
 )
+_DIGITS = {6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 GAP = 1.5  # times the median step; of months the longest is 1.02 times the median
 _CENTURY_TURN = 69  # of two digits, as strptime's %y reads them
 
@@ -54,6 +55,18 @@ def find_late(moments: pd.Series) -> TimeProblem | None:
     return TimeProblem(row=int(np.argmax(late)) + 1) if late.any() else None
 
 
+def read_digits(numbers: np.ndarray) -> pd.Series | None:
+    """The moments that whole numbers (rows,) write as digits, as 20260131 and 202601 do; None where
+    one is no date of 1900 to 2099.
+    """
+    texts = pd.Series(numbers).astype("int64").astype(str)
+    pattern = _DIGITS.get(len(texts.iloc[0])) if len(texts) else None
+    if not pattern or not texts.str.fullmatch(rf"(19|20)\d{{{len(texts.iloc[0]) - 2}}}").all():
+        return None
+    moments = pd.to_datetime(texts, format=pattern, errors="coerce", utc=True)
+    return None if moments.isna().any() else moments
+
+
 def find_gaps(moments: pd.Series) -> np.ndarray:
     """The rows (gaps,) of numbers or moments in order before which others seem to be missing: the
     step to them is much longer than most.
@@ -87,7 +100,7 @@ def read_moments(texts: Sequence[str]) -> list[pd.Series]:
     different = [
         each for place, each in enumerate(known) if not any(map(each.equals, known[:place]))
     ]
-    return different or readings[:1]
+    return different or [min(readings, key=lambda each: each.isna().sum())]
 
 
 def _order(found: pd.DataFrame, day: str, month: str, year: str) -> pd.Series:

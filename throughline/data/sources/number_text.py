@@ -32,7 +32,8 @@ _DIVIDED = r"^[+-]?[1-9]\d{0,2}[,'’ \x{a0}\x{202f}]\d{3}"
 _CERTAIN = {**_GROUPED, ",": r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"}
 _TRUTH = r"^(?i:true|false)$"
 # What people read as a number, and nothing here does: thousands separators, currencies, percents.
-_NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
+_PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
+_NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
 
 
 def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
@@ -84,9 +85,26 @@ def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArra
     return pc.if_else(pa.array(_matches(cells, _GROUPED[mark])), joined, cells)
 
 
-def looks_like_numbers(cells: pa.LargeStringArray) -> bool:
-    """Whether most cells are numbers to people, in whatever notation."""
-    return _mostly(cells, _NUMBER_LIKE)
+def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
+    """Why cells that are no numbers with this decimal mark are so to people, and how to write them,
+    by the first; empty where most are no numbers to people either.
+    """
+    if not _mostly(cells, _NUMBER_LIKE):
+        return ""
+    cell = cells[int(np.argmax(_matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
+    remedy = explain_notation(cell) or "write them as 1234.5"
+    return f"holds numbers such as {cell!r}, in a notation that is not read; {remedy}"
+
+
+def explain_notation(cell: str) -> str:
+    """How to write a number of which people alone know that it is negative; empty: it is none."""
+    if not _matches(pa.array([cell], pa.large_string()), _NUMBER_LIKE)[0]:
+        return ""
+    if cell.startswith("("):
+        return f"brackets are not read as a minus; write -{cell[1:-1].strip()}"
+    if cell.startswith(("−", "–")):
+        return f"its minus is the character U+{ord(cell[0]):04X}; write -{cell[1:].strip()}"
+    return ""
 
 
 def have_fractions(cells: pa.LargeStringArray, decimal: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product, takewhile
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,18 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.sources.tabular import TextTable
-from throughline.shared.wording import name_some
+from throughline.shared.wording import name_some, write_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _LEAST_ROWS = 20  # of which something can be said
 _LEAST_VALUES = 5  # different ones, from which another one can be far
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
+# Distances in ranges of all others; from the last one on two rows will do. Of the 2,293 tables that
+# come with R's packages 23 are warned of, two in three of them rightly.
+_CODE_FAR, _FAR, _VERY_FAR = 1, 3, 10
+_NINES = re.compile(r"-?(9{3,}|9+\.9+)")
+# As surveys write that somebody refused, or does not know, or was not asked.
+_CODE = re.compile(rf"-[1789]|-?(77+|88+|99+|9+[678])|{_NINES.pattern}")
 _MOST_VALUES = 100  # of a column that may tell the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
 _SHOWN = 3
@@ -39,39 +46,96 @@ _MOST_OF_ONE, _LEAST_GROUPS = (
 )  # rows, on average, and different values that are no categories
 
 
-def find_sentinels(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
+def find_sentinels(table: TextTable, columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
     """What to warn of where a number repeats and is far from all others of its column, by name and
     values (rows,) of each.
     """
-    named = defaultdict[float, list[str]](list)
+    named = defaultdict[tuple[str, ...], dict[str, str]](dict)
     for name, values in columns:
-        for value, rows in _list_sentinels(values):
-            named[value].append(f"{name} ({rows:,} rows)")
+        if found := dict(_list_sentinels(values)):
+            rows = " and ".join(f"{count:,}" for count in found.values())
+            named[(*found,)][name] = f"{name} ({rows} rows)"
     return [
-        f"{value:g} repeats and is unlike all other numbers of {name_some(found, most=_SHOWN)};"
-        f" if it means missing, set data.missing_values: ['{value:g}']"
-        for value, found in named.items()
+        f"{' and '.join(values)} {'repeat and are' if values[1:] else 'repeats and is'} unlike all"
+        f" other numbers of {name_some([*found.values()], most=_SHOWN)}; if"
+        f" {'they mean' if values[1:] else 'it means'} missing, set data.missing_values:"
+        f" {_name_marks(table, values, [*found])}"
+        for values, found in named.items()
     ]
 
 
-def _list_sentinels(values: np.ndarray) -> Iterator[tuple[float, int]]:
-    """The lowest and highest values (rows,), while these repeat and are farther from the next one
-    than all others are from each other; and -1, if it is the only number below 0.
+def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str]) -> str:
+    """The numbers as `data.missing_values` takes them: with their columns where other columns have
+    them, too.
+    """
+    marks, numbers = f"[{', '.join(values)}]", [*map(float, values)]
+    named = isinstance(table.settings.missing_values, dict)
+    for name in table.columns.keys() - {*columns}:
+        named = named or bool(np.isin(table.parse(name), numbers).any())
+        table.forget(name)
+    return (
+        f"{{{', '.join(f'{write_name(name)}: {marks}' for name in columns)}}}" if named else marks
+    )
+
+
+def _list_sentinels(values: np.ndarray) -> Iterator[tuple[str, int]]:
+    """The lowest and highest values (rows,), and in how many rows each is, while these repeat and
+    are far from all others, or are the only ones below 0.
     """
     distinct, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    least = max(_LEAST_REPEATED, _LEAST_SHARE * counts.sum())
-    while len(distinct) > _LEAST_VALUES and counts.sum() >= _LEAST_ROWS:
-        low, high = distinct[1] - distinct[0], distinct[-1] - distinct[-2]
-        if counts[0] >= least and (
-            low > distinct[-1] - distinct[1] or (distinct[0] == -1 and distinct[1] >= 0)
+    while counts.sum() >= _LEAST_ROWS and (ends := _find_ends(distinct, counts)):
+        start, stop = ends[0], len(distinct) - ends[1]
+        for place in (*range(start), *range(stop, len(distinct))):
+            yield _write(distinct[place]), int(counts[place])
+        distinct, counts = distinct[start:stop], counts[start:stop]
+
+
+def _find_ends(distinct: np.ndarray, counts: np.ndarray) -> tuple[int, int] | None:
+    """How many of the lowest and of the highest values (values,) stand out, in so many rows each:
+    several only if they are codes; None: no value does.
+    """
+    low, high = (
+        max(1, sum(1 for _ in takewhile(_is_code, side))) for side in (distinct, distinct[::-1])
+    )
+    for start, more in sorted(product(range(low + 1), range(high + 1)), key=sum)[1:]:
+        stop = len(distinct) - more
+        others, rows = distinct[start:stop], counts.sum()
+        if len(others) > 1 and all(
+            _stand_out(distinct[side], counts[side], others, rows)
+            for side in (slice(start), slice(stop, None))
         ):
-            yield float(distinct[0]), int(counts[0])
-            distinct, counts = distinct[1:], counts[1:]
-        elif counts[-1] >= least and high > distinct[-2] - distinct[0]:
-            yield float(distinct[-1]), int(counts[-1])
-            distinct, counts = distinct[:-1], counts[:-1]
-        else:
-            return
+            return start, more
+    return None
+
+
+def _stand_out(values: np.ndarray, counts: np.ndarray, others: np.ndarray, rows: int) -> bool:
+    """Whether values below or above all `others` are unlike these, each of them in enough rows."""
+    if not len(values):
+        return True
+    texts, spread = [*map(_write, values)], others[-1] - others[0]
+    distance = max(others[0] - values[-1], values[0] - others[-1])
+    codes = all(map(_is_code, values))
+    many = len(others) >= _LEAST_VALUES
+    far = many and distance > (_CODE_FAR if codes else _FAR) * spread
+    below = values[-1] < 0 <= others[0] and (many or (codes and texts != ["-1"]))
+    least = np.where(
+        [bool(_NINES.fullmatch(text)) or distance > _VERY_FAR * spread for text in texts],
+        2,
+        max(_LEAST_REPEATED, _LEAST_SHARE * rows),
+    )
+    whole = all(
+        value % 1 == 0 or _NINES.fullmatch(text) for value, text in zip(values, texts, strict=True)
+    )
+    return bool((far or below) and whole and (counts >= least).all())
+
+
+def _is_code(value: float) -> bool:
+    return _CODE.fullmatch(_write(value)) is not None
+
+
+def _write(value: float) -> str:
+    """A number in as few digits as tell it apart, in its own precision."""
+    return np.format_float_positional(value, trim="-")
 
 
 def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:

@@ -22,7 +22,6 @@ from throughline.data.encodings.labels import (
 from throughline.data.sources.base import Arrays, Rejected
 from throughline.data.sources.column_kinds import (
     FEW_CATEGORIES,
-    UNREAD_NUMBERS,
     Kind,
     describe_column,
     explain_no_number,
@@ -32,7 +31,7 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_mistaken,
 )
-from throughline.data.sources.number_text import have_fractions, looks_like_numbers, read_numbers
+from throughline.data.sources.number_text import explain_unread, have_fractions, read_numbers
 from throughline.data.sources.odd_values import (
     find_groups,
     find_leaks,
@@ -41,6 +40,7 @@ from throughline.data.sources.odd_values import (
     find_total,
 )
 from throughline.data.sources.table_columns import (
+    check_marks,
     check_missing,
     choose_columns,
     code_rows,
@@ -80,6 +80,7 @@ def scan(settings: DataSettings) -> Arrays:
     *_, kinds, kind = check_all(
         table.path,
         partial(check_columns, table, named),
+        partial(check_marks, table.path, settings, table.columns),
         partial(refuse_two_uses, table.path, named),
         partial(_find_feature_kinds, table, apart),
         partial(_find_label_kind, table),
@@ -126,7 +127,9 @@ def scan(settings: DataSettings) -> Arrays:
             *table.warnings,
             *table.describe_unread(),
             *find_missing_marks(columns),
-            *find_sentinels(numbers),
+            *find_sentinels(
+                table, [*numbers, *zip(settings.label_columns, targets.T, strict=False)]
+            ),
             *(
                 find_same(numbers, targets[:, 0])
                 if number
@@ -198,9 +201,10 @@ def _find_label_kind(table: TextTable) -> LabelKind:
 def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
     looks = guess_kind(table, name)
     shown = f"{table.path}: label column {name}"
-    if looks == "category" and looks_like_numbers(table.columns[name]):
+    decimal = table.decimal_of(name)
+    if looks == "category" and (unread := explain_unread(table.columns[name], decimal)):
         raise UnreadableSource(
-            f"{shown} {UNREAD_NUMBERS}", "or set data.label_kind: class to make classes of them"
+            f"{shown} {unread}", "or set data.label_kind: class to make classes of them"
         )
     reading = describe_column(table, name, "label")
     rows = len(table) - reading.missing
@@ -219,7 +223,7 @@ def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
         distinct=reading.distinct,
         rows=rows,
         fractions=bool((values % 1 != 0).any()),
-        floats=name in table.floats or have_fractions(table.columns[name], table.decimal_of(name)),
+        floats=name in table.floats or have_fractions(table.columns[name], decimal),
     )
 
 

@@ -8,7 +8,7 @@ is one with an empty cell, unless `data.missing` says what that stands for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_mistaken,
 )
+from throughline.data.sources.number_text import explain_notation
+from throughline.data.sources.odd_values import find_sentinels
 from throughline.data.sources.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
@@ -75,8 +77,13 @@ def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
     return {**name_required(settings, key), **seen}
 
 
-def check_names(path: Path, named: Mapping[str, Sequence[str]], *, input_name: str) -> None:
-    """Refuse columns that are named twice, or as the examples are where a model is served."""
+def check_names(
+    path: Path, settings: DataSettings, named: Mapping[str, Sequence[str]], *, input_name: str
+) -> None:
+    """Refuse columns that are named twice, or as the examples are where a model is served, and
+    `data.missing_values` of columns that are not `named`.
+    """
+    read = [name for names in named.values() for name in names]
 
     def refuse_input_name() -> None:
         if input_name in (*named["data.numeric"], *named["data.categorical"]):
@@ -86,7 +93,12 @@ def check_names(path: Path, named: Mapping[str, Sequence[str]], *, input_name: s
                 "give it another name",
             )
 
-    check_all(path, partial(refuse_two_uses, path, named), refuse_input_name)
+    check_all(
+        path,
+        partial(refuse_two_uses, path, named),
+        partial(check_marks, path, settings, [*read, "split", settings.group]),
+        refuse_input_name,
+    )
 
 
 def read_listing(table: TextTable) -> Listing:
@@ -106,6 +118,8 @@ def read_listing(table: TextTable) -> Listing:
     values, problems = code_rows(table, columns, hint=True)
     if settings.label_kind == "number":
         numbers = read_targets(table, problems)
+    seen = zip(settings.numeric, values.T, strict=False)
+    predicted = zip(settings.label_columns, () if numbers is None else numbers.T, strict=False)
     roles: dict[str, Kind] = {
         name: "label" for name in settings.label_columns if name in table.columns
     }
@@ -115,7 +129,7 @@ def read_listing(table: TextTable) -> Listing:
         problems=problems,
         readings=[describe_column(table, name, kind) for name, kind in (roles | kinds).items()],
         dialect=table.describe_dialect() if kinds or numbers is not None else (),
-        warnings=find_missing_marks(columns),
+        warnings=[*find_missing_marks(columns), *find_sentinels(table, [*seen, *predicted])],
     )
 
 
@@ -179,6 +193,7 @@ def code_rows(
             )
             keep = f"data.missing can be {way} to keep the row" if empty[row] else MARK_MISSING
             hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
+            hinted &= not explain_notation(cells[row].as_py())
             if hinted:
                 reason = Reason(f"{reason.cause} ({keep})", reason.detail)
             reasons[row] = reasons[row] or reason
@@ -222,6 +237,15 @@ def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
             f"{path}: a column has one use, and these have several: {', '.join(twice)}",
             "name each once",
         )
+
+
+def check_marks(path: Path, settings: DataSettings, names: Iterable[str]) -> None:
+    """Refuse `data.missing_values` of columns that are none of those that are read."""
+    marks, known = settings.missing_values, [*names]
+    for name in marks if isinstance(marks, dict) else ():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UnreadableSource(f"{path}: data.missing_values: no column {name}; {hint}")
 
 
 def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:

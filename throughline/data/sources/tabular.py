@@ -57,8 +57,8 @@ class TextTable:
 
     `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
     cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
-    divides the cells of a CSV file, `thousands` those of numbers. `unused` are the
-    `data.missing_values` that no cell has, `warnings` and `left_out` those of `TableFiles`.
+    divides the cells of a CSV file, `thousands` those of numbers. `unused` says which
+    `data.missing_values` no cell has, `warnings` and `left_out` are those of `TableFiles`.
     `trained` are the columns of the model that the table is read for, of whose training the decimal
     mark is where numbers alone leave it open; None: there is no model, and that is refused.
     """
@@ -147,7 +147,7 @@ class TextTable:
             for name, kind in self.nested.items()
             if name not in self.settings.ignore
         ]
-        return nested + [f"data.missing_values: {mark!r} is in no cell" for mark in self.unused]
+        return nested + [f"data.missing_values: {mark}" for mark in self.unused]
 
     def parse(self, name: str) -> np.ndarray:
         """A column as (rows,) float64, not to be written to; NaN where a cell is empty or no
@@ -266,21 +266,24 @@ def clean_cells(table: TextTable) -> TextTable:
 
 def _blank_missing(table: TextTable) -> TextTable:
     """The table without what means missing; numbers that do are compared by value."""
-    marks = pa.array(table.settings.missing_values, pa.large_string())
-    if not len(marks):
-        return table
-    values = read_numbers(marks, ".")
-    columns, used = {}, np.zeros(len(marks), bool)
-    for name, cells in table.columns.items():
-        found = np.asarray(pc.fill_null(pc.index_in(cells, marks), -1))
-        if np.isfinite(values).any():
-            numbers = table.parse(name)
-            table.forget(name)
-            for place in np.flatnonzero(np.isfinite(values)).tolist():
-                found = np.where(numbers == values[place], place, found)
-        used[found[found >= 0]] = True
-        columns[name] = pc.if_else(pa.array(found >= 0), "", cells)
-    unused = [mark for mark, one in zip(marks.to_pylist(), used, strict=True) if not one]
+    said, columns = table.settings.missing_values, {**table.columns}
+    by_column = isinstance(said, dict)
+    groups = {name: [name] for name in said} if by_column else {"": columns} if said else {}
+    unused = []
+    for key, names in groups.items():
+        marks = pa.array(said[key] if by_column else said, pa.large_string())
+        values, used = read_numbers(marks, "."), np.zeros(len(marks), bool)
+        for name in columns.keys() & {*names}:
+            found = np.asarray(pc.fill_null(pc.index_in(columns[name], marks), -1))
+            if np.isfinite(values).any():
+                numbers = table.parse(name)
+                table.forget(name)
+                for place in np.flatnonzero(np.isfinite(values)).tolist():
+                    found = np.where(numbers == values[place], place, found)
+            used[found[found >= 0]] = True
+            columns[name] = pc.if_else(pa.array(found >= 0), "", columns[name])
+        where = f"no cell of {key}" if by_column else "no cell"
+        unused += [f"{mark!r} is in {where}" for mark in np.array(marks)[~used].tolist()]
     return replace(table, columns=columns, unused=unused)
 
 

@@ -75,19 +75,19 @@ def read_fields(
     train, validation or test, unless that is not to be used.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
-    missing = settings.missing_values
-    if text is None or (missing and isinstance(text, str) and text.strip() in missing):
+    missing = settings.missing_marks
+    if text is None or (isinstance(text, str) and text.strip() in missing(settings.text_column)):
         return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
     if isinstance(label, (list, dict, bytes)) and settings.label_kind not in ("none", "number"):
         return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
     name = _as_cell(label)
-    name = label_or_none("" if name in missing else name, settings)
+    name = label_or_none("" if name in missing(settings.label_columns[0]) else name, settings)
     if not name and settings.label_kind != "number":
         return Rejected(id=example_id, reason="label missing")
     split = fields.get("split") if use_splits else None
-    split, problem = read_split(None if split in missing else split)
+    split, problem = read_split(None if split in missing("split") else split)
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:

@@ -59,7 +59,7 @@ def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
     """What the cells of documents of a file are, if some are kept; `floats` as of `KeptCells`."""
-    check_names(path, name_columns(settings, KEY), input_name=TEXT)
+    check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
 

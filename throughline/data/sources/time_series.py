@@ -6,6 +6,7 @@ that names its row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,10 +35,18 @@ from throughline.data.sources.moments import (
     find_gaps,
     find_late,
     find_time_problem,
+    read_digits,
     read_moments,
 )
+from throughline.data.sources.number_text import explain_notation
 from throughline.data.sources.odd_values import find_sentinels
-from throughline.data.sources.tabular import TextTable, check_all, check_columns, read_table
+from throughline.data.sources.table_columns import MARK_MISSING, check_marks
+from throughline.data.sources.tabular import (
+    TextTable,
+    check_all,
+    check_columns,
+    read_table,
+)
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -62,16 +71,22 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
     bad = np.argwhere(~np.isfinite(stored))
     if len(bad):
         row, column = bad[0].tolist()
+        cell = table.columns[columns[column]][row].as_py() if table else ""
         what = (
             explain_no_number(table, columns[column], row)
             if table
             else f"{columns[column]} is {values[row, column]}"
         )
         more = f", and {len(bad) - 1:,} more values are no numbers, too" if len(bad) > 1 else ""
+        remedy = (
+            "set data.missing: interpolate or previous for empty cells between others, or cut the"
+            " series"
+        )
+        if cell and np.isnan(values[row, column]):
+            remedy = f"{MARK_MISSING}; then {remedy}"
         raise UnreadableSource(
             f"{path}: row {row + 1}, column {what}{more}; windows need every time step",
-            "set data.missing: interpolate or previous for empty cells between others, or cut the"
-            " series",
+            "" if explain_notation(cell) else remedy,
         )
     names = TableColumns(names=tuple(columns))
     if table:
@@ -94,7 +109,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
             *table.describe_points(columns),
             *_name_left_out(readings, settings),
             *gaps,
-            *find_sentinels((name, table.numbers(name)) for name in columns),
+            *find_sentinels(table, ((name, table.numbers(name)) for name in columns)),
         ]
         if table
         else (),
@@ -161,9 +176,10 @@ def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
         "data.numeric": settings.numeric,
         "data.ignore": settings.ignore,
     }
-    _, late, columns, _ = check_all(
+    _, _, late, columns, _ = check_all(
         table.path,
         partial(check_columns, table, named),
+        partial(check_marks, table.path, settings, table.columns),
         partial(_check_times, table),
         partial(_choose_columns, table),
         partial(_refuse_unnamed_times, table),
@@ -240,7 +256,8 @@ def _choose_columns(table: TextTable) -> list[str]:
     if not columns:
         raise UnreadableSource(f"{table.path}: no numeric column", "set data.numeric")
     doubts = {name: doubt for name in columns if (doubt := find_problem(table, name, "number"))}
-    refuse_columns(table, doubts, "data.time_column names the column of times")
+    times = [] if table.settings.time_columns else ["data.time_column names the column of times"]
+    refuse_columns(table, doubts, *times)
     return columns
 
 
@@ -254,7 +271,9 @@ def _check_time(table: TextTable, name: str) -> list[str]:
             moments = np.asarray(table.columns[name].cast(pa.int64()))
         except pa.ArrowInvalid:
             moments = table.numbers(name)
-        readings = [pd.Series(moments)]
+        whole = np.isfinite(moments).all() and not (moments % 1).any()
+        written = read_digits(moments) if whole else None
+        readings = [pd.Series(moments) if written is None else written]
         problem = find_late(readings[0])
     else:
         readings = read_moments(cells)
@@ -265,10 +284,11 @@ def _check_time(table: TextTable, name: str) -> list[str]:
         return [_describe_gaps(name, cells, gaps)] if len(gaps) else []
     row = problem.row + 1
     if problem.unreadable:
+        cell = cells[problem.row]
+        midnight = "midnight as 00:00 of the next day" if re.search(r"\b24[:.]00", cell) else ""
         raise UnreadableSource(
-            f"{table.path}: {name} in row {row} is {cells[problem.row]!r}, neither a number nor a"
-            " date",
-            "write times as 2026-01-31 13:00",
+            f"{table.path}: {name} in row {row} is {cell!r}, neither a number nor a date",
+            f"write {midnight or 'times as 2026-01-31 13:00'}",
         )
     if problem.two_ways:
         raise UnreadableSource(
