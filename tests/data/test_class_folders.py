@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from throughline.data.class_names import find_alike, join_alike
+from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.rejects import check_rejects
 from throughline.data.sources import file_folder
-from throughline.data.sources.base import ExampleFile
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, TooManyRejects, UnreadableSource
 

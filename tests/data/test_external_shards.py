@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tests.support.external_records import example, png, vectors, write
 from tests.support.small_data import SPLIT, flip_bit, picture
-from throughline.data import class_names, rejects
+from throughline.data import class_names, rejects, split_names
+from throughline.data import found as forms
 from throughline.data import ingest as ingest_module
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -24,7 +25,7 @@ from throughline.data.shards.example_features import bytes_places, parse_feature
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
-from throughline.data.sources import base, split_names, tfrecord
+from throughline.data.sources import tfrecord
 from throughline.settings import DataSettings, RecordSettings, ShardSettings
 from throughline.shared import wording
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -82,7 +83,7 @@ def test_encoded_images_stay_where_they_are(tmp_path):
         ],
     )
     found = scan(tmp_path)
-    assert isinstance(found, base.Files)
+    assert isinstance(found, forms.Files)
     data = (tmp_path / "data-00000-of-00001").read_bytes()
     assert [data[item.offset : item.offset + item.size] for item in found.files] == images
     assert [item.label for item in found.files] == ["0", "1", "2"]
@@ -97,7 +98,7 @@ def test_encoded_images_stay_where_they_are(tmp_path):
 def test_values_become_one_array_and_integer_classes_keep_their_order(tmp_path):
     records = [example(x=[float(n), 2.0], label=[n]) for n in (10, 9, 2)]
     found = scan_records(tmp_path, records)
-    assert isinstance(found, base.Arrays)
+    assert isinstance(found, forms.Arrays)
     assert found.values.tolist() == [[10, 2], [9, 2], [2, 2]]
     assert found.classes == ["2", "9", "10"]
     assert list(found.labels) == ["10", "9", "2"]

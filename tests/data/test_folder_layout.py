@@ -8,7 +8,7 @@ import pytest
 
 from throughline.data.class_names import compare_splits
 from throughline.data.sources.folder_layout import read_layout
-from throughline.data.sources.split_names import read_name
+from throughline.data.split_names import read_name
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, UnusableDataset
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data.encodings.base import RejectedValue, Root
+from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.sources import file_folder, image_table, text_folder
-from throughline.data.sources.base import ExampleFile
 from throughline.shared.errors import UnreadableSource
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from tests.support.csv_tables import scan, write
 from throughline.data.class_names import find_unlabeled
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, text_table
-from throughline.data.sources.tabular import read_table
+from throughline.data.tables.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

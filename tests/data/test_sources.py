@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from throughline.data.found import ExampleFile, Rejected
 from throughline.data.sources import fashion_mnist, image_table
-from throughline.data.sources.base import ExampleFile, Rejected
-from throughline.data.sources.table_columns import check_names, name_columns, read_listing
 from throughline.data.sources.text_records import KeptCells
+from throughline.data.tables.table_columns import check_names, name_columns, read_listing
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

@@ -16,7 +16,7 @@ from tests.support.small_data import data_settings, picture, prepared, read_file
 from throughline.data.documents import write_documents
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, table, text_table
-from throughline.data.table_files import find_table_files
+from throughline.data.tables.table_files import find_table_files
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

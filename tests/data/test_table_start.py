@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from throughline.data.sources.tabular import read_table
+from throughline.data.tables.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.csv_tables import measured, scan, write
-from throughline.data.sources import tabular, text_table, time_series
-from throughline.data.sources.number_text import is_number, read_numbers
-from throughline.data.sources.table_start import read_start
-from throughline.data.sources.tabular import read_table
+from throughline.data.sources import text_table, time_series
+from throughline.data.tables import tabular
+from throughline.data.tables.number_text import is_number, read_numbers
+from throughline.data.tables.table_start import read_start
+from throughline.data.tables.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

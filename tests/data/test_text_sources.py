@@ -13,10 +13,10 @@ import pytest
 from throughline.data.documents import write_documents
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_encoding, inspect_text
+from throughline.data.found import Document, Rejected
 from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
 from throughline.data.sources import scan, text_folder, text_lines, text_table
-from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.text_records import read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource

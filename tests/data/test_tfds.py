@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.external_records import example, png, write
-from throughline.data.sources import base, tfds
+from throughline.data import found as forms
+from throughline.data.sources import tfds
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -54,7 +55,7 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
     )
     (tmp_path / "label.labels.txt").write_text("owl\nduck\n")
     found = tfds.scan(settings)
-    assert isinstance(found, base.Files)
+    assert isinstance(found, forms.Files)
     assert [item.label for item in found.files] == ["owl", "duck"]
     assert found.features == {
         "image": "Image uint8 any×any×3",

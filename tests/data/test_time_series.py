@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.csv_tables import write
 from throughline.data.sources import time_series
-from throughline.data.sources.moments import TimeProblem, find_time_problem, read_moments
+from throughline.data.tables.moments import TimeProblem, find_time_problem, read_moments
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

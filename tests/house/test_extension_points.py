@@ -23,9 +23,8 @@ pytestmark = pytest.mark.integration
 
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
-    *("__init__", "base", "class_folders", "column_kinds", "delimited", "file_folder"),
-    *("folder_layout", "odd_values", "table_columns", "table_start"),
-    *("external_shards", "moments", "number_text", "split_names", "tabular", "text_records"),
+    *("__init__", "class_folders", "external_shards", "file_folder", "folder_layout"),
+    "text_records",
 }
 
 

@@ -13,7 +13,7 @@ from tests.support.project import run_python
 from tests.support.saved_models import make_spec
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
-from throughline.data.sources.base import Rejected
+from throughline.data.found import Rejected
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import Schema, TableColumns, find_encoding
 from throughline.prediction.examples import Example, Wanted, in_batches

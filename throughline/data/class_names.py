@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 import pandas as pd
 
 from throughline.data.encodings.labels import UNLABELED
-from throughline.data.sources.base import Rejected
-from throughline.data.sources.column_kinds import list_marks
+from throughline.data.found import Rejected
+from throughline.data.tables.column_kinds import list_marks
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnreadableSource, UnusableDataset

@@ -10,8 +10,8 @@ import pandas as pd
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import inspect_text
+from throughline.data.found import Rejected, Texts
 from throughline.data.manifest import COLUMNS, DOCUMENTS
-from throughline.data.sources.base import Rejected, Texts
 from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
 

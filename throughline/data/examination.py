@@ -30,9 +30,9 @@ from throughline.data.inspection_cache import key_of_inspections, open_inspectio
 from throughline.data.manifest import VALUES
 from throughline.data.packed_images import pack_images
 from throughline.data.row_digests import digest_rows
-from throughline.data.sources.table_columns import read_listing
 from throughline.data.sources.text_records import KeptCells
 from throughline.data.splits import split_steps
+from throughline.data.tables.table_columns import read_listing
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b

@@ -43,8 +43,8 @@ from throughline.data.manifest import (
 )
 from throughline.data.rejects import check_rejects
 from throughline.data.shards.records import example_key
-from throughline.data.sources.table_columns import fill_medians
 from throughline.data.splits import assign_split
+from throughline.data.tables.table_columns import fill_medians
 from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, SplitSettings
 from throughline.settings.source_kinds import SOURCES

@@ -30,7 +30,7 @@ from throughline.shared.object_store import ObjectStore, StoredObject
 from throughline.shared.progress import in_threads, in_threads_ahead, progress
 
 if TYPE_CHECKING:
-    from throughline.data.sources.base import ExampleFile
+    from throughline.data.found import ExampleFile
 
 READERS = 8  # threads that read objects, of each thread that uses them
 READ_AHEAD_BYTES = 4 << 20  # larger objects are read one by one

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from throughline.data.encodings.base import Reason
-from throughline.data.image_columns import ImageColumn
+from throughline.data.found import ListedColumns
 from throughline.data.manifest import IMAGES
 from throughline.data.sources import Files, Rejected
-from throughline.data.sources.base import ListedColumns
+from throughline.data.tables.image_columns import ImageColumn
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.progress import progress
 

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from throughline.data.sources.base import Rejected
-from throughline.data.sources.table_start import SIGNATURES
-from throughline.data.sources.tabular import TABLES
+from throughline.data.found import Rejected
+from throughline.data.tables.table_start import SIGNATURES
+from throughline.data.tables.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.shared.errors import UnreadableSource, UserError
 from throughline.shared.progress import note

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
+from throughline.data.found import Files, Rejected
 from throughline.data.listed_paths import find_listed
-from throughline.data.sources.base import Files, Rejected
 from throughline.data.sources.class_folders import list_encoded
-from throughline.data.sources.table_columns import code_rows
-from throughline.data.sources.tabular import TABLES, read_table
+from throughline.data.tables.table_columns import code_rows
+from throughline.data.tables.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema

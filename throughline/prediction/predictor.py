@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from throughline.data.sources.base import Rejected
+from throughline.data.found import Rejected
 from throughline.models.inference import TrainedModel
 from throughline.models.serving import make_input_signature, make_serve_fn
 from throughline.plan.schema import Schema

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from throughline.data.sources.base import Rejected
+from throughline.data.found import Rejected
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.prediction.examples import Wanted, describe_inputs, read_examples
 from throughline.prediction.predictor import Prediction, predict

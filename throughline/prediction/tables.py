@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from throughline.data.found import Rejected
 from throughline.data.sources import time_series
-from throughline.data.sources.base import Rejected
-from throughline.data.sources.table_columns import code_rows
-from throughline.data.sources.tabular import TextTable, check_columns, read_table
+from throughline.data.tables.table_columns import code_rows
+from throughline.data.tables.tabular import TextTable, check_columns, read_table
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import Example, Examples, Wanted
 from throughline.settings import DataSettings

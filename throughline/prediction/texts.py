@@ -12,10 +12,10 @@ import numpy as np
 
 from throughline.data.encodings.base import RejectedValue, StoredFile
 from throughline.data.encodings.texts import check_size, inspect_text
+from throughline.data.found import Document, Rejected, Texts
 from throughline.data.sources import text_folder, text_lines, text_table
-from throughline.data.sources.base import Document, Rejected, Texts
-from throughline.data.sources.table_columns import code_rows
-from throughline.data.sources.tabular import TABLES
+from throughline.data.tables.table_columns import code_rows
+from throughline.data.tables.tabular import TABLES
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import (
     NO_COLUMNS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from throughline.data.encodings.array_files import ArrayHeader
 
 if TYPE_CHECKING:
-    from throughline.data.sources.split_names import SplitName
+    from throughline.data.split_names import SplitName
 
 _INPUTS = {
     *("x", "image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "pixels"),

@@ -19,7 +19,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 if TYPE_CHECKING:
-    from throughline.data.sources.base import ExampleFile
+    from throughline.data.found import ExampleFile
 
 
 class Reason(str):

@@ -16,6 +16,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from throughline.data.found import (
+    Arrays,
+    ColumnReading,
+    ExampleFile,
+    Files,
+    Rejected,
+    Series,
+    Texts,
+)
 from throughline.data.local_files import LocalFiles, list_files
 from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import (
@@ -30,15 +39,6 @@ from throughline.data.sources import (
     tfds,
     tfrecord,
     time_series,
-)
-from throughline.data.sources.base import (
-    Arrays,
-    ColumnReading,
-    ExampleFile,
-    Files,
-    Rejected,
-    Series,
-    Texts,
 )
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES

@@ -19,8 +19,8 @@ from throughline.data.encodings.array_files import (
 from throughline.data.encodings.array_names import ArrayPair, choose_arrays
 from throughline.data.encodings.arrays import as_images, pixels_feature
 from throughline.data.encodings.labels import labeled, list_labels, read_labels
-from throughline.data.sources.base import Arrays
-from throughline.data.sources.split_names import (
+from throughline.data.found import Arrays
+from throughline.data.split_names import (
     SPLITS_BY_WORD,
     leave_validation_open,
     read_name,

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from throughline.data.encodings.base import FileEncoding, Reason
-from throughline.data.object_folder import ObjectFolder, find_folder_marks
-from throughline.data.sources.base import (
+from throughline.data.found import (
     ExampleFile,
     Files,
     Rejected,
@@ -26,8 +25,9 @@ from throughline.data.sources.base import (
     is_utf8,
     readable,
 )
+from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.folder_layout import read_layout
-from throughline.data.sources.split_names import (
+from throughline.data.split_names import (
     UNLABELED,
     find_left_out,
     leave_validation_open,

@@ -29,6 +29,7 @@ from throughline.data.encodings.labels import (
     read_labels,
 )
 from throughline.data.encodings.stored_arrays import ArrayForm, read_array
+from throughline.data.found import Arrays, ExampleFile, Files, Found, Rejected
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
@@ -38,7 +39,6 @@ from throughline.data.shards.example_features import (
     read_numbers,
 )
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
-from throughline.data.sources.base import Arrays, ExampleFile, Files, Found, Rejected
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.limits import usable_cores

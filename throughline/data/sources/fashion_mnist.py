@@ -13,7 +13,7 @@ import numpy as np
 
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
-from throughline.data.sources.base import Arrays
+from throughline.data.found import Arrays
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

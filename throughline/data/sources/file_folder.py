@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from throughline.data.encodings.base import FileEncoding
+from throughline.data.found import Files
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.base import Files
 from throughline.data.sources.class_folders import list_encoded
 from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings

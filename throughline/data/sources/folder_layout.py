@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from throughline.data.sources.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
+from throughline.data.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
 from throughline.shared.errors import UnreadableSource
 
 ANY, ANY_NUMBER = "*", "**"

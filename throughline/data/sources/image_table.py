@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from throughline.data.image_columns import find_image_column
+from throughline.data.found import ExampleFile, Files, Rejected
 from throughline.data.listed_paths import find_listed
-from throughline.data.sources.base import ExampleFile, Files, Rejected
-from throughline.data.sources.odd_values import find_groups
 from throughline.data.sources.table import refuse_double_spelling
-from throughline.data.sources.table_columns import check_names, name_columns, read_listing
-from throughline.data.sources.tabular import (
+from throughline.data.tables.image_columns import find_image_column
+from throughline.data.tables.odd_values import find_groups
+from throughline.data.tables.table_columns import check_names, name_columns, read_listing
+from throughline.data.tables.table_files import find_table_files
+from throughline.data.tables.tabular import (
     TABLES,
     check_columns,
     open_files,
     read_splits,
     read_table,
 )
-from throughline.data.table_files import find_table_files
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 

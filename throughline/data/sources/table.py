@@ -19,8 +19,8 @@ from throughline.data.encodings.labels import (
     labeled,
     list_numbers,
 )
-from throughline.data.sources.base import Arrays, Rejected
-from throughline.data.sources.column_kinds import (
+from throughline.data.found import Arrays, Rejected
+from throughline.data.tables.column_kinds import (
     FEW_CATEGORIES,
     Kind,
     describe_column,
@@ -31,15 +31,15 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_mistaken,
 )
-from throughline.data.sources.number_text import explain_unread, have_fractions, read_numbers
-from throughline.data.sources.odd_values import (
+from throughline.data.tables.number_text import explain_unread, have_fractions, read_numbers
+from throughline.data.tables.odd_values import (
     find_groups,
     find_leaks,
     find_same,
     find_sentinels,
     find_total,
 )
-from throughline.data.sources.table_columns import (
+from throughline.data.tables.table_columns import (
     check_marks,
     check_missing,
     choose_columns,
@@ -48,7 +48,7 @@ from throughline.data.sources.table_columns import (
     refuse_text_labels,
     refuse_two_uses,
 )
-from throughline.data.sources.tabular import (
+from throughline.data.tables.tabular import (
     TextTable,
     check_all,
     check_columns,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from throughline.data.encodings.base import RejectedValue, Root
 from throughline.data.encodings.texts import check_encoding, check_size
+from throughline.data.found import Document, Files, Rejected, Texts, find_suffix
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources.base import Document, Files, Rejected, Texts, find_suffix
 from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.sources.text_records import label_or_none
 from throughline.settings import DataSettings

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_size
-from throughline.data.sources.base import Document, Rejected, is_utf8
-from throughline.data.sources.tabular import TextTable, clean_cells, read_split
+from throughline.data.found import Document, Rejected, is_utf8
+from throughline.data.tables.tabular import TextTable, clean_cells, read_split
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 

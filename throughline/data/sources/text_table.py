@@ -14,18 +14,18 @@ import pyarrow as pa
 
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
-from throughline.data.sources.base import Document, Rejected, Texts
-from throughline.data.sources.delimited import (
+from throughline.data.found import Document, Rejected, Texts
+from throughline.data.sources.text_records import KeptCells, count_lines, read_fields
+from throughline.data.tables.delimited import (
     RowLine,
     find_row_lines,
     open_delimited,
 )
-from throughline.data.sources.number_text import is_number
-from throughline.data.sources.table_columns import check_names, name_columns
-from throughline.data.sources.table_start import read_start
-from throughline.data.sources.tabular import TABLES, open_files
-from throughline.data.sources.text_records import KeptCells, count_lines, read_fields
-from throughline.data.table_files import NoText, TableFiles, as_text, find_floats
+from throughline.data.tables.number_text import is_number
+from throughline.data.tables.table_columns import check_names, name_columns
+from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
+from throughline.data.tables.table_start import read_start
+from throughline.data.tables.tabular import TABLES, open_files
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 

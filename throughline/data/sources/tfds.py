@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from throughline.data.sources.base import Arrays, Files
+from throughline.data.found import Arrays, Files
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -23,8 +23,8 @@ from throughline.data.sources.external_shards import (
     LabelFeature,
     read_examples,
 )
-from throughline.data.sources.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.data.sources.tfrecord import INPUTS, LABELS, choose_feature, read_class_names
+from throughline.data.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

@@ -25,6 +25,7 @@ from throughline.data.encodings.stored_arrays import (
     name_content,
     read_array,
 )
+from throughline.data.found import Arrays, Files, count_kinds, refuse_odd_names
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
@@ -35,7 +36,6 @@ from throughline.data.shards.example_features import (
     read_numbers,
 )
 from throughline.data.shards.tfrecord import read_frame
-from throughline.data.sources.base import Arrays, Files, count_kinds, refuse_odd_names
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -44,7 +44,7 @@ from throughline.data.sources.external_shards import (
     open_shard,
     read_examples,
 )
-from throughline.data.sources.split_names import find_splits
+from throughline.data.split_names import find_splits
 from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
-from throughline.data.sources.base import ColumnReading, Series
-from throughline.data.sources.column_kinds import (
+from throughline.data.found import ColumnReading, Series
+from throughline.data.tables.column_kinds import (
     EXACT_INTEGER,
     Kind,
     describe_column,
@@ -30,7 +30,7 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_columns,
 )
-from throughline.data.sources.moments import (
+from throughline.data.tables.moments import (
     GAP,
     find_gaps,
     find_late,
@@ -38,10 +38,10 @@ from throughline.data.sources.moments import (
     read_digits,
     read_moments,
 )
-from throughline.data.sources.number_text import explain_notation
-from throughline.data.sources.odd_values import find_sentinels
-from throughline.data.sources.table_columns import MARK_MISSING, check_marks
-from throughline.data.sources.tabular import (
+from throughline.data.tables.number_text import explain_notation
+from throughline.data.tables.odd_values import find_sentinels
+from throughline.data.tables.table_columns import MARK_MISSING, check_marks
+from throughline.data.tables.tabular import (
     TextTable,
     check_all,
     check_columns,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from throughline.data.sources.tabular import TextTable
+from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported

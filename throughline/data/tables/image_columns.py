@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from throughline.data.table_files import TableFiles, count_rows
+from throughline.data.tables.table_files import TableFiles, count_rows
 from throughline.shared.errors import UnreadableSource
 
 BYTES, PATH = "bytes", "path"  # fields of an image

@@ -17,8 +17,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from throughline.data.sources.table_start import read_start, refuse_numbers, wrong_encoding
-from throughline.data.table_files import refuse_doubled
+from throughline.data.tables.table_files import refuse_doubled
+from throughline.data.tables.table_start import read_start, refuse_numbers, wrong_encoding
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 

@@ -19,21 +19,21 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
-from throughline.data.sources.delimited import (
+from throughline.data.split_names import find_splits
+from throughline.data.tables.delimited import (
     FieldCount,
     Record,
     open_delimited,
     refuse_joined_lines,
 )
-from throughline.data.sources.number_text import (
+from throughline.data.tables.number_text import (
     divide_no_thousands,
     find_decimal,
     find_lone_points,
     leave_decimal_open,
     read_numbers,
 )
-from throughline.data.sources.split_names import find_splits
-from throughline.data.table_files import (
+from throughline.data.tables.table_files import (
     NoText,
     TableFiles,
     as_text,

@@ -20,8 +20,8 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
-from throughline.data.sources.base import Found, ListedColumns
-from throughline.data.sources.column_kinds import (
+from throughline.data.found import Found, ListedColumns
+from throughline.data.tables.column_kinds import (
     Kind,
     describe_column,
     explain_no_number,
@@ -29,9 +29,9 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_mistaken,
 )
-from throughline.data.sources.number_text import explain_notation
-from throughline.data.sources.odd_values import find_sentinels
-from throughline.data.sources.tabular import TextTable, check_all
+from throughline.data.tables.number_text import explain_notation
+from throughline.data.tables.odd_values import find_sentinels
+from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean

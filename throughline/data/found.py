@@ -13,8 +13,8 @@ import numpy as np
 from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
-from throughline.data.image_columns import ImageColumn
 from throughline.data.object_folder import ObjectFolder
+from throughline.data.tables.image_columns import ImageColumn
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
-from throughline.data.sources.base import ColumnReading
-from throughline.data.sources.number_text import explain_notation, explain_unread, is_number
-from throughline.data.sources.tabular import TextTable, check_all
+from throughline.data.found import ColumnReading
+from throughline.data.tables.number_text import explain_notation, explain_unread, is_number
+from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.wording import write_name
