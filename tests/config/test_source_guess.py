@@ -38,7 +38,9 @@ pipelines: {naive: {read: shards}}
             {},
             "is not certain of .*, with 1 .jpg, 1 .txt; set data",
         ),
-        (["my/a.csv", "my/b.csv"], {}, "is not certain of .*, with 2 .csv; set data.source"),
+        (["my/a.csv", "my/b.csv", "my/c.txt"], {}, "my holds a.csv, b.csv; name one of them"),
+        (["my/a.csv", "my/b.npz"], {}, "my holds a.csv; name one of them"),
+        (["a.json.gz"], {}, "a.json.gz is compressed; unpack it with gunzip"),
         (["sheet.xlsx"], {}, "knows no kind for .*sheet.xlsx; set data.source"),
     ],
 )

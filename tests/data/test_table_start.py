@@ -27,6 +27,8 @@ def read(tmp_path, content, **settings):
         (b"\xfe\xff" + TABLE.encode("utf-16-be"), NAMED, "the file is UTF-16"),
         (b"sep=;\r\n" + TABLE.replace(",", ";").encode(), NAMED, ""),
         (b"\xef\xbb\xbfSEP=:\n" + TABLE.replace(",", ":").encode(), NAMED, ""),
+        (b"|1x3 Cross validator\n" + TABLE.encode(), NAMED, "'|1x3 Cross validator'"),
+        (TABLE.replace(",", "|").encode(), NAMED, "cells are divided by bars"),
         (b"# of 2024\n# two\n" + TABLE.encode(), NAMED, "header: '# of 2024' and 1 more"),
         (b"# " + TABLE.encode(), NAMED, ""),
         (b"#" + TABLE.encode(), NAMED, ""),
@@ -61,3 +63,31 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
 def test_lines_are_counted_in_the_file(tmp_path):
     with pytest.raises(UnreadableSource, match="line 5 has 4"):
         read(tmp_path, b"# by us\n# two\nsize,age,label\n1.5,2,a\n1.5,2,a,b\n1.5,2,a\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (f"By us, and others\n{TABLE}", r"Lines with 3 cells begin in line 2; .* titles\? Remove"),
+        (f"a,b,c,d\ne,f\n{TABLE}", "Lines with 3 cells begin in line 3"),
+        (
+            f"{TABLE}\nSource: us, 2024\n",
+            r"from line 33 on \('Source: us, 2024'\), if it is a note",
+        ),
+        (f"{TABLE}note\nsecond, note\n", r"from line 32 on \('note'\)"),
+        (f"{TABLE}1,2,a,b\n{ROWS}", "line 32 has 4. Quote cells that hold the delimiter"),
+        ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
+    ],
+)
+def test_titles_and_notes_that_are_no_rows_are_told_from_cells_with_delimiters(
+    tmp_path, content, words
+):
+    with pytest.raises(UnreadableSource, match=words):
+        read(tmp_path, content.encode())
+
+
+def test_without_a_header_a_row_may_repeat_the_first(tmp_path):
+    content = f"1.5,2,a\n{ROWS}1.5,2,a\n".encode()
+    assert len(read(tmp_path, content, header="none")) == 32
+    with pytest.raises(UnreadableSource, match="line 32: repeats the header"):
+        read(tmp_path, content, header="names")

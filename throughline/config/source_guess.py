@@ -13,6 +13,7 @@ from typing import Any
 
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
+from throughline.shared.wording import ONE_TABLE, name_some
 
 _LOOKED_AT = 2000  # files of a folder
 _OF_FILES = {
@@ -60,6 +61,8 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
         suffix = path.suffix.lower()
         if suffix in _TABLES:
             return next((kind for key, kind in _OF_KEYS.items() if data.get(key)), "table")
+        if suffix == ".gz":
+            raise InvalidParams([f"data.path: {path} is compressed; unpack it with gunzip"])
         if suffix not in _OF_FILES:
             raise InvalidParams([f"data.source: auto knows no kind for {path}; {_REMEDY}"])
         return _OF_FILES[suffix]
@@ -73,6 +76,10 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
         return "image_table"
     if len(kinds) == 1 and not tables:
         return kinds.pop()
+    texts = [file.name for file in tables if file.suffix.lower() != ".parquet"]
+    if texts and not kinds - {"text_folder"}:  # next to tables, a .txt is a README or a license
+        names = name_some(texts, most=4)
+        raise InvalidParams([f"data.path: {path} holds {names}; {ONE_TABLE}"])
     suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common(4)
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes) or "no file"
     raise InvalidParams([f"data.source: auto is not certain of {path}, with {shown}; {_REMEDY}"])

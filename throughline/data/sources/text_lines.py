@@ -47,7 +47,8 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     if not files:
         raise DataNotFound(
             f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
-            " files; set `data.path`"
+            " files; unpack compressed ones with gunzip, name files of JSON lines .jsonl, or set"
+            " `data.path`"
         )
     if root.is_file() and root.suffix.lower() in TXT and settings.label_kind != "none":
         raise UnreadableSource(

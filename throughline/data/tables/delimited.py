@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from throughline.data.tables.table_start import read_start, refuse_numbers, wron
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-_SHOWN = 3
+_SHOWN, _MOST_NOTES = 3, 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def open_delimited(
         if settings.quoting == "auto":
             refuse_joined_lines(first, path)
         header = [cell.removeprefix("\ufeff").strip() for cell in first.cells]
-        rows = _rows(records, first, path, gaps=settings.source == "time_series")
+        rows = _rows(records, first, path, settings)
         if settings.header == "none":
             header = [f"column_{place + 1}" for place in range(len(header))]
             rows = chain([first], rows)
@@ -95,13 +96,17 @@ def open_delimited(
         )
 
 
-def _rows(records: Iterator[Record], header: Record, path: Path, *, gaps: bool) -> Iterator[Record]:
-    """The records after the header, of which none may be that once more, as where files were
-    joined. A blank line is none, unless it can be one of the `gaps` between the only cells of rows.
+def _rows(
+    records: Iterator[Record], first: Record, path: Path, settings: DataSettings
+) -> Iterator[Record]:
+    """The records after the first one, of which none may be that once more if it is a header, as
+    where files were joined. A blank line is none, unless it can be a gap between the only cells of
+    the rows of a series.
     """
+    gaps = settings.source == "time_series" and len(first.cells) == 1
     blank: list[Record] | None = None  # since the last record
     for record in records:
-        if record.cells == header.cells:
+        if record.cells == first.cells and settings.header != "none":
             raise UnreadableSource(
                 f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
             )
@@ -109,7 +114,7 @@ def _rows(records: Iterator[Record], header: Record, path: Path, *, gaps: bool) 
             yield from blank or ()
             blank = []
             yield record
-        elif gaps and blank is not None and len(header.cells) == 1:
+        elif gaps and blank is not None:
             blank.append(replace(record, cells=[""]))
 
 
@@ -189,38 +194,63 @@ class FieldCount:
 
     def __init__(self, header: Sequence[str], path: Path) -> None:
         self._header, self._path = header, path
-        self._wrong: list[tuple[int, int]] = []
-        self._others = self._trailing = self._right = 0
+        self._wrong: list[Record] = []
+        self._starts: dict[int, int] = {}  # the first line with so many cells
+        self._counts = Counter[int]()
+        self._trailing, self._last_right = 0, 0
 
     def fit(self, record: Record) -> list[str]:
         """The cells of a record, one for each of the header's names."""
         cells, expected = record.cells, len(self._header)
+        self._counts[len(cells)] += 1
         if len(cells) == expected:
-            self._right += 1
+            self._last_right = record.line
             return cells
-        if len(cells) == expected + 1 and not cells[-1].strip():
-            self._trailing += 1
-        else:
-            self._others += 1
+        self._trailing += len(cells) == expected + 1 and not cells[-1].strip()
+        self._starts.setdefault(len(cells), record.line)
         if len(self._wrong) < _SHOWN:
-            self._wrong.append((record.line, len(cells)))
+            self._wrong.append(record)
         return [*cells[:expected], *[""] * (expected - len(cells))]
 
     def check(self) -> str:
         """Refuse the table if a record does not fit; returns a note where every line ends with a
         delimiter.
         """
-        if self._trailing and not self._others and not self._right:
+        rows, expected = self._counts.total(), len(self._header)
+        count = rows - self._counts[expected]
+        if not count:
+            return ""
+        if self._trailing == rows:
             return "every line ends with a delimiter, which is left out"
-        count = self._trailing + self._others
-        if count:
-            shown = ", ".join(f"line {line} has {cells}" for line, cells in self._wrong)
-            raise UnreadableSource(
-                f"{self._path}: {count:,} of {count + self._right:,} rows have other fields than"
-                f" the header's {len(self._header)}: {shown}. Quote cells that hold the delimiter",
-                "or set data.delimiter",
+        shown = ", ".join(f"line {one.line} has {len(one.cells)}" for one in self._wrong)
+        raise UnreadableSource(
+            f"{self._path}: {count:,} of {rows:,} rows have other fields than the header's"
+            f" {expected}: {shown}. {self._explain(count)}",
+            "or set data.delimiter",
+        )
+
+    def _explain(self, count: int) -> str:
+        """What to do if the lines that do not fit are all below the others, or if the header is a
+        title above lines that agree.
+        """
+        first, last_right = self._wrong[0], self._last_right
+        if first.line > last_right > 0 and count <= _MOST_NOTES:
+            text = first.text[0].strip()[:40]
+            return (
+                f"Remove what is below the table, from line {first.line} on ({text!r}), if it is a"
+                " note; else quote cells that hold the delimiter"
             )
-        return ""
+        usual, found = self._counts.most_common(1)[0]
+        start = self._starts.get(usual, 0)
+        if start and 2 * found > self._counts.total():
+            names = usual == len(self._header) + 1 and start == first.line
+            return (
+                f"Lines with {usual} cells begin in line {start}; are those above it titles?"
+                " Remove them, or begin each with #"
+                + "; if they name rows, name that column, too"
+                * names
+            )
+        return "Quote cells that hold the delimiter"
 
 
 class RowLine(NamedTuple):

@@ -65,9 +65,10 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
             raise wrong_encoding(path, settings, error) from error
     named = _SEPARATOR.fullmatch(lines[0]) if lines else None
     skipped = 1 if named else 0
-    while skipped + 1 < len(lines) and lines[skipped].startswith("#"):
+    of_texts = SOURCES[settings.source].encoding == "text"  # of which any line can be one
+    while skipped + 1 < len(lines) and _is_comment(lines[skipped], lines[skipped + 1], of_texts):
         skipped += 1
-    if SOURCES[settings.source].encoding != "text":  # of which any line can be one
+    if not of_texts:
         skipped = _skip_titles(lines, skipped)
     if settings.delimiter != "auto":
         delimiter, notes = {"tab": "\t"}.get(settings.delimiter, settings.delimiter), []
@@ -127,6 +128,11 @@ def _refuse_no_text(path: Path) -> None:
     for signature, what in SIGNATURES.items():
         if start.startswith(signature):
             raise UnreadableSource(f"{path} is {what}")
+
+
+def _is_comment(line: str, following: str, of_texts: bool) -> bool:
+    """Whether a line above others is none of the table: `|` begins comments in C4.5's files."""
+    return line[:1] == "#" or (line[:1] == "|" and "|" not in line[1:] + following and not of_texts)
 
 
 def _skip_titles(lines: Sequence[str], skipped: int) -> int:

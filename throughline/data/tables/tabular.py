@@ -45,6 +45,7 @@ from throughline.data.tables.table_files import (
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.wording import ONE_TABLE, name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 TABLES = {".csv", ".tsv", ".parquet"}
@@ -337,9 +338,11 @@ def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
     files = find_table_files(path) if path.exists() else []
     if not (files or path.is_file()):
         state = "holds no Parquet or Arrow file" if path.is_dir() else "does not exist"
+        found = sorted(one.name for one in path.glob("*") if one.suffix.lower() in TABLES)
         raise DataNotFound(
             f"{path} {state}; `data.path` must be a CSV file, a Parquet or Arrow file, or a folder"
-            " of these"
+            " of Parquet or Arrow files"
+            + (f". It holds {name_some(found, most=4)}: {ONE_TABLE}" if found else "")
         )
     if not files:
         return None
