@@ -145,7 +145,7 @@ def test_a_cycle_within_the_root_is_rejected_by_name(root, tmp_path):
     (root / "a" / "again").symlink_to("..")
     manifest = ingest(data_settings(root), tmp_path / "manifest")
     assert read_reasons(manifest) == {
-        "a/again": "folder is a link to ., which is listed itself",
+        "a/again": "folder is a link to one that is listed itself: .",
     }
 
 

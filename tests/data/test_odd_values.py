@@ -228,6 +228,41 @@ def test_a_row_of_totals_is_no_example(tmp_path, last, rejected):
     assert [item.reason for item in found.rejected] == ["sums up the rows above it"] * rejected
 
 
+@pytest.mark.parametrize(
+    ("at", "named"),
+    [
+        ({0: "Total"}, "row 1 (shop: Total): named as the sum or mean of other rows"),
+        ({9: "Subtotal", 39: "SUBTOTAL:"}, "row 10 (shop: Subtotal), row 40 (shop: SUBTOTAL:): "),
+        ({20: "s1 Total"}, "row 21 (shop: s1 Total): named"),
+        ({39: "Average"}, "row 40 (shop: Average): named"),
+        ({20: "Average"}, ""),  # a grade, say
+        ({39: "mean", 38: "mean"}, ""),
+        ({20: "Colgate Total"}, ""),
+        ({20: "total loss"}, ""),
+    ],
+)
+def test_rows_that_are_named_as_sums_of_others_are_named(tmp_path, at, named):
+    rows = [[at.get(row, f"s{row % 5}"), row * row % 31 / 4, noise(row)] for row in range(40)]
+    said = " · ".join(scan(write(tmp_path, "shop,x,label", rows)).warnings)
+    assert named in said if named else "named as the sum" not in said
+
+
+@pytest.mark.parametrize(
+    ("first", "rejected"),
+    [
+        (["", "kWh", "EUR"], True),
+        (["x", "y", "z"], True),
+        (["a", "NA", "NA"], False),
+        (["a", "kWh", 3], False),
+    ],
+)
+def test_a_row_of_units_is_no_example(tmp_path, first, rejected):
+    rows = [["ab"[row % 2], row * row % 31 / 4, row * 37 % 10 / 2] for row in range(40)]
+    found = scan(write(tmp_path, "kind,x,label", [first, *rows]), label_kind="number")
+    (item,) = found.rejected
+    assert (item.reason == "holds units or a second header: remove it") == rejected
+
+
 @pytest.mark.parametrize("group", ["", "patient_id"])
 def test_rows_of_one_person_are_in_one_split(tmp_path, group):
     rows = [[f"p{row % 40}", row * 37 % 101 / 8, noise(row)] for row in range(400)]

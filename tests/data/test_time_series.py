@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from tests.support.csv_tables import write
+from tests.support.csv_tables import scan, write
 from throughline.data.sources import time_series
 from throughline.data.tables.moments import TimeProblem, find_time_problem, read_moments
 from throughline.settings import DataSettings
@@ -127,7 +128,13 @@ REFUSED = {
     "gap": ("1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),
     "infinite": ("1,1\n2,inf\n3,1\n", "row 2, column heat is no number: 'inf'"),
     "too large": ("1,1\n2,1e300\n3,1\n", "row 2, column heat exceeds the range of float32"),
-    "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3"),
+    "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3; sort the table and drop"),
+    "units": ("d,kW\n1,1\n2,1\n3,1\n", r"row 1 holds units or a second header \(d, kW\); remove"),
+    "units, and more": ("d,kW\n,Avg\n1,1\n2,1\n3,1\n4,1\n", "row 1 holds units"),
+    "no number in the first row": (
+        "2026-01-01,NA\n2026-01-02,1\n2026-01-03,1\n",
+        "column heat is no number: .NA.",
+    ),
     "doubled": ("1,1\n2,1\n2,1\n", "day does not increase in row 3"),
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
     "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
@@ -232,3 +239,104 @@ def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
     write(tmp_path, "Date,Time,load", [*rows, rows[5]])
     with pytest.raises(UnreadableSource, match="Date Time does not increase in row 61"):
         time_series.scan(settings)
+
+
+def _hours(month, day, count, step=60):
+    """Clock times from 20:00 on, of which the hour from 2:00 on occurs twice."""
+    before = [timedelta(minutes=step * n) for n in range(7 * 60 // step)]
+    after = [timedelta(hours=6) + timedelta(minutes=step * n) for n in range(count)]
+    return [f"{datetime(2023, month, day, 20) + one:%Y-%m-%d %H:%M}" for one in [*before, *after]]
+
+
+DAYS = [f"2024-05-{day:02}" for day in range(1, 31)]
+LATE = {
+    "a date without its time": (
+        "t,hour of day,load",
+        [[day, f"{hour:02}:00", hour] for day in DAYS for hour in range(24)],
+        r"hour of day holds the time of day: set data\.time_column: \[t, hour of day\]",
+    ),
+    "the hour as a number": (
+        "t,hr,load",
+        [[day, hour, hour] for day in DAYS for hour in range(24)],
+        "hr tells the hour: write both into one column",
+    ),
+    "summer time ends": (
+        "t,load",
+        [[time, 1] for time in _hours(10, 28, 40)],
+        "an hour occurs twice, as where summer time ends",
+    ),
+    "summer time ends in quarters": (
+        "t,load",
+        [[time, 1] for time in _hours(10, 28, 40, step=15)],
+        "an hour occurs twice",
+    ),
+    "the same in June": ("t,load", [[t, 1] for t in _hours(6, 3, 40)], "sort the table and drop"),
+    "series below each other": (
+        "t,shop,load",
+        [[day, shop, place * 7 % 5] for shop in "xyz" for place, day in enumerate(DAYS)],
+        r"several series, one for each value of shop; .*pivot\(index='t', columns=\['shop'\]",
+    ),
+    "series of other days": (
+        "t,shop,load",
+        [[t, shop, 1] for shop, days in (("x", DAYS[9:]), ("y", DAYS[:9])) for t in days],
+        "one for each value of shop",
+    ),
+    "series of two keys": (
+        "t,shop,item,load",
+        [[day, shop, item, 1] for day in DAYS for shop in "xy" for item in "uvw"],
+        "one for each value of shop and item",
+    ),
+    "a doubled row": (
+        "t,sky,load",
+        [[day, "ab"[n * n % 7 % 2], n] for n, day in enumerate([*DAYS[:9], *DAYS[8:]])],
+        "sort the table and drop doubled rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", LATE)
+def test_the_cause_of_times_that_do_not_increase_is_named(tmp_path, why):
+    header, rows, words = LATE[why]
+    settings = DataSettings(
+        source="time_series", path=str(write(tmp_path, header, rows)), time_column="t"
+    )
+    with pytest.raises(UnreadableSource, match=f"t does not increase in row .*; .*{words}"):
+        time_series.scan(settings)
+
+
+@pytest.mark.parametrize(
+    ("times", "melted"),
+    [
+        ([f"1/{day}/20" for day in range(1, 31)], True),
+        ([str(year) for year in range(1990, 2020)], True),
+        ([f"{year} [YR{year}]" for year in range(1990, 2020)], True),
+        ([f"2020Q{quarter}" for quarter in range(1, 5)], True),
+        ([f"{month} 2020" for month in ("Jan", "February", "March", "Apr")], True),
+        ([f"{hour}:00" for hour in range(24)], True),
+        ([f"sensor {number}" for number in range(30)], False),
+        ([f"{number}.5" for number in range(30)], False),
+        (["2019", "2020"], False),
+    ],
+)
+def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, times, melted):
+    header = ",".join(["place", *times])
+    rows = [
+        [f"p{row}", *[(row * 7 + n * 3) % 11 / 2 for n in range(len(times))]] for row in range(9)
+    ]
+    path = write(tmp_path, header, rows)
+    settings = DataSettings(source="time_series", path=str(path))
+    if not melted:
+        assert len(time_series.scan(settings).values) == 9
+        return
+    with pytest.raises(UnreadableSource, match="each row is a series, not a time step") as refused:
+        time_series.scan(settings)
+    line = next(one for one in str(refused.value).splitlines() if one.startswith("pandas"))
+    line = line.replace("'table.csv'", repr(str(path)))
+    turned = path.with_name("by_time.csv")
+    eval(line.replace("'by_time.csv'", repr(str(turned))), {"pandas": pd})
+    table = pd.read_csv(turned)
+    assert table["time"].tolist() == [int(t) if t.isdigit() else t for t in times]
+    assert table["p3"].tolist() == rows[3][1:]
+    with pytest.raises(UnreadableSource, match=r"(?s)no column label.*each row is a series"):
+        scan(path)
+    assert len(time_series.scan(settings.model_copy(update={"numeric": times})).values) == 9

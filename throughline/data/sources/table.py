@@ -38,7 +38,10 @@ from throughline.data.tables.odd_values import (
     find_same,
     find_sentinels,
     find_total,
+    find_totals,
+    find_units,
 )
+from throughline.data.tables.series_rows import refuse_wide
 from throughline.data.tables.table_columns import (
     check_marks,
     check_missing,
@@ -81,6 +84,7 @@ def scan(settings: DataSettings) -> Arrays:
         table.path,
         partial(check_columns, table, named),
         partial(check_marks, table.path, settings, table.columns),
+        partial(_refuse_wide, table),
         partial(refuse_two_uses, table.path, named),
         partial(_find_feature_kinds, table, apart),
         partial(_find_label_kind, table),
@@ -97,6 +101,8 @@ def scan(settings: DataSettings) -> Arrays:
     numbers = [*zip(numeric, values.T, strict=False)]
     if find_total(table, (*(column for _, column in numbers), *targets.T)):
         problems[-1] = "sums up the rows above it"
+    for row in find_units(table, [*numeric, *(settings.label_columns if number else ())]):
+        problems[row] = "holds units or a second header: remove it"
     splits = read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
     rows = [row for row, reason in enumerate(reasons) if reason is None]
@@ -127,6 +133,11 @@ def scan(settings: DataSettings) -> Arrays:
             *table.warnings,
             *table.describe_unread(),
             *find_missing_marks(columns),
+            *find_totals(
+                table,
+                [name for name, each in kinds.items() if each != "number"],
+                {row for row, reason in enumerate(reasons) if reason},
+            ),
             *find_sentinels(
                 table, [*numbers, *zip(settings.label_columns, targets.T, strict=False)]
             ),
@@ -164,6 +175,12 @@ def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kin
         partial(check_missing, table, kinds),
     )
     return kinds
+
+
+def _refuse_wide(table: TextTable) -> None:
+    """Refuse series that are rows, where no column to predict says that they are examples."""
+    if not table.columns.keys() & {*table.settings.label_columns}:
+        refuse_wide(table)
 
 
 def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:

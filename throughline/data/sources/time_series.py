@@ -30,6 +30,7 @@ from throughline.data.tables.column_kinds import (
     guess_kind,
     refuse_columns,
 )
+from throughline.data.tables.late_rows import explain_late, join_times
 from throughline.data.tables.moments import (
     GAP,
     find_gaps,
@@ -39,7 +40,8 @@ from throughline.data.tables.moments import (
     read_moments,
 )
 from throughline.data.tables.number_text import explain_notation
-from throughline.data.tables.odd_values import find_sentinels
+from throughline.data.tables.odd_values import find_sentinels, find_units
+from throughline.data.tables.series_rows import refuse_wide
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
 from throughline.data.tables.tabular import (
     TextTable,
@@ -171,6 +173,15 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
     """Values, names of columns, and what to warn of."""
     settings = table.settings
+    if not (settings.time_columns or settings.numeric):
+        refuse_wide(table)
+    named_ones = {*settings.time_columns, *settings.numeric}
+    if table.columns.keys() >= named_ones and (units := find_units(table, _list_numeric(table))):
+        raise UnreadableSource(
+            f"{table.path}: row {units[0] + 1} holds units or a second header"
+            f" ({', '.join(cells[0].as_py() for cells in table.columns.values())})",
+            "remove it" if len(units) == 1 else f"remove the first {len(units)} rows",
+        )
     named = {
         "data.time_column": settings.time_columns,
         "data.numeric": settings.numeric,
@@ -204,18 +215,11 @@ def _refuse_unnamed_times(table: TextTable) -> None:
 
 
 def _join_times(table: TextTable) -> tuple[TextTable, str]:
-    """The table with the column of times, and its name; of several columns, such as a date and a
-    time of day, which some write 18.30, the cells in a row.
-    """
+    """The table with the column of times, and its name; of several columns joined."""
     first, *more = table.settings.time_columns
     if not more:
         return table, first
-    cells = table.columns[first]
-    for each in more:
-        time = pc.replace_substring_regex(table.columns[each], r"^(\d{1,2})\.(\d{2})\b", r"\1:\2")
-        time = pc.replace_substring_regex(time, r"^(\d{1,2}:\d{2})\.(\d{2})\b", r"\1:\2")
-        cells = pc.binary_join_element_wise(cells, time, pa.scalar(" ", pa.large_string()))
-    name = " ".join(table.settings.time_columns)
+    name, cells = f"{first} {' '.join(more)}", join_times(table, [first, *more])
     return replace(table, columns={**table.columns, name: cells}), name
 
 
@@ -296,9 +300,8 @@ def _check_time(table: TextTable, name: str) -> list[str]:
             f" and by one of these does not increase in row {row} ({cells[problem.row]})",
             "write dates as 2026-01-31",
         )
-    raise UnreadableSource(
-        f"{table.path}: {name} does not increase in row {row}; sort the table and drop doubled rows"
-    )
+    advice = explain_late(table, name, readings)
+    raise UnreadableSource(f"{table.path}: {name} does not increase in row {row}; {advice}")
 
 
 def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:

@@ -50,7 +50,7 @@ def find_late(moments: pd.Series) -> TimeProblem | None:
     lacking = moments.isna().to_numpy()
     if lacking.any():
         return TimeProblem(row=int(np.argmax(lacking)), unreadable=True)
-    values = _to_numbers(moments)
+    values = as_numbers(moments)
     late = values[1:] <= values[:-1]
     return TimeProblem(row=int(np.argmax(late)) + 1) if late.any() else None
 
@@ -71,11 +71,12 @@ def find_gaps(moments: pd.Series) -> np.ndarray:
     """The rows (gaps,) of numbers or moments in order before which others seem to be missing: the
     step to them is much longer than most.
     """
-    steps = np.diff(_to_numbers(moments))
+    steps = np.diff(as_numbers(moments))
     return np.flatnonzero(steps > GAP * np.median(steps)) + 1 if len(steps) else np.empty(0, int)
 
 
-def _to_numbers(moments: pd.Series) -> np.ndarray:
+def as_numbers(moments: pd.Series) -> np.ndarray:
+    """Numbers, or moments as whole numbers, (rows,)."""
     # Of moments with a time zone: to_numpy would make an object of each.
     return (moments.astype("int64") if moments.dtype.kind == "M" else moments).to_numpy()
 

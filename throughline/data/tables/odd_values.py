@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product, takewhile
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from throughline.data.tables.number_text import is_number
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
@@ -30,9 +31,10 @@ _CODE = re.compile(rf"-[1789]|-?(77+|88+|99+|9+[678])|{_NINES.pattern}")
 _MOST_VALUES = 100  # of a column that may tell the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
 _SHOWN = 3
-_TOTAL = re.compile(
-    r"(grand |sub)?totals?:?|sum|average|mean|summe|gesamt|insgesamt", re.IGNORECASE
-)
+_SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
+_TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
+_PART_TOTAL = r"(?i)^.+ (totals?|sum|average|mean|summe|gesamt|ergebnis):?$"  # of Excel
+_MOST_UNITS = 3  # rows of units, kinds and the like
 _GROUP = re.compile(
     r"(patient|subject|person|user|customer|client|participant|speaker|author|video|session|group"
     r"|household|device|machine|lesion)(s?[_ ]?(id|nr|nbr|no|number|code))?",
@@ -152,6 +154,55 @@ def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
         if not named and totals and not totals[-1]:
             return False
     return any(totals) if named else all(totals) and len(totals) > 1
+
+
+def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int]) -> list[str]:
+    """What to warn of where rows that are not `rejected` are called sums or means of others by one
+    of the columns `names`: by a word for sums, after the name of others (`North Total`), or, in the
+    first or last row, if it alone is called so, by any such word.
+    """
+    rows: dict[int, str] = {}
+    for name in names:
+        cells = table.columns[name]
+        words = pc.unique(cells)
+        parts = words.filter(pc.match_substring_regex(words, _PART_TOTAL)).to_pylist()
+        known = {*words.to_pylist()} if parts else set()
+        named = {word for word in parts if word.rpartition(" ")[0] in known}
+        named |= {*words.filter(pc.match_substring_regex(words, f"(?i)^{_SUM}$")).to_pylist()}
+        found = np.flatnonzero(pc.is_in(cells, pa.array([*named], pa.large_string()))).tolist()
+        for row in {0, len(cells) - 1} - {*found} if len(cells) else ():
+            word = cells[row].as_py()
+            if _TOTAL.fullmatch(word) and pc.sum(pc.equal(cells, word)).as_py() == 1:
+                found.append(row)
+        rows |= {row: f"row {row + 1} ({name}: {cells[row].as_py()})" for row in found}
+    shown = [rows[row] for row in sorted(rows) if row not in rejected]
+    return (
+        [
+            f"{name_some(shown, most=_SHOWN)}: named as the sum or mean of other rows; if so, it is"
+            " no example: remove it"
+        ]
+        if shown
+        else []
+    )
+
+
+def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
+    """The first rows, if they hold units or a second header: different texts, and no number, in the
+    columns that are `numeric` below, and no digit where times are.
+    """
+    rows: list[int] = []
+    while len(rows) < min(_MOST_UNITS, len(table) - 1):
+        cells = [table.columns[name][len(rows)].as_py() for name in numeric]
+        text = all(
+            not is_number(pa.array([cell], pa.large_string()), table.decimal_of(name))[0]
+            for name, cell in zip(numeric, cells, strict=True)
+        )
+        times = [table.columns[name][len(rows)].as_py() for name in table.settings.time_columns]
+        dated = any(map(str.isdecimal, "".join(times)))
+        if dated or not text or len({*cells, *times} - {""}) < 2:  # noqa: PLR2004 - all alike: a mark of missing
+            break
+        rows.append(len(rows))
+    return rows
 
 
 def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> list[str]:
