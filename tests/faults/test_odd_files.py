@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "outside": (linked_folder_outside, "folder is a link that leads outside the data root"),
     "linked": (
         lambda path: path.symlink_to("a"),
-        "folder is a link to a, which is listed itself",
+        "folder is a link to one that is listed itself: a",
     ),
     HUGE: (
         lambda path: png(path, width=10_000, height=10_000, depth=8, kind=0),
