@@ -7,6 +7,7 @@ import inspect
 import os
 
 from throughline import DEFAULT_ENVIRONMENT
+from throughline.shared.chatter import hide_tensorflow_chatter
 from throughline.shared.failures import report_user_errors
 from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo
@@ -27,6 +28,7 @@ def main() -> None:
     # Nothing waits for this, and a server may take long to store what it was sent.
     if os.environ[TIMEOUT] == DEFAULT_ENVIRONMENT[TIMEOUT]:
         os.environ[TIMEOUT] = PATIENCE_S
+    hide_tensorflow_chatter()
     with report_user_errors(), hold_outputs(store_home() / UNSENT, "sending what it holds"):
         use_store()
         sent, left = sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 
@@ -89,9 +90,29 @@ def write_parquet_on(folder):
     pd.DataFrame({"x": np.random.default_rng(0).random(1 << 20)}).to_parquet(folder / "x.parquet")
 
 
+def write_values_on(folder):
+    """Write JSON, as every stage does."""
+    write_json(folder / "values.json", [0] * (1 << 19))
+
+
 @pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
 def test_a_full_disk_below_a_library_is_reported(small_disk, capsys, work):
     assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
+
+
+@pytest.mark.parametrize("work", [keep_checkpoint_on, write_parquet_on, write_values_on])
+def test_a_file_that_may_not_be_so_large_is_reported(tmp_path, capsys, work):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            work(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    said = ended_with(capsys, limited)
+    assert said.startswith("DiskFull: no file may be that large here") and "ulimit -f" in said
 
 
 def test_a_read_only_disk_is_reported(small_disk, array_settings, capsys):

@@ -221,6 +221,21 @@ def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_pat
         pass
 
 
+@pytest.mark.parametrize("member", ["config.json", "model.weights.h5", SPEC])
+def test_a_damaged_file_is_refused(photo_model, tmp_path, member):
+    *_, model = photo_model
+    content = bytearray(model.read_bytes())
+    with zipfile.ZipFile(model) as file:
+        start = file.getinfo(member).header_offset + len(member) + 100
+    content[start] ^= 1
+    (tmp_path / "model.keras").write_bytes(content)
+    with (
+        pytest.raises(OutdatedModel, match=r"is no model.keras, or damaged \(Bad CRC-32"),
+        open_trained_model(tmp_path / "model.keras"),
+    ):
+        pass
+
+
 @pytest.mark.slow
 def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_path):
     layout = link_data(arrays, tmp_path, snapshot=False)

@@ -58,6 +58,22 @@ def test_a_password_goes_to_the_store_and_into_no_message(monkeypatch, tmp_path)
     assert "cret" not in reason(OSError(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush"
+            " block)\n(sqlite3.OperationalError) database or disk is full\n[SQL: INSERT]",
+            "(sqlite3.OperationalError) database or disk is full",
+        ),
+        ("first\nsecond", "first"),
+        ("", "OSError"),
+    ],
+)
+def test_the_reason_is_the_first_line_that_says_one(text, said):
+    assert reason(OSError(text)) == said
+
+
 @pytest.mark.integration
 def test_a_run_that_is_held_back_keeps_no_password(tmp_path, absent_server, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", absent_server.replace("//", "//me:s3cret@"))

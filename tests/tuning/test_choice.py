@@ -117,6 +117,24 @@ def test_a_lead_takes_two_percent_and_five_rounds(rate, rounds, outcome):
     )
 
 
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([4000.0] * 4, True),
+        ([1500.0] * 4, False),
+        ([2010.0] * 4, False),
+        ([4000.0] * 5, False),
+    ],
+    ids=["leads the choice", "leads the incumbent alone", "leads by less", "is the choice"],
+)
+def test_who_leads_the_choice_in_too_few_rounds_is_named_with_it(rates, said):
+    one = race({"naive": [1000.0] * 5, "stored": [2000.0] * 5, "cached": rates}, epochs=30)
+    choice = chosen(one, own=("naive",))
+    assert (choice.outcome, choice.name) == ("found", "stored" if len(rates) < 5 else "cached")
+    late = "; the time was up before `cached` had raced for 5 rounds; a longer --time may show"
+    assert (late in compose_sentence(choice, one, FREE)) == said
+
+
 def test_what_the_time_did_not_suffice_for_leaves_the_search_undecided():
     def ended(one):
         rivals = [name for name in one.names if name != CEILING]

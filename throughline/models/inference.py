@@ -33,6 +33,7 @@ from throughline.shared.layout import MODEL_SPEC
 
 SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
 PASSING = ("Identity", "Cast", "Reshape")  # layers and operations that leave values as they are
+LOADING_ERRORS = ImportError, AttributeError, TypeError, ValueError, NotImplementedError
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
 
@@ -116,7 +117,11 @@ def read_spec(path: Path) -> InferenceSpec:
             f" {RETRAIN}"
         ) from error
     except zipfile.BadZipFile as error:
-        raise OutdatedModel(f"{path} is no model.keras, or cut off ({error}); {RETRAIN}") from error
+        raise _refuse_damaged(path, error) from error
+
+
+def _refuse_damaged(path: Path, error: zipfile.BadZipFile) -> OutdatedModel:
+    return OutdatedModel(f"{path} is no model.keras, or damaged ({error}); {RETRAIN}")
 
 
 def find_spec(path: Path) -> InferenceSpec | None:
@@ -201,14 +206,17 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
     spec = read_spec(path)
     if not trusted:
         _check_code(spec, path)
-    with TemporaryDirectory(prefix="throughline-") as folder, zipfile.ZipFile(path) as file:
+    with TemporaryDirectory(prefix="throughline-") as folder:
         tokenizer = Path(folder) / "tokenizer"
-        if TOKENIZER in file.namelist():
-            tokenizer.write_bytes(file.read(TOKENIZER))
-        ops = tuple(_restore(stored, spec.schema, tokenizer, path) for stored in spec.ops)
         try:
+            with zipfile.ZipFile(path) as file:
+                if TOKENIZER in file.namelist():
+                    tokenizer.write_bytes(file.read(TOKENIZER))
+            ops = tuple(_restore(stored, spec.schema, tokenizer, path) for stored in spec.ops)
             model = load_model(path, spec.objects, safe=spec.safe)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
+        except zipfile.BadZipFile as error:
+            raise _refuse_damaged(path, error) from error
+        except LOADING_ERRORS as error:
             raise OutdatedModel(
                 f"{path} cannot be loaded ({explain(error)}); run from"
                 " the project whose code it needs, or train it again"

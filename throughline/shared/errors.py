@@ -226,7 +226,8 @@ class ProcessesDiffer(UserError):
 
 class DiskRefused(UserError):
     """Printed as DiskFull, ReadOnlyDisk or NotPermitted: a disk is full or read-only, or a file
-    belongs to another user; earlier outputs are untouched.
+    is larger than the user's files may be, or belongs to another user; earlier outputs are
+    untouched.
     """
 
 

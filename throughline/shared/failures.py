@@ -32,6 +32,11 @@ _DISK = {
         "the file system is read-only",
         "Make it writable, or work elsewhere",
     ),
+    errno.EFBIG: (
+        "DiskFull",
+        "no file may be that large here",
+        "Raise the limit (`ulimit -f`, or the file system's)",
+    ),
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
 }
@@ -162,7 +167,7 @@ def _disk_number(error: Exception) -> int | None:
         number = next(
             (
                 known
-                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
                 if os.strerror(known) in str(error)
             ),
             None,

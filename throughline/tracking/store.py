@@ -39,6 +39,7 @@ _PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may hold / and @
 _REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
 LONGEST_KEY = 250
 UNREACHED = "Max retries exceeded with url"  # after which MLflow's client goes on at length
+SURROUNDINGS = "(raised as a result of"  # before what SQLAlchemy was told
 _STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
 
 
@@ -124,7 +125,8 @@ def reason(error: Exception) -> str:
     """The first line of what an error says; of a server that is away, that it is."""
     if UNREACHED in str(error):
         return "it does not answer"
-    return hide_password((str(error).splitlines() or [type(error).__name__])[0])[:200]
+    said = [line for line in str(error).splitlines() if not line.startswith(SURROUNDINGS)]
+    return hide_password((said or [type(error).__name__])[0])[:200]
 
 
 def is_refusal(error: Exception) -> bool:

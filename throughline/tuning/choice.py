@@ -22,6 +22,7 @@ NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
 LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
 LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
 MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
+LONGER = "a longer --time may show that more can be gained"
 NONE_OF_OWN = "none of your own configurations can be trained within the budgets"
 
 
@@ -72,8 +73,8 @@ def choose(
     else:  # the slowest that it has met; where it has met none, itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
         baseline = incumbent = max(met, key=lambda each: race.seconds(each).value)
-    short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, incumbent))]
-    outcome, reason = _conclude(race, incumbent, new=new, unmeasured=[*short, *unraced])
+    short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, name))]
+    outcome, reason = _conclude(race, incumbent, new=new, short=short, unraced=unraced)
     return Choice(
         outcome=outcome,
         name=name,
@@ -82,25 +83,30 @@ def choose(
         to_baseline=race.ratio(name, baseline),
         to_incumbent=race.ratio(name, incumbent),
         pays_from=find_break_even(race, name, baseline),
-        reason=reason if own or outcome != "found" else NONE_OF_OWN,
+        reason="; ".join(filter(None, [reason, NONE_OF_OWN * (outcome == "found" and not own)])),
     )
 
 
 def _conclude(
-    race: Race, incumbent: str, *, new: bool, unmeasured: Sequence[str]
+    race: Race, incumbent: str, *, new: bool, short: Sequence[str], unraced: Sequence[str]
 ) -> tuple[Outcome, str]:
-    """What a search has come to, and why where that says so; `new`: another one is ahead."""
+    """What a search has come to, and why where that says so; `new`: another one is ahead of the
+    incumbent, and `short` lead what is chosen, in too few rounds.
+    """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
     if new:
-        return "found", ""
+        return "found", f"{_say_late(short)}; {LONGER}" if short else ""
     if is_compute_bound(race, incumbent):
         return "compute-bound", ""
-    if unmeasured:
-        more = f" and {len(unmeasured) - 1} more" if len(unmeasured) > 1 else ""
-        late = f"the time was up before `{unmeasured[0]}`{more} had raced for {LEAST_ROUNDS} rounds"
-        return "undecided", late
+    if unmeasured := [*short, *unraced]:
+        return "undecided", _say_late(unmeasured)
     return "kept", ""
+
+
+def _say_late(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the time was up before `{names[0]}`{more} had raced for {LEAST_ROUNDS} rounds"
 
 
 def pick_survivors(
