@@ -120,6 +120,7 @@ def test_the_workers_of_a_service_are_memory_and_stand_still_and_a_kill_is_said(
         os.kill(one.process, signal.SIGKILL)
         with pytest.raises(ContestantLost, match="was killed by SIGKILL, perhaps for its memory"):
             one.take_turn()
+    assert not psutil.wait_procs(workers, timeout=60)[1], "they end with it, though stopped"
 
 
 def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout, tmp_path):
