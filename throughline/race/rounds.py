@@ -128,15 +128,18 @@ class Race:
             lambda rounds: self._total_s(name, rounds, self.epochs), self._rounds_of(name)
         )
 
-    def ratio(self, one: str, other: str, *, epochs: int | None = None) -> Estimate:
+    def ratio(self, one: str, other: str) -> Estimate:
         """How many times as long the training of one takes as that of another, by the rounds that
-        both took part in; without `epochs`, of all of them.
+        both took part in.
         """
-        many = epochs or self.epochs
         return Estimate.of(
-            lambda rounds: self._total_s(one, rounds, many) / self._total_s(other, rounds, many),
+            lambda rounds: self._divide(one, other, rounds, self.epochs),
             self._rounds_of(one, other),
         )
+
+    def ratio_after(self, epochs: int, one: str, other: str) -> float:
+        """The same of trainings of so many epochs, which have met, without an interval."""
+        return self._divide(one, other, self._rounds_of(one, other), epochs)
 
     def fastest(self, names: Collection[str]) -> str:
         """The one whose training takes least; pairs decide, where all have met the first of
@@ -181,6 +184,9 @@ class Race:
 
     def _rounds_of(self, *names: str) -> list[Round]:
         return [each for each in self.rounds if all(name in each.turns for name in names)]
+
+    def _divide(self, one: str, other: str, rounds: Sequence[Round], epochs: int) -> float:
+        return self._total_s(one, rounds, epochs) / self._total_s(other, rounds, epochs)
 
     def _total_s(self, name: str, rounds: Sequence[Round], epochs: int) -> float:
         cost, rate = self.costs.get(name, Cost()), _rate(name, rounds)

@@ -143,7 +143,7 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
         (
             epochs
             for epochs in range(1, race.epochs + 1)
-            if race.ratio(name, baseline, epochs=epochs).value <= 1
+            if race.ratio_after(epochs, name, baseline) <= 1
         ),
         None,
     )

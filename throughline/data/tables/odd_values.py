@@ -42,10 +42,8 @@ _GROUP = re.compile(
 )
 _ID = re.compile(r".+([_ .-](id|ID|Id)|[a-z]I[dD])")  # of whatever it is, perhaps of a category
 _MOST_UNIQUE = 0.9  # share of different values in a column of which rows belong together
-_MOST_OF_ONE, _LEAST_GROUPS = (
-    20,
-    20,
-)  # rows, on average, and different values that are no categories
+# Rows of one value, on average, and different values, from which they are no categories.
+_MOST_OF_ONE, _LEAST_GROUPS = 20, 20
 
 
 def find_sentinels(table: TextTable, columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
