@@ -16,7 +16,7 @@ from prefect import flow, get_run_logger
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
 from flows.orchestration.flow_run import Run, start_run
-from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
+from flows.orchestration.stages import OF_EACH, PREPARATION, list_again
 from flows.run.parameters import (
     NO_PIPELINES,
     OWN_PIPELINES,
@@ -26,7 +26,7 @@ from flows.run.parameters import (
     RunName,
     select_pipelines,
 )
-from throughline.reporting.comparing import compare, read_all
+from throughline.reporting.comparing import compare_some
 from throughline.results.comparison import Comparison
 from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout, from_here
@@ -61,21 +61,21 @@ def comparison(
         goes when the run is kept
       promote: let a run with changes choose MLflow's `champion`, too; one without changes does.
         Either way its quality must not be worse; one set by hand is replaced only with this
-      measure_again: configurations that are profiled once more although nothing has changed, such
-        as those that another program has disturbed; they are not trained again
+      measure_again: configurations to race once more although nothing has changed, such as those
+        that are undecided; all race, and none is trained again
     """
     selected = select_pipelines(list(dict.fromkeys(pipelines)))
     with start_run(changes, name, only=selected) as run:
         chosen = selected or list(run.params.pipelines)
-        measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
+        measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in OF_EACH]
         complete = set(chosen) == set(run.params.pipelines)
         if promote and not complete:
             raise InvalidParams(
                 ["promote: a champion is the best of all configurations; leave out the selection"]
             )
-        stages = [*PREPARATION, *measured, *(["report"] if complete else [])]
+        stages = [*PREPARATION, *measured, "race", *(["report"] if complete else [])]
         run = run.with_progress_bar(len(stages))
-        again = list_profiles(measure_again, chosen)
+        again = list_again(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
         layout = Layout(run.workspace.root)
@@ -93,16 +93,17 @@ def comparison(
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             profiled = [
                 run.with_parent_run(parent).chain(
-                    [f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared]
+                    [f"{stage}@{pipeline}" for stage in OF_EACH], after=[prepared]
                 )
                 for pipeline in chosen
             ]
-            finished = [run.chain(["report"], after=profiled)] if complete else profiled
-            changed = any(one.changed for one in finished)
+            raced = run.with_parent_run(parent).chain(["race"], after=profiled)
+            finished = run.chain(["report"], after=[raced]) if complete else raced
+            changed = finished.changed
             run.check_up_to_date(stages, changed=changed)
             with run.hold_results():
                 if not complete:
-                    compared = compare(*read_all(chosen, layout), layout)
+                    compared = compare_some(chosen, layout)
                 else:
                     compared = Comparison.read(layout.report)
                     if parent:

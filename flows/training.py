@@ -14,7 +14,7 @@ from prefect import flow
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, show_training
 from flows.orchestration.flow_run import start_run
-from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
+from flows.orchestration.stages import OF_EACH, PREPARATION, list_again
 from flows.run.parameters import (
     DEFAULT_PIPELINE,
     NO_PIPELINES,
@@ -24,11 +24,11 @@ from flows.run.parameters import (
     RunName,
 )
 from flows.run.workspace import keep_worktree
-from throughline.reporting.comparing import compare_one
+from throughline.reporting.comparing import compare_some
 from throughline.results.comparison import Comparison
-from throughline.results.profiling import ProfileResult
+from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
-from throughline.shared.errors import InvalidParams
+from throughline.shared.errors import InvalidParams, MissingInput
 from throughline.shared.files import dump_json
 from throughline.shared.layout import Layout, from_here
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
@@ -62,42 +62,57 @@ def training(
         fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
-      measure_again: the configuration, to profile it once more although nothing has changed; it is
-        not trained again
+      measure_again: the configuration, to race it once more although nothing has changed; it is not
+        trained again
       measure: whether to measure where time goes; without, the run ends with the training, which
-        waits for no other that measures (build does), and is no experiment yet
+        waits for no other that measures, and is no experiment yet
     """
     if measure_again and not measure:
         raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
     with start_run(changes, name, only=[pipeline]) as run:
-        run = run.with_forced(list_profiles(measure_again, [pipeline]))
+        run = run.with_forced(list_again(measure_again, [pipeline]))
         run = run if measure else run.without_measuring()
-        measured = MEASURED if measure else [stage for stage in MEASURED if stage != "profile"]
+        each = OF_EACH if measure else [stage for stage in OF_EACH if stage != "profile"]
         # An experiment is complete with the report, which is then about this configuration alone.
         stages = [
             *PREPARATION,
-            *(f"{stage}@{pipeline}" for stage in measured),
+            *(f"{stage}@{pipeline}" for stage in each),
+            *(["race"] if measure else []),
             *(["report"] if measure and run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
         run.check_up_to_date(stages, changed=last.changed, saves=measure)
-        folder = Layout(run.workspace.root).results(pipeline)
+        layout = Layout(run.workspace.root)
+        folder = layout.results(pipeline)
         with run.hold_results():
             trained = TrainResult.read(folder)
             figures = {
                 **(asdict(trained.throughput) if trained.throughput else {}),
                 **trained.last_epoch,
                 **{f"test_{name}": value for name, value in trained.test.items()},
-                **(asdict(ProfileResult.read(folder)) if measure else {}),
+                **(read_figures(layout, pipeline) if measure else {}),
             }
-            compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
+            compared = compare_some([pipeline], layout) if measure else None
             show_training(pipeline, figures, folder, compared)
         if not measure:
             keep_worktree(run.workspace)
         report = (run.save_experiment(changed=last.changed) if measure else None) or (
-            Layout(run.workspace.root).report if measure and run.workspace.isolated else None
+            layout.report if measure and run.workspace.isolated else None
         )
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
+
+
+def read_figures(layout: Layout, pipeline: str) -> Mapping[str, Any]:
+    """What the race says of a configuration, by name.
+
+    Raises:
+      MissingInput: it was lost in the race; says why.
+    """
+    result = RaceResult.read(layout.race)
+    if pipeline not in result.configurations:
+        why = result.lost.get(pipeline, "it has not raced")
+        raise MissingInput(f"{pipeline} has no figures of the race: {why}")
+    return result.configurations[pipeline].figures
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -113,7 +128,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="measure where time goes, or only train, which waits for no other (build does)",
+            help="measure where time goes, or only train, which waits for no other",
         ),
     ] = True,
     verbose: cli.VerboseOption = False,
@@ -146,9 +161,10 @@ def command(  # noqa: PLR0913 - the options of a command line
         else:
             (row,) = result.compared.configurations
             decided = row.verdict not in (COMPUTE_BOUND, UNDECIDED)
-            advice = "To change first" if row.predicted_gain else "What helps"
-            where = [f"{advice}: {row.fix}"] if decided else []
-            if row.disturbed_by or row.verdict == UNDECIDED:
+            gain = f" ({row.gain:.2f}× as fast, tried)" if row.gain else ""
+            advice = "To change first" if row.gain else "What helps"
+            where = [f"{advice}: {row.fix}{gain}"] if decided else []
+            if row.verdict == UNDECIDED:
                 where += [cli.compose_measure_again("training", sys.argv[1:], [pipeline])]
             where += [
                 f"The page about it: {from_here(result.report / 'index.html')}"

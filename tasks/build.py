@@ -1,16 +1,13 @@
-"""The build stage: lay out one configuration's plan, prove that it delivers the right examples, and
-measure it alone.
+"""The build stage: lay out one configuration's plan, and prove that it delivers the right examples.
 
-Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput,
-first batch, epoch gap, equality digests).
+Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (what was proven). How
+fast it is, the race says.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +20,20 @@ from throughline.assembly.inputs import (
     open_input_pipeline,
     open_input_service,
     open_inputs,
+    training_worker,
 )
-from throughline.assembly.processes import meet_processes
+from throughline.assembly.processes import check_processes
 from throughline.config.cli import pipeline_stage_cli
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples, measure_difference
-from throughline.measurement.hardware import UsageMonitor, describe_machine
 from throughline.measurement.padding import measure_sequences
-from throughline.measurement.throughput import join_slices, measure_input
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.results.build import BuildResult, Difference, PlanSummary, ProcessInput
-from throughline.settings import MeasureSettings
+from throughline.results.build import BuildResult, Difference, PlanSummary
+from throughline.shared.errors import EmptyDataset
 from throughline.shared.layout import Layout
-from throughline.shared.progress import echo, echo_fact, echo_result
+from throughline.shared.progress import echo, echo_result
 from throughline.shared.termination import exit_on_sigterm
-from throughline.training.processes import run_one_of_several
-from throughline.training.replicas import Replicas
+from throughline.training.gpus import count_training_gpus
 
 
 def build(
@@ -47,12 +42,10 @@ def build(
     exact: Mapping[str, InputPipeline],
     out: Path,
     *,
-    measure: Callable[[], Sequence[ProcessInput]],
     about: Mapping[str, Any],
 ) -> BuildResult:
-    """Check `training` (all of the configuration, with whole batches), `measure` its input, each
-    process its slice, and digest `in_order` (the same without shuffle, augmentation and
-    postprocessing, by split).
+    """Check `training` (all of the configuration, with whole batches), and digest `in_order` (the
+    same without shuffle, augmentation and postprocessing, by split).
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
@@ -65,26 +58,21 @@ def build(
       EmptyDataset: the configuration delivers nothing.
     """
     digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
-    epoch = check_epoch(training)
-    with UsageMonitor() as monitor:
-        processes = measure()
-    throughput = join_slices([one.throughput for one in processes])
-    draws, rows = epoch or (None, None)
+    draws, rows = check_epoch(training) or (None, None)
+    if next(training.batches(), None) is None:  # all of it is computed once
+        raise EmptyDataset(
+            f"the {training.split} split of this configuration delivers no batch; its plan is"
+            f" {training.plan}"
+        )
     result = BuildResult(
         plan=str(training.plan),
-        throughput=throughput,
         examples_digests=digests,
-        usage=monitor.measured,
-        machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
         pixel_difference=_measure_difference(in_order, exact)
         if training.plan.approximate
         else None,
         epoch_draws=draws,
-        sequence_batches=measure_sequences(
-            training, examples_per_s=throughput.input_examples_per_s
-        ),
-        processes=tuple(processes),
+        sequence_batches=measure_sequences(training),
         class_frequencies=(
             class_frequencies(training, rows)
             if rows is not None and training.plan.sampling != "uniform"
@@ -94,23 +82,6 @@ def build(
     summarize_plan(training, about).write(out)
     result.write(out)
     return result
-
-
-def measure_slices(
-    pipeline: InputPipeline, replicas: Replicas, settings: MeasureSettings
-) -> list[ProcessInput]:
-    """Measure the input of this process, its slice of every batch, while the others measure theirs,
-    once the chief has proven the examples; returns those of all.
-
-    Raises:
-      EmptyDataset: the configuration delivers nothing.
-      ProcessLost: another process is gone.
-    """
-    replicas.wait_for_chief()
-    throughput = measure_input(
-        pipeline, passes=settings.input_passes, max_seconds=settings.input_max_seconds
-    )
-    return replicas.gather(ProcessInput(host=platform.node(), throughput=throughput))
 
 
 def _measure_difference(
@@ -167,25 +138,20 @@ def _describe(value: tf.TensorSpec) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Lay out one configuration, check that it delivers the right examples, measure its input-only
-    throughput.
-    """
+    """Lay out one configuration, and check that it delivers the right examples."""
     with (
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        replicas = meet_processes(params, name, ["tasks.build"])
-        if replicas is None:
+        worker = training_worker(params)
+        check_processes(params, name, worker, gpus=count_training_gpus())
+        if worker.index:  # the first of them does it for all
             return
         data = open_inputs(params, Layout())
         training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
-        measure = partial(measure_slices, training, replicas, params.measure)
-        if not replicas.is_chief:
-            measure()
-            return
         in_order = {
             split: open_input_pipeline(
                 params, name, data, split=split, purpose="compare", address=address
@@ -203,24 +169,12 @@ def main() -> None:
                 in_order,
                 {split: open_exact_pipeline(params, data, split=split) for split in in_order},
                 Layout().results(name),
-                measure=measure,
                 about=about,
             )
-        throughput, digests = result.throughput, result.examples_digests
+        digests = result.examples_digests
         examples = sum(digest.examples for digest in digests.values())
-        echo(
-            f"build {name}: {result.plan}; first pass {throughput.cold_examples_per_s:,.0f}"
-            f" examples/s, {examples:,} examples, digest of train {digests['train'].digest[:12]}"
-        )
-        echo_result(
-            f"input alone {throughput.input_examples_per_s:,.0f} examples/s, first batch after"
-            f" {throughput.first_batch_s * 1e3:,.0f} ms"
-        )
-        for index, one in enumerate(result.processes if replicas.several else ()):
-            echo_fact(
-                f"process {index} of {replicas.worker.count} on {one.host}: its slices alone"
-                f" {one.throughput.input_examples_per_s:,.0f} examples/s"
-            )
+        echo(f"build {name}: {result.plan}")
+        echo_result(f"{examples:,} examples, digest of train {digests['train'].digest[:12]}")
         if apart := result.pixel_difference:
             echo(
                 f"  approximate: pixels differ by {apart.mean:.2f} of 256 levels on average, by"
@@ -228,8 +182,8 @@ def main() -> None:
             )
         if texts := result.sequence_batches:
             echo(
-                f"  {texts.tokens_per_s:,.0f} tokens/s without padding, {texts.padding_pct:.1f} %"
-                f" padding, {texts.distinct_shapes} distinct shapes of batches"
+                f"  {texts.padding_pct:.1f} % padding, {texts.distinct_shapes} distinct shapes of"
+                " batches"
             )
         for label, share in (result.class_frequencies or {}).items():
             echo(f"  {label}: {share:.1%} of what is delivered")
@@ -237,4 +191,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     exit_on_sigterm()
-    run_one_of_several(main)
+    main()

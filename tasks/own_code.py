@@ -24,6 +24,7 @@ CODE: Mapping[str, tuple[str, ...]] = {
     "build": OP_SECTIONS,
     "train": (*OP_SECTIONS, "model", "train"),
     "profile": (*OP_SECTIONS, "model", "train"),
+    "race": (*OP_SECTIONS, "model", "train"),
 }
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
 _MARK, _ITEM = "      # Own ops and models", "      - "

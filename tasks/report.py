@@ -25,6 +25,7 @@ from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Timeline
+from throughline.results.race import RaceResult
 from throughline.shared.files import atomic_folder
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_problem, echo_result
@@ -42,7 +43,9 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
     results, missing = read_all(names, layout)
-    comparison = compare(results, missing, layout)
+    raced = RaceResult.read(layout.race)
+    comparison = compare(results, missing, raced, layout)
+    shown = {row.pipeline: results[row.pipeline] for row in comparison.configurations}
     with atomic_folder(out) as folder:
         plots = folder / "plots"
         plots.mkdir()
@@ -51,14 +54,14 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
             layout, dict.fromkeys([comparison.baseline, comparison.best]), plots / "timelines"
         )
         plot_histories(
-            {name: result.history for name, result in results.items()},
+            {name: result.history for name, result in shown.items()},
             comparison.metric,
             plots / "histories",
         )
         pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
-            columns=["relative_rates", "rate_doubt", "held_out"]
+            columns=["held_out"]
         ).to_csv(plots / "throughput.csv", index=False)
-        page = _page(comparison, results, layout, folder)
+        page = _page(comparison, raced, shown, layout, folder)
         (folder / "index.html").write_text(page, encoding="utf-8")
         comparison.write(folder)
     return comparison
@@ -77,7 +80,11 @@ def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) ->
 
 
 def _page(
-    comparison: Comparison, results: Mapping[str, RunResults], layout: Layout, folder: Path
+    comparison: Comparison,
+    race: RaceResult,
+    results: Mapping[str, RunResults],
+    layout: Layout,
+    folder: Path,
 ) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(reporting.__file__).parent),
@@ -88,7 +95,7 @@ def _page(
     pictures = {
         name: {
             kind: _picture(layout.results(name) / "profile" / f"{kind}.svg")
-            for kind in ("timeline", "steps", "confusion", "worst")
+            for kind in ("timeline", "confusion", "worst")
         }
         for name in results
     }
@@ -100,6 +107,7 @@ def _page(
     plots = {kind: _picture(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
     return environment.get_template("report.html").render(
         summary=comparison,
+        race=race,
         table=table,
         essential=[number for number, column in enumerate(table.columns) if column.essential],
         further=[
@@ -139,8 +147,8 @@ def main() -> None:
         echo_result(f"{what}: {from_here(Layout().report / 'index.html')}")
         if comparison.warning:
             echo_problem(comparison.warning)
-        for name, lacking in comparison.missing.items():
-            echo_problem(f"{name} is left out: {', '.join(lacking)} missing")
+        for name, why in comparison.missing.items():
+            echo_problem(f"{name} is left out: {why}")
 
 
 if __name__ == "__main__":

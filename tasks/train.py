@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 
 from tasks.own_code import find_needs
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
@@ -32,7 +33,7 @@ from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.results.build import BuildResult
+from throughline.results.base import name_machine
 from throughline.results.evaluation import Evaluation
 from throughline.results.train import (
     RunRecord,
@@ -210,7 +211,6 @@ def main() -> None:
             service.close()
             replicas.wait_for_chief()
             return
-        built = BuildResult.read(out)
         alone.enter_context(hold_outputs(out, f"training {name}"))
         run_key = make_run_key(
             Layout().manifest,
@@ -250,7 +250,8 @@ def main() -> None:
                 replicas=replicas,
             )
             service.close()
-            result = complete_metrics(training.result, models, params, data)
+            here = replace(training.result, machine=name_machine(describe_machine()))
+            result = complete_metrics(here, models, params, data)
             save_trained_model(
                 models.full_model,
                 out / MODEL_FILE,
@@ -259,7 +260,7 @@ def main() -> None:
             )
             write_history(out, training.rows)
             result.write(out)
-            recorder.log_metrics(train_metrics(built, result))
+            recorder.log_metrics(train_metrics(result))
             recorder.log_metrics(validation_metrics(result), step=len(training.rows))
             written = out / "plan.json", out / "input.json", out / "history.csv", out / "train.json"
             for file in (*written, *Layout().at_a_glance):

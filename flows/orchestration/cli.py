@@ -70,7 +70,10 @@ MeasureAgainOption = Annotated[
     typer.Option(
         MEASURE_AGAIN,
         metavar="NAME",
-        help="profile this configuration once more although nothing has changed; repeatable",
+        help=(
+            "race this configuration, and the others, once more although nothing has changed;"
+            " repeatable"
+        ),
     ),
 ]
 
@@ -105,10 +108,8 @@ def print_comparison(compared: Comparison, where: str) -> None:
     lines += [""] if lines[-1] else []
     lines += [compared.headline]
     lines += [compared.warning] if compared.warning else []
-    lines += [
-        f"{name} is left out: {', '.join(lacking)} missing"
-        for name, lacking in compared.missing.items()
-    ]
+    lines += [f"During the race {compared.disturbed_by}"] if compared.disturbed_by else []
+    lines += [f"{name} is left out: {why}" for name, why in compared.missing.items()]
     typer.echo("\n".join([*lines, "", where]))
 
 
@@ -118,7 +119,7 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, ["b"])
-    'Measure again while nothing else runs: python -m flows.comparison --name x --measure-again b'
+    'Race again while nothing else runs: python -m flows.comparison --name x --measure-again b'
     """
     kept = [
         argument
@@ -127,7 +128,7 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
     ]
     again = [word for name in names for word in (MEASURE_AGAIN, name)]
     command = shlex.join(["python", "-m", f"flows.{flow}", *kept, *again])
-    return f"Measure again while nothing else runs: {command}"
+    return f"Race again while nothing else runs: {command}"
 
 
 @dataclass(frozen=True, kw_only=True)

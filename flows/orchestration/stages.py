@@ -31,10 +31,12 @@ from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import StageFailed
 from throughline.shared.failures import FAILURE_FILE, Failure
+from throughline.shared.machine_lock import MACHINE_HELD
 from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25
-MEASURED = ("build", "train", "profile")
+OF_EACH = ("build", "train", "profile")  # run once for each configuration
+MEASURED = ("train", "profile", "race")  # one at a time on a machine
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; the worker sets it
 # They touch networks and shared disks; measured stages are not retried.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
@@ -67,14 +69,14 @@ class StageEnvironment:
     measures: bool = True
 
 
-def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The stages that measure these configurations, which are among those of the run.
+def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The stages that measure these configurations once more, which are among those of the run.
 
     Raises:
       UnknownPipeline: one of them is not.
     """
     check_pipelines_exist(chosen, names, option="--measure-again")
-    return [f"profile@{name}" for name in dict.fromkeys(names)]
+    return ["race"] if names else []
 
 
 @task(
@@ -113,9 +115,7 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     """
     logger = get_run_logger()
     lock, owner = stage_env.lock, stage_env.owner
-    name = stage.partition("@")[0]
-    # What `build` measures is kept for later runs, which measure.
-    measures = name in MEASURED and (stage_env.measures or name != "train")
+    measures = stage.partition("@")[0] in MEASURED and stage_env.measures
     locks = (
         hold_machine_and_folder(lock, owner, lambda why: logger.info(f"{stage} waits: {why}"))
         if measures
@@ -216,7 +216,7 @@ def _run_once(
         supervised(
             command,
             folder=stage_env.root,
-            environment=dvc_environment(stage_env.environment),
+            environment=dvc_environment({**stage_env.environment, MACHINE_HELD: "1"}),
             lock_fds=lock_fds,
         ) as process,
         with_timeout(process) as timed_out,

@@ -15,12 +15,12 @@ from throughline.assembly.inputs import (
     make_token_window,
 )
 from throughline.config.params import Params
-from throughline.models import emulation
 from throughline.models.builders import Models, Target, build_models
 from throughline.models.inference import TOKENIZER, find_spec, read_tokenizer
 from throughline.models.table_input import TableInput
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.text_ops import Tokenize
+from throughline.settings import EMULATED_MODEL
 from throughline.shared.errors import UnknownModel
 
 
@@ -34,7 +34,7 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
     settings, vocabulary = params.model, data.snapshot.vocabulary
     if settings.from_file:
         _check_origin(Path(settings.from_file), params, data)
-    if vocabulary and settings.name != emulation.EMULATED_MODEL:
+    if vocabulary and settings.name != EMULATED_MODEL:
         options = {"vocabulary": vocabulary, **settings.options}
         settings = settings.model_copy(update={"options": options})
     return build_models(

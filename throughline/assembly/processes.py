@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from throughline.assembly.inputs import training_worker
 from throughline.config.params import Params
-from throughline.plan.training_workers import TrainingWorker, list_addresses
+from throughline.plan.training_workers import TrainingWorker, list_addresses, name_gpus
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.gpus import count_training_gpus
 from throughline.training.processes import run_processes
@@ -69,15 +68,3 @@ def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas 
         run_processes(command, worker.count, gpus=name_gpus(os.environ, gpus))
         return None
     return join(worker, addresses, params.train)
-
-
-def measure_one_process(params: Params) -> Params:
-    """The parameters of one process that has the whole batches of all that train together."""
-    one = {"processes": 1, "batch_multiple": training_worker(params).multiple}
-    return replace(params, train=params.train.model_copy(update=one))
-
-
-def name_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """The `count` visible GPUs as CUDA_VISIBLE_DEVICES names them, one by one."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",")[:count] if named else [str(number) for number in range(count)]

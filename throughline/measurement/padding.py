@@ -12,10 +12,8 @@ from throughline.pipelines.read.sequence_batches import sequence_lengths
 from throughline.results.build import SequenceBatches
 
 
-def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> SequenceBatches | None:
-    """Read an epoch of batches of sequences and count; None for other data. `examples_per_s` is the
-    rate of the input alone.
-    """
+def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
+    """Read an epoch of batches of sequences and count; None for other data."""
     if not pipeline.data.shards.schema.is_text:
         return None
     tokens, padded, shapes = 0, 0, set()
@@ -26,7 +24,7 @@ def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> Sequ
         shapes.add(text.shape)
     return SequenceBatches(
         tokens=tokens,
-        tokens_per_s=examples_per_s * tokens / pipeline.examples,
+        tokens_per_example=tokens / pipeline.examples,
         padding_pct=100 * (1 - tokens / max(1, padded)),
         distinct_shapes=len(shapes),
     )

@@ -1,173 +1,175 @@
-"""What a measurement of the steady state consists of: rounds of timed blocks, and what they say of
-a step.
+"""A race as numbers: what each contestant's training would take, ratios of two with intervals, and
+who leaves. Pure.
+
+A round is one turn of every contestant within seconds, so what slows the machine down slows all of
+them. A rate is all examples by all seconds of the rounds that count, not a median over turns: a
+turn in which an epoch begins, and its buffers fill, belongs to the pace of a training. Intervals
+are Student's, from leaving out one round at a time (the jackknife: Quenouille 1956, Tukey 1958).
+Those of several comparisons, which are to hold together, share what they may be wrong (Bonferroni).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from throughline.results.profiling import UNDECIDED_SIDE
-from whowaits.timing.blocks import median_interval
+from scipy.special import stdtrit
 
-# From which blocks the steady state is read; undecided where the two kinds disagree.
-Side = Literal["both", "drained", "full", "undecided"]
+from throughline.results.base import Estimate
+from throughline.results.race import Cost, Round
+
+WRONG = 0.05  # of all races, in which an interval may lie beside the truth
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedBlock:
-    """Some steps one after another: each one's time [ms], up to the moment its loss is known, and
-    their work on all cores.
+def estimate(
+    measure: Callable[[Sequence[Round]], float], rounds: Sequence[Round], *, compared: int = 1
+) -> Estimate:
+    """What `measure`, a positive number, says of the rounds; one of `compared` intervals that are
+    to hold together.
     """
-
-    steps_ms: tuple[float, ...]
-    core_ms: float = 0.0  # per step
-
-    @property
-    def mean_ms(self) -> float:
-        """A step's time. The mean, since batches may come in bursts: a median would not see the
-        waits between them.
-        """
-        return statistics.fmean(self.steps_ms)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """Blocks that follow each other, so that the machine's drift hits all alike.
-
-    `reference` is the model alone on postprocessed batches, the same work whatever the
-    configuration; `model` the layers that this configuration trains, alone on a batch that is
-    ready; `full` and `drained` training that starts on full and on empty buffers.
-    `batches_taken_by_full` counts the batches that the block `full` took, with those of its
-    warm-up; `prepared_after_full` and `prepared_after_drained` those that lay prepared at the end
-    of the two blocks.
-
-    Where the input did not come to rest, `reference` and `model` were timed before it started, and
-    `model_with_busy_input` is the model as it was timed while the input worked.
-    """
-
-    reference: TimedBlock
-    model: TimedBlock
-    full: TimedBlock
-    drained: TimedBlock
-    batches_taken_by_full: int
-    prepared_after_full: int
-    prepared_after_drained: int
-    model_with_busy_input: TimedBlock | None = None
-
-    def train_ms(self, side: Side) -> float:
-        """A real step's time as seen from one side; from both, the mean of the two."""
-        full, drained = self.full.mean_ms, self.drained.mean_ms
-        return {"full": full, "drained": drained}.get(side, (full + drained) / 2)
-
-    def stall_pct(self, side: Side) -> float:
-        """The time of a real step beyond the model's own step in the same round [% of the real
-        step].
-        """
-        return max(0.0, 100 * (1 - self.model.mean_ms / self.train_ms(side)))
-
-    def stall_pct_lower_bound(self, side: Side) -> float:
-        """The same, but for a model that was slowed by its input although it was timed alone."""
-        alone = self.model_with_busy_input or self.model
-        return max(0.0, 100 * (1 - max(alone.mean_ms, self.model.mean_ms) / self.train_ms(side)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SteadyState:
-    """Rounds of blocks of one length, and from which side they are to be read.
-
-    `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it
-    took; `suggested_seconds` how long it would have to take for a decision, or for more rounds,
-    where the time was over before. `examples_ratio` are the examples of a step per example of a
-    step of the reference; `held_ms` is how long the call of a step of the model alone holds the
-    thread that trains, on a device at rest.
-    """
-
-    rounds: tuple[Round, ...]
-    side: Side
-    prepared: int
-    seconds: float
-    suggested_seconds: float | None = None
-    examples_ratio: float = 1.0
-    held_ms: float = math.inf
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether both sides agree, or the buffers' level shows which of them counts."""
-        return self.side != UNDECIDED_SIDE
-
-    @property
-    def possible_sides(self) -> tuple[Side, ...]:
-        """The side that counts; undecided: both."""
-        return (self.side,) if self.is_decided else ("full", "drained")
-
-    @property
-    def model_step_ms(self) -> float:
-        """A step of the model alone, with the layers that this configuration trains: median over
-        the rounds [ms].
-        """
-        return statistics.median(each.model.mean_ms for each in self.rounds)
-
-    @property
-    def model_core_ms(self) -> float:
-        """Work of such a step on all cores [ms]."""
-        return statistics.median(each.model.core_ms for each in self.rounds)
-
-    @property
-    def reference_step_ms(self) -> float:
-        """A step of the reference model alone: median over the rounds [ms]."""
-        return statistics.median(each.reference.mean_ms for each in self.rounds)
-
-    @property
-    def train_step_ms(self) -> float:
-        """A real step in the steady state: median over the rounds [ms]."""
-        return statistics.median(each.train_ms(self.side) for each in self.rounds)
-
-    @property
-    def train_step_interval_ms(self) -> tuple[float, float]:
-        """Where that median lies."""
-        return median_interval([each.train_ms(self.side) for each in self.rounds])
-
-    @property
-    def stall_pct(self) -> float:
-        """Median of the rounds' stalls."""
-        return statistics.median(each.stall_pct(self.side) for each in self.rounds)
-
-    @property
-    def stall_interval_pct(self) -> tuple[float, float]:
-        """Where the stall lies: the interval of the median; from the lower to the higher side where
-        it is undecided.
-        """
-        sides = self.possible_sides
-        lows = [
-            median_interval([each.stall_pct_lower_bound(side) for each in self.rounds])[0]
-            for side in sides
+    count = len(rounds)
+    if not count:
+        return Estimate(value=math.nan, low=0.0, high=math.inf, rounds=0)
+    value, margin = measure(rounds), math.inf
+    if count > 1:
+        without = [
+            math.log(measure([*rounds[:left_out], *rounds[left_out + 1 :]]))
+            for left_out in range(count)
         ]
-        highs = [
-            median_interval([each.stall_pct(side) for each in self.rounds])[1] for side in sides
-        ]
-        return min(lows), max(highs)
+        error = math.sqrt((count - 1) * statistics.pvariance(without))
+        margin = float(stdtrit(count - 1, 1 - WRONG / compared / 2)) * error
+    return Estimate(
+        value=value, low=value * math.exp(-margin), high=value * math.exp(margin), rounds=count
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """All rounds, and what each contestant's training of so many `epochs` of `examples` costs
+    besides; of one that was not raced nothing is known. Without costs, ratios are those of rates.
+    """
+
+    rounds: Sequence[Round]
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    examples: int = 1
+    epochs: int = 1
 
     @property
-    def relative_rates(self) -> tuple[float, ...]:
-        """Training's speed [examples/s] in each round as a fraction of the reference model's in the
-        same round; undecided: of both sides.
+    def names(self) -> list[str]:
+        """Those that have taken part, in the order of their first turns."""
+        return list(dict.fromkeys(name for each in self.rounds for name in each.turns))
+
+    def rate(self, name: str) -> float:
+        """Examples per second over all of its rounds."""
+        return _rate(name, self._rounds_of(name))
+
+    def speed(self, name: str) -> Estimate:
+        """The same with its interval."""
+        return estimate(lambda rounds: _rate(name, rounds), self._rounds_of(name))
+
+    def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
+        """How many times as fast one is as the other, by the rounds that both took part in; one of
+        `compared` intervals.
         """
-        return tuple(
-            self.examples_ratio * each.reference.mean_ms / each.train_ms(side)
-            for each in self.rounds
-            for side in self.possible_sides
+        return estimate(
+            lambda rounds: _rate(one, rounds) / _rate(other, rounds),
+            self._rounds_of(one, other),
+            compared=compared,
         )
 
-    @property
-    def train_steps_ms(self) -> list[float]:
-        """Every real step of the side that counts."""
-        blocks = {"full": ["full"], "drained": ["drained"]}.get(self.side, ["full", "drained"])
-        return [
-            step
-            for each in self.rounds
-            for block in blocks
-            for step in getattr(each, block).steps_ms
+    def seconds(self, name: str) -> Estimate:
+        """What its training takes [s]."""
+        return estimate(
+            lambda rounds: self._total_s(name, rounds, self.epochs), self._rounds_of(name)
+        )
+
+    def ratio(self, one: str, other: str) -> Estimate:
+        """How many times as long the training of one takes as that of another, by the rounds that
+        both took part in.
+        """
+        return estimate(
+            lambda rounds: self._divide(one, other, rounds, self.epochs),
+            self._rounds_of(one, other),
+        )
+
+    def break_even(self, one: str, other: str) -> int | None:
+        """The first epoch after which training with one has taken no more than with the other, by
+        the rounds of both; None: never, or they have not met.
+        """
+        rounds = self._rounds_of(one, other)
+        if not rounds:
+            return None
+
+        def total_s(name: str, epochs: int) -> float:
+            return self._total_s(name, rounds, epochs)
+
+        ahead = total_s(one, 1) - total_s(other, 1)
+        each = (total_s(other, 2) - total_s(other, 1)) - (total_s(one, 2) - total_s(one, 1))
+        if ahead <= 0:
+            return 1
+        return 1 + math.ceil(ahead / each) if each > 0 else None
+
+    def fastest(self, names: Collection[str]) -> str:
+        """The one whose training takes least; pairs decide, where all have met the first of
+        them.
+        """
+        first, *others = names
+        against = {name: self.ratio(name, first) for name in others}
+        if all(each.rounds for each in against.values()):
+            times = {first: 1.0, **{name: each.value for name, each in against.items()}}
+            return min(times, key=lambda name: times[name])
+        return min(names, key=lambda name: self.seconds(name).value)
+
+    def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
+        """Who goes on, in given order: those that the fastest does not certainly beat and, of
+        them, at most so many of the fastest (halving).
+        """
+        if not names:
+            return []
+        leader = self.fastest(names)
+        against = {name: self.ratio(name, leader) for name in names}
+        rivals = [
+            name
+            for name in names
+            if name == leader or (against[name].rounds and not against[name].above_one)
         ]
+        best = sorted(rivals, key=lambda name: (name != leader, against[name].value))[:most]
+        return [name for name in names if name in best]
+
+    def drift(self, name: str) -> float:
+        """By which factor the rate of one varied from round to round: half of the way from the
+        slowest to the fastest.
+        """
+        rates = [_rate(name, [each]) for each in self._rounds_of(name)]
+        return math.sqrt(max(rates) / min(rates)) if rates else 1.0
+
+    def disturbed_by(self) -> str | None:
+        """What makes the race undecided, where other programs took over a tenth of the cores in
+        most rounds.
+        """
+        disturbed = [each for each in self.rounds if each.disturbed]
+        if 2 * len(disturbed) <= len(self.rounds):
+            return None
+        share = statistics.median(each.others_pct for each in disturbed)
+        who = statistics.mode(each.busiest for each in disturbed)
+        return (
+            f"{who} took {share:.0f} % of the cores in {len(disturbed)} of {len(self.rounds)}"
+            " rounds"
+        )
+
+    def _rounds_of(self, *names: str) -> list[Round]:
+        return [each for each in self.rounds if all(name in each.turns for name in names)]
+
+    def _divide(self, one: str, other: str, rounds: Sequence[Round], epochs: int) -> float:
+        return self._total_s(one, rounds, epochs) / self._total_s(other, rounds, epochs)
+
+    def _total_s(self, name: str, rounds: Sequence[Round], epochs: int) -> float:
+        cost, rate = self.costs.get(name, Cost()), _rate(name, rounds)
+        return cost.total_s(rate, examples=self.examples, epochs=epochs)
+
+
+def _rate(name: str, rounds: Sequence[Round]) -> float:
+    turns = [each.turns[name] for each in rounds]
+    return sum(turn.examples for turn in turns) / sum(turn.seconds for turn in turns)

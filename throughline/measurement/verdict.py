@@ -1,17 +1,15 @@
-"""Whether a training is held up by its input: a verdict that is given only where the measurement
-bears it.
+"""Whether a training is held up by its input: a verdict that is given only where the race bears it.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
-lower one is 15 %, since two runs of the same step differ by up to 10 % there. The training's own
-epochs are the cross-check: a verdict that they contradict is not given but explained.
+lower one is 15 %, since two runs of the same step differ by up to 10 % there. A race that other
+figures of the same configuration contradict decides nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from throughline.measurement.rounds import SteadyState
-from throughline.results.train import TrainThroughput
+from throughline.results.base import Estimate
 from whowaits.timing.verdict import (
     COMPUTE_BOUND_BELOW_PCT,
     INPUT_BOUND_FROM_PCT,
@@ -20,46 +18,25 @@ from whowaits.timing.verdict import (
     decide,
 )
 
-DRIFT_PCT = 10.0  # points that two measurements of the same training, minutes apart, may differ by
+APART_PCT = 10.0  # that rates measured minutes apart may differ by
+SAME_MOMENT_PCT = 2.0  # the same of rates of the same rounds
+LEAST_STEPS = 20  # of warm epochs; fewer are mostly their beginnings and ends
+ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """The measured stall [%] with its interval; `decided`: both sides of the measurement agree;
-    else `suggested_seconds` might do.
-    """
+    """The share of a training [%] that its model does not need, with its interval."""
 
     pct: float
     low_pct: float
     high_pct: float
-    decided: bool = True
-    suggested_seconds: float | None = None
 
     @classmethod
-    def of(cls, state: SteadyState) -> Stall:
-        """The stall of a steady state."""
-        low, high = state.stall_interval_pct
-        return cls(
-            pct=state.stall_pct,
-            low_pct=low,
-            high_pct=high,
-            decided=state.is_decided,
-            suggested_seconds=state.suggested_seconds,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossCheck:
-    """The stall by the training's own warm epochs [%].
-
-    `low_pct` takes every step of an epoch as measured, the last one, which may be small, as any
-    other; `high_pct` counts that by its examples, and as free the steps whose batches lay prepared
-    while the validation ran.
-    """
-
-    low_pct: float
-    high_pct: float
-    step_ms: float
+    def of(cls, gain: Estimate) -> Stall:
+        """That of a training which is so many times as fast as its model alone."""
+        low, pct, high = (100 * max(0.0, 1 - value) for value in (gain.high, gain.value, gain.low))
+        return cls(pct=pct, low_pct=low, high_pct=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,84 +48,61 @@ class Verdict:
     fix: str = ""
 
 
-def cross_check_from(
-    state: SteadyState,
-    trained: TrainThroughput | None,
-    *,
-    batch_size: float,
-    mean_batch: float,
-    steps: int,
-) -> CrossCheck | None:
-    """The cross-check from the rates of the training's epochs, of `steps` of `mean_batch` examples,
-    most of them of `batch_size`; None where it had one epoch only, which starts cold, or none was
-    timed.
+@dataclass(frozen=True, kw_only=True)
+class OtherFigures:
+    """What else is known of the rate of a training [examples/s]: that of its input alone and, of
+    so many warm steps, that of its own epochs; `gain` over its model alone, in the same rounds.
+    `drift` is by which factor the pace of the machine itself varied during the race; `disturbed`:
+    other programs slowed the race down.
     """
-    if trained is None or trained.warm_examples_per_s is None:
-        return None
-    step_ms, full_ms = (
-        1e3 * size / trained.train_examples_per_s for size in (mean_batch, batch_size)
-    )
-    free = min(state.prepared, steps - 1)
-    low, high = (
-        max(0.0, 100 * (1 - state.model_step_ms / ms))
-        for ms in (step_ms, full_ms * steps / (steps - free))
-    )
-    return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
+
+    gain: Estimate
+    input: Estimate | None
+    epochs: float | None
+    warm_steps: int
+    drift: float
+    disturbed: bool
+
+    def contradict(self, training: Estimate) -> str:
+        """Which of them contradicts the rate of a race; empty where none does."""
+        apart = (1 + APART_PCT / 100) * self.drift
+        if self.gain.low > 1 + SAME_MOMENT_PCT / 100:
+            alone = training.value / self.gain.value
+            return (
+                f"the race trained {training.value:,.0f} examples/s, its model alone {alone:,.0f}"
+            )
+        if self.input and training.low > apart * self.input.high:
+            return (
+                f"the race trained {training.value:,.0f} examples/s, its input alone made"
+                f" {self.input.value:,.0f}"
+            )
+        if self.epochs is None or self.warm_steps < LEAST_STEPS:
+            return ""
+        slower = training.low > apart * self.epochs
+        faster = not self.disturbed and apart * training.high < self.epochs
+        return (
+            f"the race trained {training.value:,.0f} examples/s, its epochs {self.epochs:,.0f}"
+            if slower or faster
+            else ""
+        )
 
 
-def judge(stall: Stall, cross_check: CrossCheck | None, *, on_accelerator: bool) -> Verdict:
-    """Give the verdict, or say why none can be given.
-
-    A stall is undecided whose interval lies on both sides of a threshold (by more than `MARGIN_PCT`
-    each, where both sides of the measurement agree), and one that the epochs contradict by more
-    than the machine drifts.
+def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
+    """Give the verdict, or say why none can be given: the interval lies on both sides of a
+    threshold, by more than `MARGIN_PCT` each, or another figure contradicts.
     """
+    if contradiction:
+        return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)
     thresholds = (
         COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"],
         INPUT_BOUND_FROM_PCT,
     )
-    margin = MARGIN_PCT if stall.decided else 0.0
-    across = [
-        each
-        for each in thresholds
-        if stall.low_pct < each - margin and stall.high_pct > each + margin
-    ]
-    span = f"{stall.low_pct:.0f} to {stall.high_pct:.0f} %"
-    if across:
-        sides = "" if stall.decided else " from full buffers and from empty ones"
-        seconds = (
-            f"measure.stall_max_seconds: {stall.suggested_seconds:.0f}"
-            if stall.suggested_seconds
-            else "a larger measure.rounds, or a quiet machine"
-        )
-        cause = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
-        return Verdict(name=UNDECIDED, cause=cause, fix=f"measure longer: {seconds}")
-    name = decide(stall.pct, on_accelerator=on_accelerator)
-    if (
-        cross_check is not None
-        and decide(_within_drift(stall, cross_check), on_accelerator=on_accelerator) != name
-    ):
-        cause = (
-            f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of"
-            f" {cross_check.low_pct:.0f} to {cross_check.high_pct:.0f} %, while now it is"
-            f" {stall.pct:.0f} % ({span}): the machine was busy then or now"
-        )
-        return Verdict(
-            name=UNDECIDED,
-            cause=cause,
-            fix="run train and profile of this configuration again while nothing else runs",
-        )
-    return Verdict(name=name)
-
-
-def _within_drift(stall: Stall, cross_check: CrossCheck) -> float:
-    """The stall itself where the interval and the cross-check agree but for drift; else the end of
-    the cross-check, moved by the drift, that is nearest to the interval [%].
-    """
-    if cross_check.low_pct - DRIFT_PCT > stall.high_pct:
-        return cross_check.low_pct - DRIFT_PCT
-    return (
-        cross_check.high_pct + DRIFT_PCT
-        if cross_check.high_pct + DRIFT_PCT < stall.low_pct
-        else stall.pct
-    )
+    for threshold in thresholds:
+        if stall.low_pct < threshold - MARGIN_PCT and stall.high_pct > threshold + MARGIN_PCT:
+            span = f"{stall.low_pct:.0f} to {stall.high_pct:.0f} %"
+            return Verdict(
+                name=UNDECIDED,
+                cause=f"the stall lies anywhere from {span}, on both sides of {threshold:.0f} %",
+                fix="race for longer: a larger measure.seconds, or a quiet machine",
+            )
+    return Verdict(name=decide(stall.pct, on_accelerator=on_accelerator))

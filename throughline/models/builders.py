@@ -37,7 +37,7 @@ from throughline.models.table_input import (
 from throughline.models.transformers import transformer_decoder, transformer_encoder
 from throughline.plan.ops import Op
 from throughline.plan.schema import COLUMNS
-from throughline.settings import ModelSettings
+from throughline.settings import EMULATED_MODEL, ModelSettings
 from throughline.shared.errors import UnknownModel
 
 Shape = tuple[int, ...]
@@ -107,7 +107,7 @@ def build_models(
     expected = (None, *per_token, outputs)
     _check_form(network, settings, expected, table)
     _check_last_activation(network, settings, target)
-    emulated = settings.name == emulation.EMULATED_MODEL
+    emulated = settings.name == EMULATED_MODEL
     if settings.weights:
         load_weights(network, Path(settings.weights))
     freeze_layers(network, settings.freeze)
@@ -330,7 +330,7 @@ BUILDERS = {
     "text_classifier": text_classifier,
     "transformer_decoder": transformer_decoder,
     "transformer_encoder": transformer_encoder,
-    emulation.EMULATED_MODEL: emulation.emulated_network,
+    EMULATED_MODEL: emulation.emulated_network,
 }
 
 

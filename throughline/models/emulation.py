@@ -18,9 +18,10 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+from throughline.settings import EMULATED_MODEL
 from throughline.shared.errors import UnknownModel, did_you_mean
 
-EMULATED_MODEL, OUTPUT_LAYER = "emulated", "constant_output"
+OUTPUT_LAYER = "constant_output"
 
 
 @dataclass(frozen=True, kw_only=True)

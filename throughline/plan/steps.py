@@ -3,7 +3,7 @@ from. Pure; no TensorFlow.
 
 A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces,
 timelines and findings know it. To add a kind of step: a class here, its place in `plan.py`, the
-function that builds it in `dataset.py`, its cost in the cost model; docs/extending.md shows one.
+function that builds it in `dataset.py`; docs/extending.md shows one.
 """
 
 from __future__ import annotations

@@ -172,3 +172,9 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
     index += counts["chief"] if kind == "worker" else 0
     hosts = [address.rpartition(":")[0] for address in list_addresses(environment)]
     return TrainingWorker(index=index, count=count, on_host=hosts.count(hosts[index]))
+
+
+def name_gpus(environment: Mapping[str, str], count: int) -> list[str]:
+    """The `count` visible GPUs as CUDA_VISIBLE_DEVICES names them, one by one."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]

@@ -17,14 +17,14 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from throughline.measurement.other_processes import list_children
 from throughline.race.jobs import work
-from throughline.race.rounds import Turn
+from throughline.results.race import Turn
 from throughline.shared.failures import Failure
 from throughline.shared.layout import from_here
 from throughline.shared.limits import own_memory
@@ -54,17 +54,98 @@ class ContestantLost(Exception):
 
 
 class Contestant:
-    """A process that does a `job`, "module:name" (see `jobs.py`), as a context manager. What it
-    prints is in the file `log`.
+    """One process or several that do a `job`, "module:name" (see `jobs.py`), as a context manager:
+    one for each of `arguments`, which are woken and stopped together. What they print is in the
+    file `log`.
     """
 
-    def __init__(self, job: str, arguments: tuple[Any, ...], *, log: Path) -> None:
+    def __init__(self, job: str, arguments: Sequence[tuple[Any, ...]], *, log: Path) -> None:
+        self._processes = [_Process(job, each, log) for each in arguments]
+        self._has_settled = set[str]()
+
+    def __enter__(self) -> Contestant:
+        for each in self._processes:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for each in self._processes:
+            each.close()
+
+    def wait_until_open(self, timeout_s: float = OPENING_S) -> Any:
+        """What the job says when it is ready, in the first process.
+
+        Raises:
+          ContestantLost: it failed, was killed, or is not ready in time.
+        """
+        first, *_ = [each.receive(timeout_s) for each in self._processes]
+        return first
+
+    def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> list[Any]:
+        """Let each process do one thing, a method of its job, and return the results; they are
+        stopped before and afterwards.
+
+        Raises:
+          ContestantLost: one failed, was killed, or does not answer in time.
+        """
+        for each in self._processes:
+            each.signal(signal.SIGCONT)
+        for each in self._processes:
+            each.send(order, arguments)
+        answers = [each.receive(timeout_s) for each in self._processes]
+        self.stop()
+        return answers
+
+    def take_turn(self, order: str = "train") -> Turn:
+        """Let it train for a moment, or whatever the `order` is. Before the first turn of a kind it
+        has another one, which leaves its buffers as turns leave them.
+
+        Raises:
+          ContestantLost: it failed, was killed, or does not answer in time.
+        """
+        if order not in self._has_settled:
+            self.ask(order)
+            self._has_settled.add(order)
+        woken_at = time.perf_counter()
+        examples: list[float] = self.ask(order)
+        return Turn(examples=sum(examples), seconds=time.perf_counter() - woken_at)
+
+    def kill(self) -> None:
+        """End it at once, also while it stands still."""
+        for each in self._processes:
+            each.kill()
+
+    def stop(self) -> None:
+        """Let none of its threads run until it is asked again, nor a service's workers that it has
+        started.
+        """
+        for each in self._processes:
+            each.signal(signal.SIGSTOP)
+
+    def memory_bytes(self) -> int:
+        """Memory that it holds, and the workers of a tf.data service that it has started, and that
+        cannot be dropped: not the pages of mapped files.
+        """
+        first = [each.process_id for each in self._processes]
+        processes = {*first, *(child for each in first for child in list_children(each))}
+        return sum(own_memory(Path(f"/proc/{each}")) for each in processes)
+
+    @property
+    def process(self) -> int:
+        """The id of its first process."""
+        return self._processes[0].process_id
+
+
+class _Process:
+    """One process of a contestant, and the pipe to it."""
+
+    def __init__(self, job: str, arguments: tuple[Any, ...], log: Path) -> None:
         self._job, self._arguments, self._log = job, arguments, log
         self._pipe: Any = None
         self._process: Any = None
-        self._has_settled = False
 
-    def __enter__(self) -> Contestant:
+    def start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([SERVED])
         self._pipe, theirs = context.Pipe()
@@ -73,78 +154,31 @@ class Contestant:
         )
         self._process.start()
         theirs.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._process.join(END_S)
-        self._pipe.close()
 
     @property
-    def process(self) -> int:
-        """Its process id."""
+    def process_id(self) -> int:
         return self._process.pid
 
-    def wait_until_open(self, timeout_s: float = OPENING_S) -> Any:
-        """What the job says when it is ready.
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
 
-        Raises:
-          ContestantLost: it failed, was killed, or is not ready in time.
-        """
-        return self._receive(timeout_s)
+    def close(self) -> None:
+        if self._process:
+            self._process.join(END_S)
+            self._pipe.close()
 
-    def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Let it do one thing, a method of its job, and return the result; it is stopped before and
-        afterwards.
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
-        Raises:
-          ContestantLost: it failed, was killed, or does not answer in time.
-        """
-        self._signal(signal.SIGCONT)
+    def send(self, order: str, arguments: tuple[Any, ...]) -> None:
         try:
             self._pipe.send((order, arguments))
         except OSError:
             raise ContestantLost(self._describe_end()) from None
-        answer = self._receive(timeout_s)
-        self.stop()
-        return answer
 
-    def take_turn(self) -> Turn:
-        """Let it train for a moment. Before the first turn it has another one, which leaves its
-        buffers as turns leave them.
-
-        Raises:
-          ContestantLost: it failed, was killed, or does not answer in time.
-        """
-        if not self._has_settled:
-            self.ask("turn")
-            self._has_settled = True
-        woken_at = time.perf_counter()
-        turn: Turn = self.ask("turn")
-        return replace(turn, seconds=time.perf_counter() - woken_at)
-
-    def kill(self) -> None:
-        """End it at once, also while it stands still."""
-        self._process.kill()
-
-    def stop(self) -> None:
-        """Let none of its threads run until it is asked again, nor a service's workers that it has
-        started.
-        """
-        self._signal(signal.SIGSTOP)
-
-    def memory_bytes(self) -> int:
-        """Memory that it holds, and the workers of a tf.data service that it has started, and that
-        cannot be dropped: not the pages of mapped files.
-        """
-        processes = [self.process, *list_children(self.process)]
-        return sum(own_memory(Path(f"/proc/{each}")) for each in processes)
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process, number)
-
-    def _receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float) -> Any:
         try:
             if not self._pipe.poll(timeout_s):
                 raise ContestantLost(f"does not answer within {timeout_s:.0f} s", late=True)
@@ -188,5 +222,5 @@ def do_once(job: str, *arguments: Any, log: Path, timeout_s: float = OPENING_S) 
     Raises:
       ContestantLost: it failed, was killed, or takes longer.
     """
-    with Contestant(job, arguments, log=log) as contestant:
+    with Contestant(job, [arguments], log=log) as contestant:
         return contestant.wait_until_open(timeout_s)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,22 +28,27 @@ from throughline.shared.parent_death import end_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a contestant is to train: a configuration by its name, in a project."""
+    """What a contestant is to train: a configuration by its name, in a project. One of several
+    processes that train together has `environment` variables of its own.
+    """
 
     params: Params
     root: Path
     name: str
     config: PipelineConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """What a contestant says when it is open: whether it has a cache, which is to be filled before
-    it races, and whether it loads what it reads into memory, which is to be timed.
+    it races, whether it loads what it reads into memory, which is to be timed, and when its first
+    batch came.
     """
 
     has_cache: bool = False
     loads: bool = False
+    first_batch_s: float | None = None
 
 
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:

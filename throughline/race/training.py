@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,16 +27,15 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_batches
 from throughline.config.params import Params
-from throughline.measurement.train_steps import repeat_batch, repeat_batches
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.sequence_batches import sequence_lengths
 from throughline.pipelines.read.stream_readers import read
 from throughline.plan.steps import Read
 from throughline.race.jobs import Entry, Opened
-from throughline.race.rounds import Turn
 from throughline.race.sample import sample_shards
 from throughline.shared.layout import Layout
 from throughline.training.fit import Position
+from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
@@ -44,14 +44,16 @@ LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
 WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE begins,
 LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
 MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
+BATCHES_IN_MEMORY = 64
 
 
 class Training:
-    """Trains through a configuration, turn by turn. What is kept in memory or in a cache is a
-    sample: how long an epoch takes follows from its rate.
+    """Trains through a configuration, turn by turn, or takes its batches alone. What is kept in
+    memory or in a cache is a sample: how long an epoch takes follows from its rate.
     """
 
     def __init__(self, entry: Entry) -> None:
+        os.environ.update(entry.environment)
         self._service = ExitStack()
         address = self._service.enter_context(open_input_service(entry.config))
         pipeline, self._step, self._sample = _open(entry, address=address)
@@ -61,6 +63,8 @@ class Training:
         saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
         self._saved_s = time.perf_counter() - started_at if saves else 0.0
         self._left, has_cache = 0, bool(pipeline.plan.caches)
+        next(self._batches)
+        first_batch_s = time.perf_counter() - started_at - self._saved_s
         if has_cache:
             shape = infer_input_shape(entry.params, pipeline.data)
             zeros = _repeat_zeros(pipeline, self._batches.element_spec, shape)
@@ -68,7 +72,24 @@ class Training:
             self._step.settle()
         else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
-        self.opened = Opened(has_cache=has_cache, loads=_find_loaded(pipeline) is not None)
+        self._compile_last(entry)
+        self.opened = Opened(
+            has_cache=has_cache,
+            loads=_find_loaded(pipeline) is not None,
+            first_batch_s=None if pipeline.plan.gathers_on_device else first_batch_s,
+        )
+
+    def _compile_last(self, entry: Entry) -> None:
+        """Run a step of the size of an epoch's last one, for which a GPU, and XLA, compile kernels
+        when they meet it.
+        """
+        compiles = entry.params.train.jit_compile or count_training_gpus() > 0
+        last = _last_batch_size(self._pipeline)
+        if compiles and last and not self._pipeline.plan.gathers_on_device:
+            shape = infer_input_shape(entry.params, self._pipeline.data)
+            spec = self._batches.element_spec
+            advance(self._step, _repeat_zeros(self._pipeline, spec, shape, examples=last))
+            self._step.settle()
 
     def load(self) -> float:
         """Load once more what is read from memory; returns what that takes of all examples [s]."""
@@ -96,9 +117,19 @@ class Training:
         more = (sample.steps / sample.share - first) / (done - first)
         return began_at - started_at + (ended_at - began_at) * more + saved_s
 
-    def turn(self) -> Turn:
-        """Train for a moment, from the state in which the last turn has left all buffers."""
-        return _take_turn(self._step, self._advance, self._sample.mean_batch)
+    def train(self) -> float:
+        """Train for a moment, from the state in which the last turn has left all buffers; returns
+        on how many examples.
+        """
+        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance)
+
+    def pull(self) -> float:
+        """Take batches for a moment, and train on none; returns how many examples."""
+        return self._sample.mean_batch * _repeat_for_a_turn(self._pull)
+
+    def _pull(self) -> int:
+        next(self._batches)
+        return 1
 
     def _advance(self) -> int:
         """Run the next execution, as `fit` does; returns its steps."""
@@ -114,24 +145,25 @@ class ModelAlone:
     """Trains the model on a batch that is ready, of floats: as fast as if input cost nothing."""
 
     def __init__(self, entry: Entry) -> None:
-        pipeline, self._step, _ = _open(entry, gathers=False)
-        self._examples_per_step = pipeline.examples_per_step
-        text = pipeline.plan.spec.schema.is_text
-        batches: Iterator[Any] = (
-            repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
-        )
+        os.environ.update(entry.environment)
+        pipeline, self._step, self._sample = _open(entry, gathers=False)
+        if pipeline.plan.spec.schema.is_text:
+            batches = repeat_batches(pipeline)
+        else:
+            batches = repeat_epoch(next(pipeline.batches()), pipeline)
         self._advance, self.opened = partial(advance, self._step, batches), Opened()
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
-    def turn(self) -> Turn:
-        """Train for a moment."""
-        return _take_turn(self._step, self._advance, self._examples_per_step)
+    def train(self) -> float:
+        """Train for a moment; returns on how many examples."""
+        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
     """The share of the training split's examples that there are for an entry, the steps of their
-    epoch, and the examples of a batch, on average over an epoch, whose last one may be small.
+    epoch, and the examples that this process has of a batch, on average over an epoch, whose last
+    one may be small.
     """
 
     share: float
@@ -161,7 +193,7 @@ def _open(
         whole = replace(pipeline, data=data)
         steps = min(steps, math.ceil(share * whole.steps_per_epoch))
         counted = whole if pipeline.plan.batching else pipeline
-    mean_batch = counted.examples / counted.steps_per_epoch
+    mean_batch = counted.examples / counted.steps_per_epoch / pipeline.worker.count
     return pipeline, step, _Sample(share=share, steps=steps, mean_batch=mean_batch)
 
 
@@ -171,8 +203,23 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
     return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
+def _last_batch_size(pipeline: InputPipeline) -> int | None:
+    """How many examples this process has of an epoch's last batch, where those are fewer than of
+    the others; None where they are not, or where batches differ anyway.
+    """
+    last = pipeline.examples % pipeline.batch_size
+    texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
+    if texts or pipeline.plan.batching or not last or pipeline.steps_per_epoch == 1:
+        return None
+    return last // pipeline.worker.count or None
+
+
 def _repeat_zeros(
-    pipeline: InputPipeline, spec: Any, input_shape: tuple[int | None, ...]
+    pipeline: InputPipeline,
+    spec: Any,
+    input_shape: tuple[int | None, ...],
+    *,
+    examples: int | None = None,
 ) -> Iterator[Any]:
     """Batches of zeros, as `spec` says; what that leaves open is that of the model's input, whose
     texts are as long as the longest.
@@ -181,7 +228,8 @@ def _repeat_zeros(
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
     longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
     tokens = batching.tokens if batching else None
-    examples = max(1, tokens // longest) if tokens else pipeline.batch_size
+    whole = pipeline.batch_size // pipeline.worker.count
+    examples = examples or (max(1, tokens // longest) if tokens else whole)
     usual = [examples, *(size or longest for size in input_shape)]
 
     def zeros(one: Any) -> tf.Tensor:
@@ -216,20 +264,44 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
     return done
 
 
-def _take_turn(step: StepFunction, advance: Callable[[], int], examples_per_step: float) -> Turn:
+def _train_for_a_turn(step: StepFunction, advance: Callable[[], int]) -> int:
     """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
-    cpu_s, started_at, seconds = time.process_time(), time.perf_counter(), 0.0
-    steps = advance()
-    held_ms = (time.perf_counter() - started_at) / steps * 1e3
+    steps = _repeat_for_a_turn(advance)
+    step.settle()
+    return steps
+
+
+def _repeat_for_a_turn(advance: Callable[[], int]) -> int:
+    """Run executions for as long as a turn is; returns how many steps they were."""
+    steps, started_at, seconds = 0, time.perf_counter(), 0.0
     while steps < FEWEST_STEPS or (
         (steps < TURN_STEPS or seconds < TURN_S) and seconds < LONGEST_TURN_S
     ):
         steps += advance()
         seconds = time.perf_counter() - started_at
-    step.settle()
-    return Turn(
-        examples=steps * examples_per_step,
-        seconds=time.perf_counter() - started_at,
-        core_ms=(time.process_time() - cpu_s) / steps * 1e3,
-        held_ms=held_ms,
-    )
+    return steps
+
+
+def repeat_batches(pipeline: InputPipeline) -> Iterator[Any]:
+    """The first batches of an epoch again and again, kept in memory."""
+    batches = pipeline.dataset().take(BATCHES_IN_MEMORY).cache()
+    for _ in batches:  # a cache serves when it is full
+        pass
+    return iter(batches.repeat())
+
+
+def repeat_epoch(batch: Any, pipeline: InputPipeline) -> Iterator[Any]:
+    """One batch, kept in memory, as often as an epoch has steps, and as many of its examples as the
+    last one has; again and again.
+    """
+    dataset, last = tf.data.Dataset.from_tensors(batch), _last_batch_size(pipeline)
+    if last is not None:
+        ending = tf.data.Dataset.from_tensors(
+            tf.nest.map_structure(lambda part: part[:last], batch)
+        )
+        dataset = dataset.repeat(pipeline.steps_per_epoch - 1).concatenate(ending)
+    dataset = dataset.repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return iter(dataset.with_options(options))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.results.comparison import ChecklistItem, MeasuredRow
+from throughline.results.comparison import ChecklistItem, Row
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 from throughline.settings import PipelineConfig, Settings
 
@@ -26,7 +26,7 @@ class Subject:
 
     config: PipelineConfig
     shards: ShardIndex
-    row: MeasuredRow
+    row: Row
 
     @cached_property
     def train(self) -> Sequence[Shard]:
@@ -49,9 +49,7 @@ Point = Callable[[Subject], Judged]
 POINTS: dict[str, Point] = {}
 
 
-def run_checklist(
-    config: PipelineConfig, shards: ShardIndex, row: MeasuredRow
-) -> list[ChecklistItem]:
+def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[ChecklistItem]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
     """

@@ -5,9 +5,6 @@ It needs no pictures and no page, so a flow can use it, too.
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,25 +12,14 @@ from pathlib import Path
 from throughline.data.shards.index import read_shard_index
 from throughline.plan.steps import count_mixed
 from throughline.reporting.checklist import run_checklist
-from throughline.reporting.consistency import keep_consistent
-from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
-from throughline.reporting.ranking import (
-    accuracy_warning,
-    bootstrap_interval,
-    break_even_epoch,
-    drift_pct,
-    find_baseline,
-    find_best,
-    find_tied,
-    ratio_interval,
-    reference_rate,
-    relative_rate,
-)
+from throughline.reporting.headline import write_headline
+from throughline.reporting.ranking import Ranking, accuracy_warning
 from throughline.results.base import ResultFile
-from throughline.results.build import BuildResult, PlanSummary, name_machine
-from throughline.results.comparison import BOTH, Comparison, MeasuredRow, Row, list_machines
+from throughline.results.build import BuildResult, PlanSummary
+from throughline.results.comparison import Comparison, Row
 from throughline.results.evaluation import Evaluation
-from throughline.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
+from throughline.results.profiling import Breakdown, Findings
+from throughline.results.race import RaceResult
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.train import HISTORY, RunRecord, TrainResult, read_history
 from throughline.settings import PipelineConfig, ShuffleSettings
@@ -51,10 +37,8 @@ class RunResults:
     trained: TrainResult
     history: Sequence[Mapping[str, float]]
     run: RunRecord
-    profiled: ProfileResult
     breakdown: Breakdown
-    diagnosis: Diagnosis
-    rounds: RoundTimes
+    findings: Findings
 
 
 RESULT_FILES: tuple[type[ResultFile], ...] = (
@@ -63,40 +47,36 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
     TrainResult,
     Evaluation,
     RunRecord,
-    ProfileResult,
     Breakdown,
-    Diagnosis,
-    RoundTimes,
+    Findings,
 )
 
 
-def compare_one(name: str, layout: Layout) -> Comparison:
-    """A configuration by itself.
+def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
+    """Some configurations by themselves.
 
     Raises:
-      MissingInput: it has not been built, trained and profiled.
+      MissingInput: one has not been built, trained, profiled and raced.
     """
-    return compare(*read_all([name], layout), layout)
+    raced = RaceResult.read(layout.race)
+    chosen = {name: one for name, one in raced.configurations.items() if name in names}
+    results, missing = read_all(names, layout)
+    return compare(results, missing, replace(raced, configurations=chosen), layout)
 
 
-def read_all(
-    names: Sequence[str], layout: Layout
-) -> tuple[dict[str, RunResults], dict[str, list[str]]]:
-    """The results of the configurations that have all of them, and which files of the others are
-    not there.
+def read_all(names: Sequence[str], layout: Layout) -> tuple[dict[str, RunResults], dict[str, str]]:
+    """The results of the configurations that have all of them, and what is missing of the others.
 
     Raises:
       MissingInput: no configuration has been built, trained and profiled.
       UnequalConfigurations: two configurations delivered different examples.
     """
-    missing = {name: lacking for name in names if (lacking := _missing_files(layout.results(name)))}
+    lacking = {name: _missing_files(layout.results(name)) for name in names}
+    missing = {name: f"{', '.join(files)} missing" for name, files in lacking.items() if files}
     results = {name: read_results(layout.results(name)) for name in names if name not in missing}
     if not results:
         raise MissingInput(
-            "; ".join(
-                f"{layout.results(name)}: {', '.join(lacking)} missing"
-                for name, lacking in missing.items()
-            )
+            "; ".join(f"{layout.results(name)}: {why}" for name, why in missing.items())
             + "; run `dvc repro` first"
         )
     check_equal({name: result.built for name, result in results.items()})
@@ -104,29 +84,42 @@ def read_all(
 
 
 def compare(
-    results: Mapping[str, RunResults], missing: Mapping[str, list[str]], layout: Layout
+    results: Mapping[str, RunResults],
+    missing: Mapping[str, str],
+    race: RaceResult,
+    layout: Layout,
 ) -> Comparison:
-    """Rank the configurations and say which is best; their results are by name."""
-    measured = _keep_all_consistent(
-        [_measured_row(name, result) for name, result in results.items()]
-    )
-    top, base = find_best(measured), find_baseline(measured)
-    shown = results[top.pipeline]
+    """Rank the configurations that have raced and say which is best; `results` are by name.
+
+    Raises:
+      MissingInput: none of them has raced.
+    """
+    raced = {name: one for name, one in race.configurations.items() if name in results}
+    if not raced:
+        why = next(iter(race.lost.values()), "it has not raced")
+        raise MissingInput(
+            f"{layout.race}: no configuration has raced: {why}; run `dvc repro race`"
+        )
+    race = replace(race, configurations=raced)
+    ranking = Ranking(race)
+    setup_s = _snapshot_seconds(layout)
+    rows = {name: _row(name, results[name], ranking, setup_s=setup_s) for name in raced}
+    best = ranking.best
+    shown = results[best]
     config = PipelineConfig.model_validate(shown.plan.config)
     shards = read_shard_index(layout.shards)
     return Comparison(
-        headline=write_headline(measured),
-        best=top.pipeline,
-        tied=tuple(find_tied(measured)) if len(list_machines(measured)) == 1 else (),
-        undecided=tuple(find_undecided(measured)),
-        measure_again=tuple(find_measure_again(measured)),
-        drift_pct=drift_pct(measured),
-        baseline=base.pipeline,
-        metric=top.metric,
-        warning=" ".join(filter(None, [_warn_of_machines(measured), accuracy_warning(measured)]))
-        or None,
-        missing=missing,
-        machine=shown.built.machine,
+        headline=write_headline(ranking, rows),
+        best=best,
+        tied=tuple(ranking.tied),
+        undecided=tuple(ranking.open),
+        measure_again=tuple(ranking.undecided),
+        baseline=ranking.baseline,
+        metric=rows[best].metric,
+        warning=accuracy_warning(list(rows.values())),
+        disturbed_by=race.disturbed_by,
+        missing={**{name: why for name, why in race.lost.items() if name in results}, **missing},
+        machine=race.machine,
         examples_digest=next(
             (
                 digest_json({split: one.digest for split, one in built.examples_digests.items()})
@@ -136,21 +129,8 @@ def compare(
             "none",
         ),
         data_digest=shown.plan.data_digest,
-        checklist=tuple(run_checklist(config, shards, top)),
-        configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
-    )
-
-
-def _warn_of_machines(rows: Sequence[MeasuredRow]) -> str:
-    """Say who was measured where, and how to have all of this machine; empty where it is one."""
-    machines = list_machines(rows)
-    if len(machines) == 1:
-        return ""
-    where = "; ".join(f"{', '.join(names)} on {machine}" for machine, names in machines.items())
-    return (
-        f"measured on different machines ({where}): `dvc repro --force --single-item build@NAME`"
-        " for each of those of another machine, then this comparison again, measures them on this"
-        " one."
+        checklist=tuple(run_checklist(config, shards, rows[best])),
+        configurations=tuple(rows.values()),
     )
 
 
@@ -202,108 +182,46 @@ def read_results(folder: Path) -> RunResults:
         trained=TrainResult.read(folder),
         history=read_history(folder),
         run=RunRecord.read(folder),
-        profiled=ProfileResult.read(folder),
         breakdown=Breakdown.read(folder),
-        diagnosis=Diagnosis.read(folder),
-        rounds=RoundTimes.read(folder),
+        findings=Findings.read(folder),
     )
 
 
-def _keep_all_consistent(measured: Sequence[MeasuredRow]) -> list[MeasuredRow]:
-    """Rows of which none contradicts its own ceilings and epochs."""
-    reference, ceilings = reference_rate(measured), _model_ceilings(measured)
-    return [
-        keep_consistent(
-            row, reference=reference, model_ceiling=ceilings[row.model_layers] * reference
-        )
-        for row in measured
-    ]
-
-
-def _model_ceilings(measured: Sequence[MeasuredRow]) -> dict[tuple[str, ...], float]:
-    """The rate of each model alone, by its layers, as a fraction of the reference model's."""
-    return {
-        layers: statistics.median(
-            row.model_examples_per_s / row.reference_examples_per_s
-            for row in measured
-            if row.model_layers == layers
-        )
-        for layers in dict.fromkeys(row.model_layers for row in measured)
-    }
-
-
-def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
-    """One row per configuration, in the order of params.yaml."""
-    reference, ceilings = reference_rate(measured), _model_ceilings(measured)
-    rows = [_row(row, measured, reference, ceilings[row.model_layers]) for row in measured]
-    return tuple(
-        replace(row, break_even_epoch=break_even_epoch(row, find_baseline(rows), setup_s=setup_s))
-        for row in rows
-    )
-
-
-def _row(
-    row: MeasuredRow, measured: Sequence[MeasuredRow], reference: float, ceiling: float
-) -> Row:
-    """A row, one of those `measured`, at one rate of the reference model; `ceiling` is that of its
-    own model, as a fraction of the reference's, which all configurations with the same layers
-    share.
-    """
-    base = find_baseline(measured)
-    low, high = bootstrap_interval(row.relative_rates)
-    speedup_low, speedup_high = (
-        (1.0, 1.0)
-        if row is base
-        else ratio_interval(row, base, among=measured)
-        if row.machine == base.machine
-        else (0.0, math.inf)
-    )
-    return Row(
-        **vars(row),
-        steady_examples_per_s=relative_rate(row) * reference,
-        steady_examples_per_s_low=low * reference,
-        steady_examples_per_s_high=high * reference,
-        model_ceiling_examples_per_s=ceiling * reference,
-        speedup_vs_naive=relative_rate(row) / relative_rate(base),
-        speedup_vs_naive_low=speedup_low,
-        speedup_vs_naive_high=speedup_high,
-    )
-
-
-def _measured_row(name: str, result: RunResults) -> MeasuredRow:
+def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> Row:
     """What the report says about one configuration."""
-    built, trained, profiled = result.built, result.trained, result.profiled
+    built, trained, raced = result.built, result.trained, ranking.raced[name]
     throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
-    return MeasuredRow(
+    config, texts, gain = result.plan.config, built.sequence_batches, ranking.gains[name]
+    prepare_s = {name: setup_s} if config["read"] == "snapshot" else {}
+    return Row(
         pipeline=name,
         plan=result.plan.plan,
         examples=result.plan.examples,
-        gathers=result.plan.config["read"] == "snapshot",
-        caches=result.plan.config["cache"] is not None,
-        drawn_by_class=result.plan.config["sampling"] != "uniform",
-        machine=BOTH.join(dict.fromkeys((name_machine(built.machine), profiled.machine))),
-        model_layers=tuple(
-            json.dumps(each, sort_keys=True)
-            for each in (*result.plan.device_ops, result.plan.config["batch"])
-            if each is not None
+        verdict=raced.verdict,
+        cause=raced.cause,
+        fix=raced.fix,
+        contradiction=raced.contradiction,
+        note=raced.note,
+        steady_examples_per_s=raced.training.value,
+        steady_examples_per_s_low=raced.training.low,
+        steady_examples_per_s_high=raced.training.high,
+        input_examples_per_s=raced.input and raced.input.value,
+        model_examples_per_s=raced.model_alone.value,
+        stall_pct=raced.stall_pct,
+        stall_pct_low=raced.stall_pct_low,
+        stall_pct_high=raced.stall_pct_high,
+        speedup_vs_naive=gain.value,
+        speedup_vs_naive_low=gain.low,
+        speedup_vs_naive_high=gain.high,
+        gain=raced.gain,
+        wait_ms_mean=result.breakdown.wait_ms_mean,
+        first_batch_s=raced.first_batch_s,
+        exchange_ms=raced.exchange_ms,
+        break_even_epoch=ranking.break_even(
+            name, examples=result.plan.examples, prepare_s=prepare_s
         ),
-        disturbed_by=profiled.disturbed_by,
         train_examples_per_s=throughput and throughput.train_examples_per_s,
-        warm_examples_per_s=throughput.warm_examples_per_s if throughput else None,
-        warm_steps=step.count if step else 0,
-        relative_rates=result.rounds.relative_rates,
-        rate_doubt=result.rounds.rate_doubt,
-        reference_examples_per_s=profiled.reference_examples_per_s,
-        input_examples_per_s=built.throughput.input_examples_per_s,
-        cold_examples_per_s=built.throughput.cold_examples_per_s,
-        model_examples_per_s=profiled.model_examples_per_s,
-        stall_pct=profiled.stall_pct,
-        stall_pct_low=profiled.stall_pct_low,
-        stall_pct_high=profiled.stall_pct_high,
-        wait_ms_mean=profiled.wait_ms_mean,
-        predicted_gain=profiled.predicted_gain,
-        first_batch_s=built.throughput.first_batch_s,
-        epoch_gap_s=built.throughput.epoch_gap_s,
+        has_warm_epoch=bool(throughput and throughput.warm_examples_per_s),
         fit_step_ms_p50=step and step.ms_p50,
         fit_step_ms_p95=step and step.ms_p95,
         fit_step_ms_p99=step and step.ms_p99,
@@ -319,14 +237,12 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         test_metric=trained.test.get(trained.metric),
         difference_mean=difference and difference.mean,
         difference_max=difference and difference.max,
-        verdict=result.diagnosis.verdict,
-        cause=result.diagnosis.cause,
-        fix=result.diagnosis.fix,
         mlflow_run_id=result.run.mlflow_run_id,
         unsent=result.run.unsent,
-        sequence_batches=built.sequence_batches,
+        drawn_by_class=config["sampling"] != "uniform",
+        sequence_batches=texts,
+        tokens_per_s=texts and raced.input and raced.input.value * texts.tokens_per_example,
         mixed_examples=count_mixed(
-            ShuffleSettings.model_validate(result.plan.config["shuffle"]),
-            examples=result.plan.examples,
+            ShuffleSettings.model_validate(config["shuffle"]), examples=result.plan.examples
         ),
     )

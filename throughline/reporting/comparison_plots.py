@@ -25,30 +25,37 @@ SHORTEST_LABELED = 0.15  # of the axis: bars from which on the rate is written w
 
 
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
-    """Draw training throughput of each configuration, with the interval of its rounds, between its
-    input-only and model-only ceilings.
+    """Draw how fast each configuration trained in the race, with its interval, both ceilings of the
+    same race, and a dot for the epochs of its own training.
 
-    An input ceiling far beyond what any training could use is an arrow at the edge with its value;
-    training that seems faster than one of its ceilings has a dagger.
+    An input ceiling far beyond what any training could use is an arrow at the edge with its value.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
     trained = [row.steady_examples_per_s for row in rows]
-    fed = [row.input_examples_per_s for row in rows]
-    computed = [row.model_ceiling_examples_per_s for row in rows]
-    reached = [row.steady_examples_per_s_high for row in rows]
-    edge = max(1.3 * max(*trained, *computed), 1.2 * max(reached))
+    computed = [row.model_examples_per_s for row in rows]
+    fed = {place: row.input_examples_per_s for place, row in enumerate(rows)}
+    epochs = {place: row.train_examples_per_s for place, row in enumerate(rows)}
+    seen = [rate for rate in epochs.values() if rate is not None]
+    highest = max(*trained, *computed, *seen, 1.0)
+    # An interval of few rounds may be without end.
+    reached = [min(row.steady_examples_per_s_high, 1.3 * highest) for row in rows]
+    edge = 1.3 * highest
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
     reach = [
-        [row.steady_examples_per_s - row.steady_examples_per_s_low for row in rows],
+        [rate - row.steady_examples_per_s_low for row, rate in zip(rows, trained, strict=True)],
         [high - rate for high, rate in zip(reached, trained, strict=True)],
     ]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     ceiling = {"marker": "|", "s": 420, "linewidths": 3, "zorder": 3}
     axes.scatter(computed, places, color=MODEL, label="model alone", **ceiling)
-    near = [place for place in places if fed[place] < edge]
-    axes.scatter([fed[place] for place in near], near, color=INPUT, label="input alone", **ceiling)
+    near = {place: rate for place, rate in fed.items() if rate is not None and rate < edge}
+    axes.scatter([*near.values()], [*near], color=INPUT, label="input alone", **ceiling)
+    own = {place: rate for place, rate in epochs.items() if rate is not None}
+    axes.scatter(
+        [*own.values()], [*own], s=34, color="white", edgecolor=INK, zorder=4, label="its epochs"
+    )
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}"
@@ -56,16 +63,17 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
         inside = trained[place] >= SHORTEST_LABELED * edge
         at, color = (0, "white") if inside else (reached[place], INK)
         axes.annotate(rate, (at, place), (6, 0), ha="left", color=color, **note)
-        if place not in near:
+        beyond = fed[place]
+        if beyond is not None and place not in near:
             axes.annotate(
-                f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note
+                f"{beyond:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note
             )
     axes.set_yticks(places, [shorten(row.pipeline) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, edge)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("examples per second")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
     style_axes(axes)
     save_figure(figure, folder / "throughput")
 

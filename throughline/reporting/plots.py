@@ -67,30 +67,6 @@ def plot_timelines(
     save_figure(figure, stem)
 
 
-def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None:
-    """Draw how the times of real steps are distributed, next to what the model alone takes; the
-    slowest hundredth is left out.
-    """
-    shown = [step for step in train_ms if step <= sorted(train_ms)[int(0.99 * (len(train_ms) - 1))]]
-    figure = new_figure(9, 1.9)
-    axes = figure.subplots()
-    axes.hist(shown, bins=min(60, max(5, len(shown) // 3)), color=TRAIN)
-    axes.axvline(model_ms, color=MODEL, linewidth=2.5)
-    axes.annotate(
-        "model alone",
-        (model_ms, axes.get_ylim()[1]),
-        (4, -10),
-        textcoords="offset points",
-        color=MODEL,
-        fontsize=9,
-    )
-    axes.set_xlim(0, None)
-    axes.set_xlabel("milliseconds per step")
-    axes.set_ylabel("steps")
-    style_axes(axes)
-    save_figure(figure, folder / "steps")
-
-
 def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
     grid = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights}, squeeze=False)
     return [row[0] for row in grid]

@@ -1,174 +1,150 @@
-"""Which configuration is best, which are as good within the noise, and after how many epochs a
-snapshot or a cache has paid.
+"""Which configuration is best, and which are as good within the noise.
 
-Configurations were measured minutes apart, on a machine whose speed drifts and on which other
-programs come and go. So they are compared by pairs:
-each round of a profile timed training and the reference model alone, the same work for every
-configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
-them into examples per second. A ratio of two configurations comes with an interval that allows for
-the best having been chosen among all (`comparison_noise.py`).
+Rates are compared within the rounds of the race that both took part in. A ratio of two comes with
+an interval that allows for the best having been chosen among all: all intervals with the fastest
+and with the baseline hold together in 95 of 100 races.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
-
-from throughline.reporting.comparison_noise import COVERAGE_PCT, critical_value, spread_of_center
-from throughline.results.comparison import MeasuredRow, Row
+from throughline.measurement.rounds import Race
+from throughline.results.base import Estimate
+from throughline.results.comparison import Row
+from throughline.results.race import Cost, Raced, RaceResult
 from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
+from whowaits.timing.verdict import UNDECIDED
 
 BASELINE = "naive"
-RESAMPLES = 4000
+# Two configurations whose ratio may be 1 are as fast as each other, unless its interval is so wide,
+# high end to low end, that it says nothing.
+WIDE = 1.3
 
 
-class Ranked(Protocol):
-    """The values that decide the rank of a configuration."""
+@dataclass(frozen=True)
+class Ranking:
+    """The configurations of a race, ranked. One whose figures contradict each other is left out."""
 
-    @property
-    def pipeline(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def relative_rates(self) -> Sequence[float]:
-        """Training's speed in each round, as a fraction of the reference model's."""
-        ...
+    result: RaceResult
 
     @property
-    def rate_doubt(self) -> float:
-        """By how much its speed may be another besides noise, as a logarithm: where the steady
-        state is undecided, which both sides of the measurement only enclose.
+    def raced(self) -> Mapping[str, Raced]:
+        """What was measured of each."""
+        return self.result.configurations
+
+    @property
+    def names(self) -> list[str]:
+        """Those that have a place, in given order; all, where none has."""
+        sound = [name for name, raced in self.raced.items() if not raced.contradiction]
+        return sound or list(self.raced)
+
+    @property
+    def baseline(self) -> str:
+        """What the others are compared with: naive; without it, the first."""
+        return BASELINE if BASELINE in self.raced else next(iter(self.raced))
+
+    @cached_property
+    def race(self) -> Race:
+        """All turns."""
+        return Race(rounds=[each for each in self.result.rounds if each.heat != "input alone"])
+
+    def gain(self, one: str, other: str) -> Estimate:
+        """How many times as fast one trains as the other; of those that have not met, by the
+        intervals of both.
         """
-        ...
+        if one == other:
+            return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.result.rounds))
+        compared = max(1, 2 * (len(self.raced) - 1))
+        gain = self.race.gain(one, other, compared=compared)
+        if gain.rounds:
+            return gain
+        mine, yours = self.raced[one].training, self.raced[other].training
+        return Estimate(
+            value=mine.value / yours.value,
+            low=mine.low / yours.high,
+            high=mine.high / yours.low if yours.low else math.inf,
+            rounds=0,
+        )
+
+    @cached_property
+    def gains(self) -> Mapping[str, Estimate]:
+        """How many times as fast as the baseline each of them is."""
+        return {name: self.gain(name, self.baseline) for name in self.raced}
 
     @property
-    def reference_examples_per_s(self) -> float:
-        """The reference model's speed in its rounds."""
-        ...
+    def top(self) -> str:
+        """The fastest."""
+        return max(self.names, key=lambda name: self.gains[name].value)
+
+    @cached_property
+    def winners(self) -> list[str]:
+        """Those that train faster than the baseline beyond the noise."""
+        return [name for name in self.names if self.gains[name].low > 1 and name != self.baseline]
+
+    @cached_property
+    def tied(self) -> list[str]:
+        """The fastest and all that it does not beat beyond the noise, in given order. The baseline
+        is not among them where another one beats it.
+        """
+        beaten = self.baseline if self.winners else None
+        return [
+            name
+            for name in self.names
+            if name == self.top or (name != beaten and self.gain(self.top, name).low <= 1)
+        ]
 
     @property
-    def stall_pct(self) -> float:
-        """Its stall, which decides between equals."""
-        ...
+    def best(self) -> str:
+        """The configuration to use: of those that are tied for the highest training throughput, the
+        one with the lowest stall. One that certainly beats the baseline comes before others, whose
+        measurement may say little.
+        """
+        candidates = [name for name in self.tied if name in self.winners] or self.winners
+        return min(candidates or self.tied, key=lambda name: self.raced[name].stall_pct)
+
+    @cached_property
+    def open(self) -> list[str]:
+        """Those of which it is open whether they are faster than the baseline: the interval of that
+        ratio holds 1 and is wide.
+        """
+        return [
+            name
+            for name in self.names
+            if self.gains[name].low <= 1 <= self.gains[name].high
+            and self.gains[name].high >= WIDE * self.gains[name].low
+        ]
+
+    @property
+    def undecided(self) -> list[str]:
+        """Those whose gain or verdict is open."""
+        return [
+            name
+            for name, raced in self.raced.items()
+            if name in self.open or raced.verdict == UNDECIDED
+        ]
+
+    def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
+        """The epoch from which on all that was spent is less than with the baseline; None: never,
+        or there is nothing to pay back. `prepare_s` is what was spent before the first epoch.
+        """
+        costs = {
+            each: Cost(
+                prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0),
+                fill_s=raced.cost.fill_s,
+            )
+            for each, raced in self.raced.items()
+        }
+        race = Race(rounds=self.race.rounds, costs=costs, examples=examples)
+        epoch = race.break_even(name, self.baseline)
+        return epoch if epoch is not None and epoch > 1 else None
 
 
-SomeRow = TypeVar("SomeRow", bound=Ranked)
-
-
-def find_baseline(rows: Sequence[SomeRow]) -> SomeRow:
-    """The configuration that the others are compared with: naive; without it, the first."""
-    return next((row for row in rows if row.pipeline == BASELINE), rows[0])
-
-
-def relative_rate(row: Ranked) -> float:
-    """Training's speed as a fraction of the reference model's, measured in the same moments: median
-    over the rounds.
-    """
-    return statistics.median(row.relative_rates)
-
-
-def reference_rate(rows: Sequence[Ranked]) -> float:
-    """The one rate of the reference model by which relative rates become examples per second."""
-    return statistics.median(row.reference_examples_per_s for row in rows)
-
-
-def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median of a few values, by resampling them (the bootstrap: Efron and
-    Tibshirani, 1993).
-    """
-    given = np.asarray(values)
-    drawn = np.random.default_rng(0).integers(0, len(given), (RESAMPLES, len(given)))
-    tail = (100 - COVERAGE_PCT) / 2
-    low, high = np.percentile(np.median(given[drawn], axis=1), (tail, 100 - tail))
-    return float(low), float(high)
-
-
-def ratio_interval(
-    row: Ranked, other: Ranked, *, among: Sequence[Ranked], doubt: bool = True
-) -> tuple[float, float]:
-    """The interval of how many times as fast one configuration trains as another, of a comparison
-    of those `among`: in 95 of 100 comparisons all such intervals with the fastest and with the
-    baseline hold. Without `doubt` it is that of noise alone.
-    """
-    base = find_baseline(among)
-    ordered = [base, *(each for each in among if each is not base)]
-    critical = critical_value(tuple(tuple(each.relative_rates) for each in ordered))
-    margin = critical * math.hypot(
-        spread_of_center(row.relative_rates), spread_of_center(other.relative_rates)
-    )
-    margin += row.rate_doubt + other.rate_doubt if doubt else 0.0
-    ratio = relative_rate(row) / relative_rate(other)
-    if not math.isfinite(margin):
-        return 0.0, math.inf
-    return ratio * math.exp(-margin), ratio * math.exp(margin)
-
-
-def find_best(rows: Sequence[SomeRow]) -> SomeRow:
-    """The configuration to use: of those that are tied for the highest training throughput, the one
-    with the lowest stall. One that certainly beats the baseline comes before others, whose
-    measurement may say little.
-    """
-    names, winners = find_tied(rows), find_winners(rows)
-    tied = [row for row in rows if row.pipeline in names]
-    candidates = [row for row in tied if row in winners] or winners or tied
-    return min(candidates, key=lambda row: row.stall_pct)
-
-
-def find_winners(rows: Sequence[SomeRow]) -> list[SomeRow]:
-    """The configurations that train faster than the baseline beyond the noise."""
-    base = find_baseline(rows)
-    return [row for row in rows if row is not base and ratio_interval(row, base, among=rows)[0] > 1]
-
-
-def find_tied(rows: Sequence[Ranked]) -> list[str]:
-    """The fastest configuration and all that it does not beat beyond the noise, in given order.
-
-    Beyond the noise: the interval of their ratio does not hold 1. The baseline is not among them
-    where another one beats it.
-    """
-    top, beaten = max(rows, key=relative_rate), find_baseline(rows) if find_winners(rows) else None
-    return [
-        row.pipeline
-        for row in rows
-        if row is top
-        or (row is not beaten and ratio_interval(top, row, among=rows, doubt=False)[0] <= 1)
-    ]
-
-
-def drift_pct(rows: Sequence[Ranked]) -> float:
-    """How much the machine's own speed varied during the comparison: the spread of the reference
-    model alone.
-    """
-    rates = [row.reference_examples_per_s for row in rows]
-    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
-
-
-def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
-    """The epoch from which on all that was spent is less than with the baseline; None: never, or
-    there is nothing to pay back.
-
-    `setup_s` is what was spent before the first epoch. A cache is paid in the first epoch, which is
-    as slow as reading it cold.
-    """
-    epoch, other = (item.examples / item.steady_examples_per_s for item in (row, base))
-    spent = _spent_s(row, setup_s) - _spent_s(base, setup_s)
-    return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None
-
-
-def _spent_s(row: Row, setup_s: float) -> float:
-    """What a configuration takes once, beyond its epochs."""
-    if row.gathers:
-        return setup_s
-    cold, warm = row.examples / row.cold_examples_per_s, row.examples / row.input_examples_per_s
-    return max(0.0, cold - warm) if row.caches else 0.0
-
-
-def count_validation_trials(row: MeasuredRow) -> int:
+def count_validation_trials(row: Row) -> int:
     """Of how many independent trials a validation accuracy is a share: as many for each example as
     of those that are held out.
     """
@@ -176,10 +152,9 @@ def count_validation_trials(row: MeasuredRow) -> int:
     return max(1, round(row.validation_examples * held_out.trials / max(1, held_out.examples)))
 
 
-def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
+def accuracy_warning(rows: Sequence[Row]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than
     chance explains.
-
     """
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself

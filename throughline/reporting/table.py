@@ -117,11 +117,11 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
         ),
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
-        _figure("training", rate, "steady_examples_per_s"),
+        TableColumn(heading="training", unit=rate, cell=_training),
         *((speedup,) if len(comparison.configurations) > 1 else ()),
-        _figure("its epochs", rate, "train_examples_per_s", essential=False),
+        TableColumn(heading="its epochs", unit=rate, cell=_epochs),
         _figure("input alone", rate, "input_examples_per_s"),
-        _figure("model alone", rate, "model_ceiling_examples_per_s"),
+        _figure("model alone", rate, "model_examples_per_s"),
         *(_TEXT_COLUMNS if text else ()),
         TableColumn(heading="stall", unit="%", cell=_stall),
         _figure("wait", "ms", "wait_ms_mean", digits=2),
@@ -151,7 +151,7 @@ def _figure(
 
 _GPU_COLUMN = _figure("GPU busy", "%", "gpu_utilization_pct_mean")
 _TEXT_COLUMNS = (
-    _figure("input alone", "tokens/s", "sequence_batches.tokens_per_s"),
+    _figure("input alone", "tokens/s", "tokens_per_s"),
     _figure("padding", "%", "sequence_batches.padding_pct", digits=1),
     _figure("distinct shapes", "", "sequence_batches.distinct_shapes"),
 )
@@ -160,6 +160,18 @@ _TEXT_COLUMNS = (
 def _speedup(row: Row, baseline: str) -> Cell:
     span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
     return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
+
+
+def _training(row: Row) -> Cell:
+    span = f"{row.steady_examples_per_s_low:,.0f} to {row.steady_examples_per_s_high:,.0f}"
+    return Cell(text=f"{row.steady_examples_per_s:,.0f}", detail=span)
+
+
+def _epochs(row: Row) -> Cell:
+    if row.train_examples_per_s is None:
+        return Cell(text=ABSENT)
+    rate = f"{row.train_examples_per_s:,.0f}"
+    return Cell(text=rate, detail="" if row.has_warm_epoch else "its one epoch, with the start")
 
 
 def _stall(row: Row) -> Cell:

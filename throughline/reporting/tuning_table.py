@@ -16,7 +16,6 @@ from throughline.results.tuning import TunedCandidate, TuningResult
 
 COLUMNS = (
     "candidate",
-    "predicted [examples/s]",
     "measured [examples/s]",
     "training [s]",
     "from, to [s]",
@@ -80,7 +79,6 @@ def _cells(each: TunedCandidate) -> tuple[str, ...]:
         interval = f"{each.seconds_low:,.1f}, {each.seconds_high:,.1f}"
     return (
         each.name,
-        _number(each.predicted_examples_per_s),
         _number(each.examples_per_s),
         _number(each.seconds, digits=1),
         interval,

@@ -7,6 +7,8 @@ or of those it reads, has changed.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import write_json
 
 Value = TypeVar("Value")
+MIN_ROUNDS = 3  # from which on an interval says something
 
 
 class ResultFile:
@@ -44,6 +47,39 @@ class ResultFile:
     def write(self, folder: Path) -> None:
         """Write the file into the folder that it is to be in, atomically."""
         write_json(folder / self.FILE, self)
+
+
+def name_machine(machine: Mapping[str, Any]) -> str:
+    """What of a machine decides how fast it is, in words; not its name, which is another one in
+    each container.
+    """
+    gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
+    return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value by some rounds of a race, and the interval that holds it in 95 of 100 races."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def below_one(self) -> bool:
+        """Whether it is a ratio that is certainly below 1."""
+        return self.rounds >= MIN_ROUNDS and self.high < 1
+
+    @property
+    def above_one(self) -> bool:
+        """Whether it is a ratio that is certainly above 1."""
+        return self.rounds >= MIN_ROUNDS and self.low > 1
+
+    @property
+    def width(self) -> float:
+        """How far its ends are from it, as a share of it."""
+        return max(self.high / self.value, self.value / self.low) - 1 if self.low > 0 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

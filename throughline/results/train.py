@@ -13,7 +13,6 @@ from statistics import NormalDist
 from typing import ClassVar
 
 from throughline.results.base import ResultFile, Usage
-from throughline.results.build import BuildResult
 from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import atomic_file
 
@@ -78,6 +77,7 @@ class TrainResult(ResultFile):
     the weights that are kept, those on the test split (empty where there is none), rates.
 
     `processes` have trained it together: with random layers it is repeatable with as many alone.
+    `machine` is the cores and GPUs of the first of them.
     `step` is None where all had been trained before an interruption, `throughput` where nothing
     was timed.
     """
@@ -94,6 +94,7 @@ class TrainResult(ResultFile):
     cpu_seconds_per_1k_examples: float | None
     usage: Usage
     processes: int = 1
+    machine: str = ""
 
     @property
     def judged(self) -> float:
@@ -114,18 +115,11 @@ class RunRecord(ResultFile):
     unsent: str | None = None
 
 
-def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float | None]:
-    """Everything that build and train measured, under its MLflow name; None: not measured."""
+def train_metrics(trained: TrainResult) -> dict[str, float | None]:
+    """Everything that train measured, under its MLflow name; None: not measured."""
     throughput, step, usage = trained.throughput, trained.step, trained.usage
     return {
         "throughput/train_examples_per_s": throughput and throughput.train_examples_per_s,
-        "throughput/input_examples_per_s": built.throughput.input_examples_per_s,
-        "input/first_batch_s": built.throughput.first_batch_s,
-        "input/epoch_gap_s": built.throughput.epoch_gap_s,
-        "input/tokens_per_s": built.sequence_batches and built.sequence_batches.tokens_per_s,
-        "input/padding_pct": built.sequence_batches and built.sequence_batches.padding_pct,
-        "input/distinct_shapes": built.sequence_batches
-        and float(built.sequence_batches.distinct_shapes),
         "step/ms_p50": step and step.ms_p50,
         "step/ms_p95": step and step.ms_p95,
         "step/ms_p99": step and step.ms_p99,

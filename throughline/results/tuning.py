@@ -18,15 +18,14 @@ Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 @dataclass(frozen=True, kw_only=True)
 class TunedCandidate:
-    """One candidate: its configuration, the rate that prices predict and that was measured
-    [examples/s], the whole training [s] with its interval, what it needs, and why it was dropped;
-    empty for the choice. What was not measured, or has no price, is None.
+    """One candidate: its configuration, the rate that was measured [examples/s], the whole training
+    [s] with its interval, what it needs, and why it was dropped; empty for the choice. What was not
+    measured is None.
     """
 
     name: str
     family: str
     config: Mapping[str, Any]
-    predicted_examples_per_s: float | None = None
     examples_per_s: float | None = None
     seconds: float | None = None
     seconds_low: float | None = None

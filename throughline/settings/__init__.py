@@ -28,6 +28,7 @@ from throughline.settings.preparation import (
 from throughline.settings.records import RecordSettings
 from throughline.settings.storage import StorageSettings
 from throughline.settings.training import (
+    EMULATED_MODEL,
     EarlyStoppingSettings,
     MeasureSettings,
     ModelSettings,
@@ -36,6 +37,7 @@ from throughline.settings.training import (
 )
 
 __all__ = [
+    "EMULATED_MODEL",
     "BatchSettings",
     "CacheSettings",
     "DataSettings",

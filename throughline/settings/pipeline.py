@@ -244,3 +244,8 @@ class PipelineConfig(Settings):
             "let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default"
         ),
     )
+
+    @property
+    def remote_address(self) -> str:
+        """The tf.data service that it does not start itself; empty where there is none."""
+        return self.service.address if self.service else ""

@@ -12,6 +12,7 @@ from throughline.settings.base import MAPPING, WORD, WORD_OR_MAPPING, Settings, 
 
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 _OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+EMULATED_MODEL = "emulated"  # a model that waits as an accelerator would
 SCHEDULES = ("constant", "linear", "cosine")
 # A name, or an import path, or one of them with arguments: {focal: {gamma: 2}}.
 NamedObject = Annotated[
@@ -196,41 +197,16 @@ class TrainSettings(Settings):
 
 
 class MeasureSettings(Settings):
-    """How throughput is measured and traced."""
+    """How configurations are traced and raced."""
 
-    input_max_seconds: float = Field(
-        default=2.0,
+    seconds: float = Field(
+        default=60.0,
         gt=0,
         description=(
-            "build: time limit for a pass over the input alone [s]; none where it fills a cache"
+            "race: at most so long for all configurations together [s], without opening them;"
+            " it ends when every verdict and every place is decided"
         ),
     )
-    input_passes: int = Field(
-        default=3,
-        ge=1,
-        le=50,
-        description="build: epochs drained for the input's throughput; the median counts",
+    trace_steps: int = Field(
+        default=20, ge=1, le=1000, description="profile: steps in the traced window"
     )
-    rounds: int = Field(
-        default=9,
-        ge=3,
-        le=50,
-        description=(
-            "profile: at most this number of rounds of the model alone, training from full"
-            " buffers, and training from empty ones; fewer where the interval is precise"
-        ),
-    )
-    stall_max_seconds: float = Field(
-        default=30.0,
-        gt=0,
-        description=(
-            "profile: time limit for these rounds [s]; the first three always run. If the time"
-            " ends without a decision, the verdict is undecided"
-        ),
-    )
-    warm_up_steps: int = Field(
-        default=10,
-        ge=1,
-        description="profile: train steps before its timing begins, so that start-up stays out",
-    )
-    trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")

@@ -105,6 +105,11 @@ class Layout:
         return self.root / "runs" / pipeline
 
     @property
+    def race(self) -> Path:
+        """Folder of the race of all configurations."""
+        return self.root / "race"
+
+    @property
     def report(self) -> Path:
         """Folder of the comparison."""
         return self.root / "report"

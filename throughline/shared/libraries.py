@@ -27,11 +27,12 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "build": ("numpy", "opencv-python-headless", "tensorflow"),
     "train": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "profile": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
+    "race": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "report": ("jinja2", "matplotlib"),
 }
 # What fits and runs a tokenizer other than that of bytes.
 TOKENIZERS = ("sentencepiece", "tensorflow-text")
-_OF_OPS = frozenset({"snapshot", "build", "train", "profile"})
+_OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 
 
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from throughline.shared.file_lock import hold_when_free
 
 # An abstract socket address: one per machine (per network namespace), for all users, whatever their
 # TMPDIR, without a file that could belong to another user, be a link, or stay.
+MACHINE_HELD = "THROUGHLINE_MACHINE_HELD"  # variable: a flow holds it for the stages that it starts
 MACHINE_ADDRESS = "\0throughline-measuring"
 
 

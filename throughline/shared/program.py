@@ -21,6 +21,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "build": ("tasks.build", "throughline.shared.allocator"),
     "train": ("tasks.train", "throughline.shared.allocator"),
     "profile": ("tasks.profiling", "throughline.shared.allocator"),
+    "race": ("tasks.race", "throughline.race.training", "throughline.shared.allocator"),
 }
 # Messages, checks and bookkeeping, and settings: what these decide reaches a stage as values.
 SUPPORTING = (

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from throughline.results.base import parse
-from throughline.results.comparison import MeasuredRow
+from throughline.results.comparison import Row
 from throughline.results.train import (
     SIGNIFICANT_STDERRS,
     beats_constant,
@@ -55,7 +55,7 @@ class Score:
         return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"
 
 
-def read_score(row: MeasuredRow) -> Score:
+def read_score(row: Row) -> Score:
     """The score of a configuration of a comparison."""
     value = row.val_metric if row.test_metric is None else row.test_metric
     held_out = row.held_out

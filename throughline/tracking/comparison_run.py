@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.base import to_json
-from throughline.results.comparison import Comparison, Row, list_machines
+from throughline.results.comparison import Comparison, Row
 from throughline.shared.errors import UserError
 from throughline.shared.file_lock import hold_if_free
 from throughline.shared.files import digest_json
@@ -211,8 +211,6 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     A champion whose score cannot be compared, since it was set by hand or is judged by another
     metric, is replaced only where that is `asked_for`.
     """
-    if len(list_machines(rows)) > 1:
-        return "unchanged, since the configurations were measured on different machines"
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
     name = EXPERIMENT_PREFIX.replace("/", "-") + experiment.name.removeprefix(EXPERIMENT_PREFIX)

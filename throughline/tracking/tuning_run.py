@@ -14,7 +14,6 @@ from throughline.tracking.recorder import Recorder
 
 # Of a candidate, by the names of its result.
 MEASURED = (
-    "predicted_examples_per_s",
     "examples_per_s",
     "seconds",
     "seconds_low",

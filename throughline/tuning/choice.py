@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from throughline.race.rounds import Estimate, Race
+from throughline.measurement.rounds import Race
 from throughline.reporting.ranking import BASELINE
+from throughline.results.base import Estimate
 from throughline.results.tuning import TUNED, Outcome
 from throughline.settings import PipelineConfig
 from throughline.tuning.needs import Need, format_bytes, format_seconds
@@ -134,19 +135,11 @@ def is_compute_bound(race: Race, name: str) -> bool:
 
 
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
-    """The first epoch after which a training has taken no more than the baseline's, by the rounds
-    of both; None: none of the training's epochs, or it is the baseline.
+    """The first epoch after which a training has taken no more than the baseline's; None: none of
+    the training's epochs, or it is the baseline.
     """
-    if name == baseline or not race.ratio(name, baseline).rounds:
-        return None
-    return next(
-        (
-            epochs
-            for epochs in range(1, race.epochs + 1)
-            if race.ratio_after(epochs, name, baseline) <= 1
-        ),
-        None,
-    )
+    epoch = None if name == baseline else race.break_even(name, baseline)
+    return epoch if epoch is not None and epoch <= race.epochs else None
 
 
 def _is_ahead(lead: Estimate) -> bool:

@@ -53,7 +53,7 @@ def describe_config(config: PipelineConfig) -> dict[str, object]:
 
 
 def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCandidate:
-    name, race, pages = candidate.name, search.race, search.journal.pages
+    name, race = candidate.name, search.race
     need: Need = search.measured_needs[name]
     raced = name in race.names
     seconds = race.seconds(name) if raced else None
@@ -61,7 +61,6 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
         name=name,
         family=candidate.family,
         config=describe_config(candidate.config),
-        predicted_examples_per_s=(pages.predicted or {}).get(name),
         examples_per_s=race.rate(name) if raced else None,
         seconds=seconds and seconds.value,
         seconds_low=seconds and seconds.low,

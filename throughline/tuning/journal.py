@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from throughline.race.rounds import Cost, Round
 from throughline.results.base import parse
+from throughline.results.race import Cost, Round
 from throughline.shared.files import atomic_file, dump_json
 from throughline.tuning.needs import format_bytes
 from throughline.tuning.space import CEILING
@@ -34,15 +34,14 @@ class Entrance:
 
 @dataclass(kw_only=True)
 class Pages:
-    """The journal as a value: entrances, why contestants were dropped, and predicted rates by name;
-    rounds in their order; whose examples are proven, and whose are not, and why. `lost` are those
+    """The journal as a value: entrances and why contestants were dropped, by name; rounds in their
+    order; whose examples are proven, and whose are not, and why. `lost` are those
     of the dropped ones that may race the next time.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
-    predicted: dict[str, float] | None = None
     rounds: list[Round] = field(default_factory=list)
     proven: dict[str, str] = field(default_factory=dict)
     refuted: dict[str, str] = field(default_factory=dict)
@@ -96,11 +95,6 @@ class Journal:
         self.pages.rounds.append(one)
         self.save()
 
-    def note_prices(self, predicted: dict[str, float]) -> None:
-        """What prices predict is known."""
-        self.pages.predicted = predicted
-        self.save()
-
     def note_proof(self, name: str, digest: str) -> None:
         """The examples of a configuration are proven to be the snapshot's."""
         self.pages.proven[name] = digest
@@ -113,11 +107,9 @@ class Journal:
 
     def forget_disturbed(self) -> None:
         """Let the rounds in which other programs were at work be raced again, and all that follows
-        from a cache that was filled meanwhile; prices, too, are measured once more then.
+        from a cache that was filled meanwhile.
         """
         entrances = self.pages.entrances
-        if any(one.disturbed for one in self.pages.rounds):
-            self.pages.predicted = None
         again = {name for name, entrance in entrances.items() if entrance.disturbed}
         self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
         self.pages.rounds = [

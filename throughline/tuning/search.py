@@ -1,8 +1,8 @@
 """The search for the configuration through which a training takes least time, within budgets.
 
-Heat by heat: one's own configurations, the rules of thumb and the model alone; then one form of
-each family, that of the best price; then more forms of the best families, and those next to the
-fastest; then a final. After each heat those leave that the fastest certainly beats. What is
+Heat by heat: one's own configurations, the rules of thumb and the model alone; then the likeliest
+form of each family; then other forms of the best families, and those next to the fastest; then a
+final. After each heat those leave that the fastest certainly beats. What is
 measured is journaled, so an interrupted search goes on. Imports no TensorFlow.
 """
 
@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from throughline.diagnosis.cost_model import ModelStepCost
-from throughline.measurement.gpus import visible_gpus
-from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, ContestantLost, do_once
+from throughline.measurement.rounds import Race
+from throughline.race.contestant import MODEL_ALONE, TRAINING
 from throughline.race.jobs import Entry
-from throughline.race.rounds import MIN_ROUNDS, Race
+from throughline.results.base import MIN_ROUNDS
 from throughline.shared.errors import Untunable
-from throughline.shared.progress import echo, echo_problem
+from throughline.shared.progress import echo
 from throughline.tuning.budgets import parse_time
 from throughline.tuning.choice import (
     Choice,
@@ -30,7 +29,7 @@ from throughline.tuning.choice import (
 )
 from throughline.tuning.journal import Journal
 from throughline.tuning.needs import Need, find_excess
-from throughline.tuning.pool import Pool
+from throughline.tuning.pool import SearchPool
 from throughline.tuning.proof import prove
 from throughline.tuning.question import Question, survey_data
 from throughline.tuning.space import (
@@ -49,8 +48,6 @@ ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
 RACING_SHARE = 0.8  # of the time; the rest is for proving
-PRICING_SHARE, LEAST_PRICING_S = 0.5, 30.0  # of what is left for racing then
-PRICES = "throughline.tuning.survey:estimate_costs"
 
 
 class Search:
@@ -113,9 +110,9 @@ class Search:
         alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
         return {**self.survey.needs, CEILING: alone}
 
-    def open_pool(self) -> Pool:
+    def open_pool(self) -> SearchPool:
         """Processes for its contestants."""
-        return Pool(
+        return SearchPool(
             self.job,
             self.needs,
             self.journal,
@@ -125,7 +122,7 @@ class Search:
             own=self._own_names,
         )
 
-    def _race_heats(self, pool: Pool) -> None:
+    def _race_heats(self, pool: SearchPool) -> None:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
         standing = [CEILING, *given[:1]]
         groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
@@ -138,9 +135,8 @@ class Search:
                 echo("input is a negligible part of a step: nothing else is raced")
                 return
             standing = self._keep(pool, [*standing, *group], most=MOST_FAMILIES)
-        self._predict(pool)
         families = self._searched_families
-        first = {family: self._pick(forms, 1)[0] for family, forms in families.items()}
+        first = {family: forms[0].name for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
         # Where the likeliest form of a family has been ended, the leanest may have room.
         lean = [
@@ -155,7 +151,7 @@ class Search:
             form
             for family in families
             if family in best
-            for form in self._pick(families[family], FORMS_EACH)
+            for form in pick_forms(families[family], FORMS_EACH)
             if form not in first.values()
         ]
         standing = self._race_groups(pool, "forms", forms, standing, MOST_FINALISTS)
@@ -164,7 +160,7 @@ class Search:
         self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
 
     def _race_groups(
-        self, pool: Pool, heat: str, names: Sequence[str], standing: list[str], most: int
+        self, pool: SearchPool, heat: str, names: Sequence[str], standing: list[str], most: int
     ) -> list[str]:
         """Race names with those that are `standing`, as many at once as there is memory for;
         returns who goes on, at most so many of the searched ones.
@@ -218,11 +214,7 @@ class Search:
     def _is_searched(self, name: str) -> bool:
         return self._candidates[name].family not in (OWN, RULES)
 
-    def _pick(self, forms: Sequence[Candidate], count: int) -> list[str]:
-        predicted = self.journal.pages.predicted or {}
-        return [form.name for form in pick_forms(forms, predicted, count)]
-
-    def _keep(self, pool: Pool, names: Sequence[str], *, most: int) -> list[str]:
+    def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
         """Who goes on: those that may be the fastest, at most so many of the searched ones, and
         what they are compared with to the end; the others end.
         """
@@ -236,7 +228,9 @@ class Search:
                 pool.end(name)
         return [name for name in names if name in kept]
 
-    def _heat(self, pool: Pool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS) -> None:
+    def _heat(
+        self, pool: SearchPool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS
+    ) -> None:
         """Race these names for so many rounds, less those that the journal has; fewer when the
         time is up, or when the heat is decided.
         """
@@ -266,37 +260,6 @@ class Search:
             return self._is_compute_bound()
         rivals = [name for name in names if name in self.rivals]
         return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
-
-    def _predict(self, pool: Pool) -> None:
-        """Measure what the parts of pipelines cost, unless the journal has what follows from it."""
-        if self.journal.pages.predicted is not None or time.monotonic() > self._racing_until:
-            return
-        step_ms = self.question.params.batch_size / self.race.rate(CEILING) * 1e3
-        turn = pool.last_turn(CEILING)
-        model_step = ModelStepCost(
-            step_ms=step_ms,
-            core_ms=turn.core_ms if turn else step_ms,
-            on_accelerator=bool(visible_gpus()[0]),
-            held_ms=turn.held_ms if turn else step_ms,
-        )
-        echo("measuring what the parts of the pipelines cost")
-        left_s = PRICING_SHARE * (self._racing_until - time.monotonic())
-        try:
-            predicted: dict[str, float] = do_once(
-                PRICES,
-                self.question.params,
-                self.question.root,
-                list(self._candidates.values()),
-                model_step,
-                log=self.journal.folder / "price.log",
-                timeout_s=min(OPENING_S, max(LEAST_PRICING_S, left_s)),
-            )
-        except ContestantLost as lost:
-            echo_problem(f"no prices, forms are tried in their own order: {lost}")
-            if lost.late:
-                self.journal.note_prices({})
-        else:
-            self.journal.note_prices(predicted)
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """The choice among these, which have raced. What it is compared with is of one's own, as
@@ -352,6 +315,6 @@ class Search:
         )
         return Entry(params=question.params, root=question.root, name=name, config=config)
 
-    def job(self, name: str) -> tuple[str, Entry]:
-        """What the process of a contestant does, and its argument."""
-        return (MODEL_ALONE if name == CEILING else TRAINING), self._entry(name)
+    def job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
+        """What the process of a contestant does, and its arguments."""
+        return (MODEL_ALONE if name == CEILING else TRAINING), [(self._entry(name),)]

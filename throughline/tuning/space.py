@@ -1,9 +1,8 @@
 """The configurations among which a search decides: families, which differ in what is kept where,
 and the forms of each, which differ in how the same work is called. Pure; no TensorFlow.
 
-Families differ by 2 to 100 times and have to be measured; forms of one differ by less, and share
-the errors of their prices (docs/decisions/044). What cannot be right is refused by the plan itself,
-and the reason is kept.
+Families differ by 2 to 100 times, forms of one by less. What cannot be right is refused by the plan
+itself, and the reason is kept.
 """
 
 from __future__ import annotations
@@ -248,21 +247,17 @@ def _forms(
         )
 
 
-def pick_forms(
-    forms: Sequence[Candidate], predicted: Mapping[str, float], count: int
-) -> list[Candidate]:
-    """Forms of a family, at most `count`: first the one with the highest `predicted` rate, or the
-    first of all where prices say nothing; then always the one that differs most from those that
-    are picked, since prices of forms are less exact than forms differ.
+def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
+    """Names of forms of a family, at most `count`: first the likeliest, then always the one that
+    differs most from those that are picked.
     """
-    left = sorted(forms, key=lambda form: -predicted.get(form.name, 0.0))
-    picked: list[Candidate] = []
+    left, picked = list(forms), list[Candidate]()
     while left and len(picked) < count:
         picked.append(
             max(left, key=lambda form: min((_differ(form, one) for one in picked), default=0))
         )
         left.remove(picked[-1])
-    return picked
+    return [form.name for form in picked]
 
 
 def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:

@@ -1,5 +1,5 @@
-"""What has to be known of the data before a race: the candidates and what each needs, what prices
-predict of them, and whether the winner delivers the examples that it should.
+"""What has to be known of the data before a race: the candidates and what each needs; and after
+it, whether the winner delivers the examples that it should.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
 from throughline.assembly.training import open_split_pipelines
 from throughline.config.params import Params
-from throughline.diagnosis.cost_model import Costs, ModelStepCost, estimate_load, predict_step_ms
-from throughline.diagnosis.op_costs import measure_costs
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.prepared_data import PreparedData
@@ -31,9 +29,9 @@ from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.race.jobs import Entry
 from throughline.race.sample import sample_shards
 from throughline.results.snapshot import SnapshotCost
-from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
+from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
-from throughline.shared.limits import own_memory, usable_cores
+from throughline.shared.limits import own_memory
 from throughline.training.gpus import count_training_gpus
 from throughline.tuning.budgets import Limits
 from throughline.tuning.footprint import measure_besides_steps
@@ -169,35 +167,6 @@ class SnapshotBytes:
         """
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
-
-
-def estimate_costs(
-    params: Params, root: Path, candidates: Sequence[Candidate], model_step: ModelStepCost
-) -> dict[str, float]:
-    """What prices predict: examples per second of each candidate that has a price, by its name."""
-    data, cores = open_inputs(params, Layout(root)), usable_cores()
-    costs: dict[tuple[str, bool], Costs] = {}
-    predicted = {}
-    for each in candidates:
-        if each.config.service or each.plan.gathers_on_device:
-            continue
-        read = (each.config.read, each.config.snapshot.fraction < 1)
-        if read not in costs:
-            one = replace(params, pipelines={each.name: each.config})
-            in_memory = each.config.read == "arrays"
-            given = sample_shards(data, each.config.sampling) if in_memory else data
-            try:
-                pipeline = open_input_pipeline(
-                    one, each.name, given, split="train", purpose="train"
-                )
-            except ImpossiblePlan:  # for want of memory, which another form may not need
-                continue
-            costs[read] = measure_costs(pipeline, each.config)
-        load = estimate_load(each.plan, costs[read], cores=cores)
-        if load is not None:
-            step_ms = predict_step_ms(load, model_step, cores)
-            predicted[each.name] = params.batch_size / step_ms * 1e3
-    return predicted
 
 
 def prove_equal(entry: Entry) -> str:

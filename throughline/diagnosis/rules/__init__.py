@@ -19,6 +19,6 @@ from throughline.diagnosis.rules.base import Change, Effort, Rule, list_rules
 
 __all__ = ["RULES", "TOPICS", "Change", "Effort", "Rule"]
 
-# Their order is that of findings which gain alike.
-TOPICS = (parallelism, repetition, volume, waits, service, sizes, padding, training)
+# In this order findings are tried, the likeliest first.
+TOPICS = (repetition, parallelism, volume, service, sizes, waits, padding, training)
 RULES = tuple(rule for topic in TOPICS for rule in list_rules(topic))

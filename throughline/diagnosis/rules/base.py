@@ -1,8 +1,7 @@
 """What a rule is: when it holds, what it blames, and the exact change that fixes it.
 
 A detector returns the evidence, with its numbers, or None. The change is merged into the
-configuration (or over other sections of params.yaml); what it would gain is predicted elsewhere,
-from the changed plan.
+configuration (or over other sections of params.yaml); what it gains is tried by the race.
 """
 
 from __future__ import annotations
@@ -31,16 +30,12 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values merged into the configuration, values of other sections by their dotted keys, or how
-    they follow from the facts, and how much cheaper it makes an op, and a step of the model.
+    """Values merged into the configuration, and values of other sections by their dotted keys, or
+    how they follow from the facts.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
-    factors: Mapping[str, float] = field(default_factory=dict)
-    model_factor: Callable[[Facts], float] | None = None
-    # Ms per step, where it is known without the model.
-    saved_ms: Callable[[Facts], float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from throughline.diagnosis.facts import Facts
+from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.diagnosis.rules.base import Change, Effort, rule
 
 
@@ -15,7 +15,7 @@ def _work_left(facts: Facts) -> float:
 @rule(
     params_key="batch.pad_to",
     cause="each batch is as long as its longest sequence, so steps differ, too",
-    change=Change(config={"batch": {"pad_to": "auto"}}, model_factor=_work_left),
+    change=Change(config={"batch": {"pad_to": "auto"}}),
     effort=Effort.RESULTS,
 )
 def _padding(facts: Facts) -> str | None:
@@ -25,6 +25,6 @@ def _padding(facts: Facts) -> str | None:
     return (
         f"{now:.0f} % of what the model computes on is padding, {then:.0f} % in buckets of doubling"
         " length"
-        if facts.is_worthwhile((1 - _work_left(facts)) * facts.model_step_ms)
+        if 100 * (1 - _work_left(facts)) >= WORTH_PCT
         else None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
+from throughline.plan.steps import Gather, Map
 
 
 @rule(
@@ -15,10 +16,10 @@ from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 def _repeated_work(facts: Facts) -> str | None:
     if facts.plan.reads_whole_snapshot or facts.plan.caches:
         return None
-    work = facts.repeated_ms()
+    work = facts.work_ms(Map, Gather)
     return (
-        f"deterministic work takes {work:.2f} core-ms of every step and gives the same in every"
-        " epoch"
+        f"the ops take {work:.2f} core-ms of every step; of the deterministic ones the result is"
+        " the same in every epoch"
         if facts.is_worthwhile(work)
         else None
     )

@@ -9,17 +9,6 @@ from throughline.results.profiling import GOOD_UTILIZATION_PCT
 STEPS_PER_EXECUTION = 8  # the Python of so many steps runs once
 
 
-@rule(params_key="train.epochs", cause="only the first epoch is slow", change=Change())
-def _cold_start(facts: Facts) -> str | None:
-    slower = facts.cold_examples_per_s < 0.7 * facts.input_examples_per_s
-    return (
-        f"{facts.cold_examples_per_s:,.0f} examples/s in the first pass,"
-        f" {facts.input_examples_per_s:,.0f} later; a longer training does not feel it"
-        if slower and facts.wait_or_stall_pct < WORTH_PCT
-        else None
-    )
-
-
 @rule(
     params_key="train.steps_per_execution",
     cause="the GPU waits for Python and for kernels to be launched",
@@ -31,11 +20,11 @@ def _gpu_idle(facts: Facts) -> str | None:
     trained, traced = facts.gpu_utilization_pct, facts.gpu_busy_pct
     if facts.steps_per_execution >= STEPS_PER_EXECUTION:
         return None
-    if trained is None or traced is None or facts.wait_or_stall_pct >= WORTH_PCT:
+    if trained is None or traced is None or (facts.wait_pct or 0.0) >= WORTH_PCT:
         return None
     if max(trained, traced) >= GOOD_UTILIZATION_PCT:
         return None
     return (
         f"the GPU is busy {traced:.0f} % of a step, and it is not the input that it waits for"
-        f" ({facts.wait_or_stall_pct:.1f} % of a step)"
+        f" ({facts.wait_pct or 0.0:.1f} % of a step)"
     )

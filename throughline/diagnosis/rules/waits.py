@@ -1,32 +1,9 @@
-"""Waits that no core is busy in: between epochs, and for the slowest call."""
+"""Waits that no core is busy in: for the slowest call."""
 
 from __future__ import annotations
 
 from throughline.diagnosis.facts import WORTH_PCT, Facts
-from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
-
-
-@rule(
-    params_key="read",
-    cause="every epoch starts its iterator, buffers and readers again",
-    change=Change(
-        config=SNAPSHOT.config,
-        saved_ms=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms,
-    ),
-    effort=Effort.DISK,
-)
-def _epoch_gap(facts: Facts) -> str | None:
-    if (
-        facts.epoch_gap_ms is None
-        or facts.plan.reads_snapshot
-        or facts.plan.service
-        or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT
-    ):
-        return None
-    return (
-        f"{facts.epoch_gap_ms:.0f} ms pass between two epochs of {facts.epoch_ms:,.0f} ms before"
-        " the first batch comes"
-    )
+from throughline.diagnosis.rules.base import Change, Effort, rule
 
 
 @rule(

@@ -1,0 +1,340 @@
+"""The race stage: how fast each configuration trains, what holds it up, and what helps.
+
+All configurations that have been trained race in turns against their models alone; the changes that
+the rules propose for those that wait for their input race, too. Writes race/race.json (every turn,
+and what is concluded) and race/metrics.json, and adds the figures to the MLflow runs of the
+trainings. With --pipeline only that one races, and nothing in race/ changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from throughline.config.cli import add_run_option, options_stage_cli
+from throughline.config.params import Params, check_pipelines_exist
+from throughline.diagnosis.threshold import Threshold, parse_threshold
+from throughline.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
+from throughline.measurement.hardware import describe_machine
+from throughline.race.configurations import ConfigurationRace, Starter, find_worker
+from throughline.race.contestant import keep_sockets_in
+from throughline.race.judging import Subject, judge_by_epochs, judge_raced
+from throughline.results.base import name_machine
+from throughline.results.build import BuildResult, PlanSummary
+from throughline.results.profiling import Breakdown, Findings
+from throughline.results.race import (
+    METRICS,
+    METRICS_FILE,
+    Raced,
+    RaceResult,
+    compared_metrics,
+    race_metrics,
+)
+from throughline.results.train import RunRecord, TrainResult
+from throughline.settings import EMULATED_MODEL, ModelSettings
+from throughline.shared.errors import MissingInput, UnknownModel
+from throughline.shared.files import write_json
+from throughline.shared.layout import Layout
+from throughline.shared.machine_lock import MACHINE_HELD, hold_machine
+from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
+from throughline.shared.scratch import clear_scratch
+from throughline.shared.termination import exit_on_sigterm
+from whowaits.timing.verdict import UNDECIDED
+
+LOGS = Path(".throughline") / "race"
+FAIL_IF = (
+    "exit with an error if a figure of this configuration meets a condition, e.g. 'stall_pct > 10'"
+)
+ACCELERATOR = (
+    "plan for an accelerator that is not there: emulate its train step, print how many of them this"
+    " host feeds"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What the stages before have written about a configuration."""
+
+    plan: PlanSummary
+    built: BuildResult
+    trained: TrainResult
+    breakdown: Breakdown
+    findings: Findings
+
+    @classmethod
+    def read(cls, folder: Path) -> Study:
+        """Read it from the configuration's folder; raises as `read_value`."""
+        return cls(
+            plan=PlanSummary.read(folder),
+            built=BuildResult.read(folder),
+            trained=TrainResult.read(folder),
+            breakdown=Breakdown.read(folder),
+            findings=Findings.read(folder),
+        )
+
+
+def read_studies(names: Sequence[str], layout: Layout) -> tuple[dict[str, Study], dict[str, str]]:
+    """The studies of the configurations that have been trained and profiled, and why others have
+    none.
+
+    Raises:
+      MissingInput: none has.
+    """
+    studies, lacking = {}, {}
+    for name in names:
+        try:
+            studies[name] = Study.read(layout.results(name))
+        except MissingInput as error:
+            lacking[name] = str(error)
+    if not studies:
+        raise MissingInput(next(iter(lacking.values())))
+    return studies, lacking
+
+
+def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceResult:
+    """Race the configurations of these studies."""
+    starters = {
+        name: Starter(
+            config=params.pipelines[name],
+            plan=study.plan.plan,
+            model_layers=study.plan.model_layers,
+            findings=study.findings.findings,
+        )
+        for name, study in studies.items()
+    }
+    folder = root / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    keep_sockets_in(folder)
+    racing = ConfigurationRace(params, starters, root=root, folder=folder)
+    try:
+        measured = racing.run()
+    finally:
+        clear_scratch(root)  # of contestants, which are killed when they are out
+    here, worker = describe_machine(), find_worker(params)
+    subjects = {
+        name: Subject(
+            name=name,
+            findings=study.findings.findings,
+            trained=study.trained,
+            settings=params.train,
+            batch_size=study.plan.examples / study.plan.steps_per_epoch,
+            share=racing.share,
+            same_machine=study.trained.machine == name_machine(here),
+        )
+        for name, study in studies.items()
+    }
+    raced: dict[str, Raced] = {}
+    lost = dict(measured.lost)
+    for name, subject in subjects.items():
+        address = params.pipelines[name].remote_address
+        judged = None
+        if address:
+            why = f"by its epochs, since the workers of {address} do not stand still between turns"
+            judged = judge_by_epochs(
+                subject, measured, on_accelerator=racing.on_accelerator, why=why
+            )
+        elif measured.is_raced(name):
+            judged = judge_raced(subject, measured, on_accelerator=racing.on_accelerator)
+        if judged:
+            raced[name] = judged
+        else:
+            lost.setdefault(name, lost.get(measured.models[name], "it has not raced"))
+    return RaceResult(
+        machine=here,
+        processes=worker.count,
+        seconds=measured.seconds,
+        disturbed_by=measured.training.disturbed_by() or "",
+        rounds=tuple(measured.rounds),
+        configurations=raced,
+        lost=lost,
+    )
+
+
+def print_result(name: str, raced: Raced) -> None:
+    """Print one configuration: verdict, rates, cause, fix, and what was tried."""
+    training, low, high = (
+        f"{each:,.0f}" for each in (raced.training.value, raced.training.low, raced.training.high)
+    )
+    fed = f", input alone {raced.input.value:,.0f}" if raced.input else ""
+    echo_result(
+        f"{name}: {raced.verdict}, stall {raced.stall_pct:.0f} % ({raced.stall_pct_low:.0f} to"
+        f" {raced.stall_pct_high:.0f} %); {training} examples/s ({low} to {high}), model alone"
+        f" {raced.model_alone.value:,.0f}{fed}"
+    )
+    if raced.note:
+        echo_fact(f"{name} was measured {raced.note}")
+    if raced.exchange_ms is not None:
+        echo_fact(
+            f"a step of {name}'s training takes {raced.exchange_ms:.2f} ms more: what its processes"
+            " exchange"
+        )
+    if raced.verdict == UNDECIDED:
+        echo_problem(f"undecided: {raced.cause}; {raced.fix}")
+    else:
+        echo(f"  cause: {raced.cause}\n  fix: {raced.fix}")
+    for each in raced.findings:
+        worth = (
+            f"{each.gain.value:.2f}× ({each.gain.low:.2f} to {each.gain.high:.2f}), tried"
+            if each.gain
+            else f"not tried: {each.untried}"
+        )
+        echo(f"  finding {each.rule}: {each.fix} ({worth})")
+
+
+def record(
+    params: Params, layout: Layout, result: RaceResult, studies: Mapping[str, Study]
+) -> None:
+    """Add race and trace to the MLflow runs of the trainings; in a run with changes that has not
+    trained a configuration to a copy of that.
+    """
+    from throughline.tracking.copied_runs import record_measurement
+    from throughline.tracking.experiments import make_run_key
+    from throughline.tracking.recorder import is_gone
+    from throughline.tracking.store import show_address
+
+    for name, raced in result.configurations.items():
+        out, study = layout.results(name), studies[name]
+        run = RunRecord.read(out)
+        if run.mlflow_run_id is None and run.unsent is None:
+            continue
+        run_key = make_run_key(
+            layout.manifest,
+            params.data.path,
+            pipeline=name,
+            window=params.window,
+            data_digest=study.plan.data_digest,
+        )
+        if is_gone(run_key, run.mlflow_run_id, run.unsent):
+            echo(f"MLflow at {show_address()} has no run of {name}; the race is not sent")
+            continue
+        with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
+            recorder.log_metrics(race_metrics(raced, study.breakdown, study.built.sequence_batches))
+            recorder.set_tags(
+                {
+                    "verdict": raced.verdict,
+                    "finding": raced.findings[0].rule if raced.findings else "none",
+                    "autotuned": json.dumps(study.breakdown.autotuned),
+                }
+            )
+            recorder.log_artifact(out / Findings.FOLDER, folder=Findings.FOLDER)
+
+
+def emulate(params: Params, accelerator: Accelerator) -> Params:
+    """The parameters with the train step of an accelerator, and one process that has the whole
+    batches of all that train together.
+
+    Raises:
+      UnknownModel: next tokens are predicted.
+    """
+    if params.window.tokens is not None:
+        raise UnknownModel(
+            "--accelerator emulates a model with one output per example; next tokens have one per"
+            " token. Race this configuration with its own model"
+        )
+    step_ms = accelerator.step_ms(params.batch_size)
+    one = {"processes": 1, "batch_multiple": find_worker(params).multiple}
+    return replace(
+        params,
+        model=ModelSettings(name=EMULATED_MODEL, options={"step_ms": step_ms}),
+        train=params.train.model_copy(update=one),
+    )
+
+
+def print_fed(raced: Raced, accelerator: Accelerator) -> None:
+    """Print how many of an accelerator this host feeds."""
+    if raced.input is None:
+        return
+    fed = raced.input.value / accelerator.examples_per_s
+    shape = "×".join(map(str, accelerator.shape))
+    echo(
+        f"  this host feeds {fed:.1f} of them: the input alone delivers {raced.input.value:,.0f}"
+        f" examples/s, one\n  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
+        f" {accelerator.batch_size}; {accelerator.source}), of examples that are {shape}"
+    )
+
+
+def race_one(
+    params: Params, name: str, *, accelerator: Accelerator | None, condition: Threshold | None
+) -> None:
+    """Race one configuration by itself, perhaps for an accelerator, and print what it says.
+
+    Raises:
+      ThresholdExceeded: a figure meets the condition.
+      MissingInput: it has not been profiled, or was lost in the race.
+    """
+    study = Study.read(Layout().results(name))
+    title = name
+    if accelerator:
+        params = emulate(params, accelerator)
+        unlike = replace(study.trained, machine="")  # its epochs are of another model
+        study = replace(study, trained=unlike)
+        title = f"{name} ({accelerator.model}, emulated)"
+    result = race(params, {name: study}, root=Path())
+    if name not in result.configurations:
+        raise MissingInput(f"{name} was lost in the race: {result.lost[name]}")
+    raced = result.configurations[name]
+    print_result(title, raced)
+    if accelerator:
+        print_fed(raced, accelerator)
+    if condition:
+        condition.check(raced.figures)
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """What this stage's command line takes."""
+    add_run_option(parser)
+    parser.add_argument("--pipeline", metavar="NAME", help="race this configuration by itself")
+    parser.add_argument("--fail-if", metavar="CONDITION", help=f"with --pipeline: {FAIL_IF}")
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        help=f"with --pipeline: {ACCELERATOR}: {', '.join(ACCELERATORS)}",
+    )
+
+
+def main() -> None:
+    """Race all configurations that have been trained, and say what holds each of them up."""
+    with options_stage_cli(main, declare_options) as (params, options):
+        condition = parse_threshold(options.fail_if, METRICS) if options.fail_if else None
+        accelerator = find_accelerator(options.accelerator) if options.accelerator else None
+        if options.pipeline:
+            check_pipelines_exist(params.pipelines, [options.pipeline])
+        elif condition or accelerator:
+            raise MissingInput(
+                "--fail-if and --accelerator are about one configuration: --pipeline"
+            )
+        if find_worker(params).index:  # the first of several hosts does it for all
+            return
+        waiting = hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine"))
+        with nullcontext() if os.environ.get(MACHINE_HELD) else waiting:
+            if options.pipeline:
+                race_one(params, options.pipeline, accelerator=accelerator, condition=condition)
+                return
+            layout = Layout()
+            studies, lacking = read_studies(list(params.pipelines), layout)
+            result = race(params, studies, root=Path())
+        result = replace(result, lost={**result.lost, **lacking})
+        metrics = {
+            name: compared_metrics(studies[name].trained, raced, studies[name].breakdown)
+            for name, raced in result.configurations.items()
+        }
+        layout.race.mkdir(exist_ok=True)
+        result.write(layout.race)
+        write_json(layout.race / METRICS_FILE, metrics)
+        for name, raced in result.configurations.items():
+            print_result(name, raced)
+        for name, why in result.lost.items():
+            echo_problem(f"{name} did not race: {why}")
+        if result.disturbed_by:
+            echo_problem(f"disturbed: {result.disturbed_by}")
+        record(params, layout, result, studies)
+
+
+if __name__ == "__main__":
+    exit_on_sigterm()
+    main()

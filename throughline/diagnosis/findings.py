@@ -1,0 +1,121 @@
+"""What the rules find in a configuration, and whether the race can try what they propose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from throughline.diagnosis.facts import Facts
+from throughline.diagnosis.rules import RULES, Effort, Rule
+from throughline.plan.plan import make_plan
+from throughline.results.profiling import Finding
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
+
+MOST_TRIED = 3  # of a configuration
+MEMORY = Effort.MEMORY.name.lower()
+OTHERS_FIRST = f"not among the first {MOST_TRIED} to try"
+
+
+def find_all(name: str, facts: Facts) -> list[Finding]:
+    """The findings about configuration `name`, the likeliest first; of those whose change can be
+    tried, the first few are.
+    """
+    found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
+    can_be_tried = (each for each in found if each.config is not None)
+    # What takes memory in every run comes last.
+    tried = sorted(can_be_tried, key=lambda each: each.effort == MEMORY)[:MOST_TRIED]
+    return [
+        each if each.config is None or each in tried else _leave_out(each, OTHERS_FIRST)
+        for each in found
+    ]
+
+
+def _leave_out(finding: Finding, why: str) -> Finding:
+    return replace(finding, config=None, untried=why)
+
+
+def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
+    """The configuration with some fields replaced, checked as if it stood in params.yaml."""
+    return PipelineConfig.model_validate({**config.model_dump(), **values})
+
+
+def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
+    """The rule's finding, if it holds and its change is possible."""
+    evidence = rule.detect(facts)
+    if evidence is None:
+        return None
+    before, wanted = facts.config.model_dump(), rule.change.config
+    if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # the rest of it is wanted
+        wanted = {"snapshot": wanted["snapshot"]}
+    values = {
+        key: value
+        for key, value in change_config(facts.config, wanted).model_dump().items()
+        if value != before[key]
+    }
+    config = change_config(facts.config, values)
+    try:
+        plan = make_plan(config, facts.plan.spec)
+    except ImpossiblePlan:
+        return None
+    change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | {
+        key: value(facts) if callable(value) else value for key, value in rule.change.other.items()
+    }
+    if plan.gather and plan.gather.fraction > facts.stored_fraction:
+        change["snapshot.fraction"] = "auto"
+    untried = _find_obstacle(rule, name, change)
+    worst = facts.breakdown.worst() if rule.change.config else None
+    return Finding(
+        rule=rule.name,
+        step=worst.step if worst else rule.params_key,
+        params_key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
+        evidence=evidence,
+        cause=rule.cause,
+        fix=", ".join(
+            f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}"
+            for key, value in change.items()
+        )
+        or rule.fix,
+        change=change,
+        effort=rule.effort.name.lower(),
+        config=None if untried else config.model_dump(mode="json"),
+        plan=str(plan),
+        untried=untried,
+    )
+
+
+def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
+    """Why the race cannot try a change; empty where it can."""
+    if rule.effort == Effort.RESULTS:
+        return "it changes the examples, their order or their batches"
+    others = [key for key in change if not key.startswith(f"pipelines.{name}.")]
+    if others:
+        return f"it needs {', '.join(others)}, which other stages read"
+    return "" if change else "it is nothing in params.yaml"
+
+
+def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values without what is a default anyway."""
+    defaults = PipelineConfig().model_dump()
+    return {
+        key: (
+            {
+                inner: item
+                for inner, item in value.items()
+                if not isinstance(defaults[key], dict) or item != defaults[key].get(inner)
+            }
+            or value
+            if isinstance(value, dict)
+            else value
+        )
+        for key, value in values.items()
+    }
+
+
+def _to_yaml(value: Any) -> str:
+    """A value as it is in params.yaml."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,329 @@
+"""The race of a project's configurations, heat by heat: themselves against their models alone, then
+the changes that rules propose for those that wait for their input, then the input of each alone.
+
+All of it is measured in one way: turns of processes that stand still while it is not their turn
+(`contestant.py`). A heat ends when every verdict and every place is decided, or its time is up.
+Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from throughline.config.params import Params
+from throughline.measurement.gpus import visible_gpus
+from throughline.measurement.rounds import Race
+from throughline.measurement.verdict import Stall, judge
+from throughline.plan.training_workers import (
+    TF_CONFIG,
+    TrainingWorker,
+    find_training_worker,
+    list_addresses,
+    make_tf_config,
+    name_gpus,
+)
+from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, ContestantLost
+from throughline.race.jobs import Entry, Opened
+from throughline.race.pool import Jobs, Pool
+from throughline.results.base import MIN_ROUNDS, Estimate
+from throughline.results.profiling import Finding
+from throughline.results.race import Cost, Round
+from throughline.settings import EMULATED_MODEL, PipelineConfig
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import echo
+from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
+
+OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"  # the heats
+SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
+LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
+PRECISE_PCT = 2.0  # an interval that needs no more rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starter:
+    """A configuration that is to race: its plan, what its model does besides the network, and what
+    the rules have found.
+    """
+
+    config: PipelineConfig
+    plan: str
+    model_layers: tuple[str, ...] = ()
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What a race has measured: its rounds, who was the model alone of each configuration, which
+    contestant has tried each change, and what their trainings take once.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
+    changes: dict[tuple[str, str], str] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    opened: dict[str, Opened] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def heat(self, *heats: str) -> Race:
+        """The race of some heats."""
+        return Race(rounds=[each for each in self.rounds if each.heat in heats])
+
+    @property
+    def training(self) -> Race:
+        """The configurations against each other and their models alone."""
+        return self.heat(OWN)
+
+    def change_gain(self, name: str, rule: str) -> Estimate:
+        """How many times as fast a configuration is with a change that a rule proposes."""
+        return self.heat(OWN, CHANGES).gain(self.changes.get((name, rule), ""), name)
+
+    def is_raced(self, name: str) -> bool:
+        """Whether a configuration and its model have raced for enough rounds."""
+        return self.gain(name).rounds >= MIN_ROUNDS
+
+    def gain(self, name: str) -> Estimate:
+        """How many times as fast a configuration trains as its model alone."""
+        return self.training.gain(name, self.models.get(name, ""))
+
+
+class ConfigurationRace:
+    """One race of the `starters`, by name, in the project in `root`; logs are in `folder`."""
+
+    def __init__(
+        self, params: Params, starters: Mapping[str, Starter], *, root: Path, folder: Path
+    ) -> None:
+        self._params, self._starters = params, starters
+        self._root, self._folder = root, folder
+        self._environments = local_environments(params)
+        self.on_accelerator = bool(visible_gpus()[0]) or params.model.name == EMULATED_MODEL
+        self._entries: dict[str, tuple[str, PipelineConfig]] = {}
+        self.measured = Measured()
+
+    @property
+    def share(self) -> float:
+        """How many times as many processes train as there are on this host."""
+        worker = find_worker(self._params)
+        return worker.count / len(self._environments)
+
+    def run(self) -> Measured:
+        """Race all of them, as many at once as there is memory for."""
+        for name, starter in self._starters.items():
+            self._entries[name] = TRAINING, starter.config
+            same = (
+                other
+                for other in self._starters
+                if self._starters[other].model_layers == starter.model_layers
+            )
+            self.measured.models[name] = model = f"model alone of {next(same)}"
+            self._entries.setdefault(model, (MODEL_ALONE, starter.config))
+        left = list(self._starters)
+        with _RacePool(self._job, self._folder, self.measured) as pool:
+            standing: list[str] = []
+            while left:
+                group = self._open_group(pool, standing, left)
+                left = [name for name in left if name not in group]
+                share = len(group) / len(self._starters)
+                present = [*dict.fromkeys([*standing, *group])]
+                models = dict.fromkeys(self.measured.models[name] for name in present)
+                self._race(pool, OWN, [*models, *present], share)
+                self._try_changes(pool, present, share)
+                self._race_inputs(pool, group, share)
+                standing = self._keep(pool, present) if left else []
+        self.measured.lost = dict(pool.lost)
+        return self.measured
+
+    def _open_group(self, pool: Pool, standing: Sequence[str], left: Sequence[str]) -> list[str]:
+        """Open the next configurations with their models alone, as many as there is room for."""
+        group: list[str] = []
+        for batch in _in_batches(left, size=usable_cores()):
+            frozen = [name for name in batch if not self._starters[name].config.remote_address]
+            needed = [*(self.measured.models[name] for name in batch), *frozen]
+            missing = [each for each in dict.fromkeys(needed) if each not in pool.names]
+            if group and not pool.has_room(len(missing)):
+                break
+            if not group:
+                echo(f"racing {', '.join([*standing, *left])}")
+            pool.open(missing)
+            group += batch
+        return group
+
+    def _race(self, pool: Pool, heat: str, names: Sequence[str], share: float) -> None:
+        """Race these contestants until all is decided that the heat is for."""
+        is_decided = self._are_places_decided if heat == OWN else self._are_gains_decided
+        allowed_s = SHARES[heat] * share * self._params.measure.seconds
+        started_at, number = time.monotonic(), 0
+        while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
+            if number >= LEAST_ROUNDS and is_decided(names):
+                break
+            self._add(pool.race(names, heat, number=number))
+            number += 1
+
+    def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
+        """Race the changes that rules propose for those that wait for their input, equal plans
+        once; one that is a configuration has its figures.
+        """
+        plans = {starter.plan: name for name, starter in self._starters.items()}
+        bound = [name for name in names if self._is_bound(name)]
+        tried: dict[str, None] = {}
+        for name in bound:
+            for finding in self._starters[name].findings:
+                if finding.config is None:
+                    continue
+                contestant = plans.setdefault(finding.plan, f"{name} + {finding.rule}")
+                self.measured.changes[name, finding.rule] = contestant
+                if contestant not in self._starters:
+                    tried[contestant] = None
+                    config = PipelineConfig.model_validate(finding.config)
+                    self._entries.setdefault(contestant, (TRAINING, config))
+        waiting = list(tried)
+        while waiting:
+            batch = [name for number, name in enumerate(waiting) if pool.has_room(number + 1)]
+            batch, waiting = batch or waiting[:1], waiting[max(1, len(batch)) :]
+            echo(f"trying {', '.join(batch)}")
+            pool.open(batch)
+            parents = [name for name in bound if name in pool.names]
+            self._race(pool, CHANGES, [*parents, *batch], share * len(batch) / len(tried))
+            for name in batch:
+                pool.end(name)
+
+    def _race_inputs(self, pool: Pool, names: Sequence[str], share: float) -> None:
+        """Take the batches of each configuration and train on none."""
+        on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
+        allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
+        started_at, number = time.monotonic(), 0
+        while number < INPUT_ROUNDS and on_host:
+            if number >= MIN_ROUNDS and time.monotonic() - started_at >= allowed_s:
+                break
+            self._add(pool.race(on_host, INPUTS, number=number, order="pull"))
+            number += 1
+
+    def _keep(self, pool: Pool, names: Sequence[str]) -> list[str]:
+        """Who meets the next group: the first of all and the fastest so far."""
+        race = self.measured.training
+        raced = [name for name in names if name in race.names and name in pool.names]
+        kept = [*dict.fromkeys([*raced[:1], *([race.fastest(raced)] if raced else [])])]
+        models = {self.measured.models[name] for name in kept}
+        for name in pool.names:
+            if name not in kept and name not in models:
+                pool.end(name)
+        return kept
+
+    def _is_bound(self, name: str) -> bool:
+        if not self.measured.is_raced(name):
+            return False
+        stall = Stall.of(self.measured.gain(name))
+        verdict = judge(stall, "", on_accelerator=self.on_accelerator)
+        return verdict.name not in (COMPUTE_BOUND, UNDECIDED)
+
+    def _are_places_decided(self, names: Sequence[str]) -> bool:
+        """Whether more rounds would change no verdict and no place."""
+        race = self.measured.training
+        present = [name for name in names if name in self._starters and name in race.names]
+        for name in present:
+            stall = Stall.of(self.measured.gain(name))
+            verdict = judge(stall, "", on_accelerator=self.on_accelerator)
+            if verdict.name == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
+                return False
+        best = race.fastest(present) if present else ""
+        pairs = [(name, other) for other in {best, *present[:1]} for name in present]
+        return _are_clear(race, pairs)
+
+    def _are_gains_decided(self, names: Sequence[str]) -> bool:
+        """Whether more rounds would not change what the changes gain."""
+        tried = self.measured.changes.items()
+        pairs = [(change, name) for (name, _), change in tried if change in names]
+        return _are_clear(self.measured.heat(OWN, CHANGES), pairs)
+
+    def _add(self, one: Round) -> None:
+        self.measured.rounds.append(one)
+        self.measured.seconds += sum(turn.seconds for turn in one.turns.values())
+
+    def _job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
+        """What the processes of a contestant do."""
+        job, config = self._entries[name]
+        return job, [
+            (
+                Entry(
+                    params=self._params,
+                    root=self._root,
+                    name=name,
+                    config=config,
+                    environment=environment,
+                ),
+            )
+            for environment in self._environments
+        ]
+
+
+class _RacePool(Pool):
+    """Open contestants of which it is noted what their trainings take once."""
+
+    def __init__(self, jobs: Jobs, folder: Path, measured: Measured) -> None:
+        super().__init__(jobs, folder)
+        self._measured = measured
+
+    def admit(self, name: str, opened: Opened, until: float) -> None:
+        """Have it fill its cache, or load what it reads."""
+        order = "fill" if opened.has_cache else "load" if opened.loads else ""
+        seconds = 0.0
+        if order:
+            try:
+                seconds = max(self.ask(name, order, timeout_s=OPENING_S))
+            except ContestantLost as lost:
+                self.lose(name, lost)
+                return
+        fills = opened.has_cache
+        self._measured.opened[name] = opened
+        self._measured.costs[name] = Cost(
+            prepare_s=0.0 if fills else seconds, fill_s=seconds if fills else 0.0
+        )
+
+
+def _are_clear(race: Race, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Whether each ratio of those that have met certainly is not 1, or is known as well as anybody
+    needs.
+    """
+    ratios = [race.gain(one, other, compared=len(pairs)) for one, other in pairs if one != other]
+    return all(
+        not each.low <= 1 <= each.high or 100 * each.width <= PRECISE_PCT
+        for each in ratios
+        if each.rounds
+    )
+
+
+def _in_batches(names: Sequence[str], *, size: int) -> list[list[str]]:
+    return [list(names[start : start + size]) for start in range(0, len(names), size)]
+
+
+def find_worker(params: Params) -> TrainingWorker:
+    """Which of the processes that train together this is."""
+    train = params.train
+    gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0
+    return find_training_worker(
+        os.environ, processes=train.processes, batch_multiple=train.batch_multiple, gpus=gpus
+    )
+
+
+def local_environments(params: Params) -> list[dict[str, str]]:
+    """The environment variables by which each of the processes of this host knows its slice of
+    every batch, and its GPU.
+    """
+    worker = find_worker(params)
+    if worker.count == 1:
+        return [{}]
+    addresses = list_addresses(os.environ) or [f"localhost:{each}" for each in range(worker.count)]
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    local = [index for index, host in enumerate(hosts) if host == hosts[worker.index]]
+    gpus = name_gpus(os.environ, len(visible_gpus()[0]))
+    environments = []
+    for place, index in enumerate(local):
+        own = {TF_CONFIG: make_tf_config(addresses, index)}
+        if len(gpus) >= len(local):
+            own["CUDA_VISIBLE_DEVICES"] = gpus[place]
+        environments.append(own)
+    return environments

@@ -1,0 +1,211 @@
+"""What a race says of each configuration: its rates, the verdict, cause and fix. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from throughline.measurement.rounds import Race
+from throughline.measurement.verdict import APART_PCT, OtherFigures, Stall, Verdict, judge
+from throughline.race.configurations import INPUTS, Measured
+from throughline.results.base import Estimate
+from throughline.results.profiling import Finding
+from throughline.results.race import Cost, Raced
+from throughline.results.train import TrainResult
+from throughline.settings import TrainSettings
+from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
+
+WORTH = 1.05  # times as fast, from which on a change is worth it
+TIE = 1.05  # gains within this factor are alike: then the smaller change comes first
+EFFORTS = ("setting", "disk", "memory", "results")
+SLOW_SERVICE, GPU_IDLE = "slow_service", "gpu_idle"  # rules whose changes cannot be tried
+FIX_WHEN_COMPUTE_BOUND = (
+    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
+    " train.jit_compile or a faster accelerator help now"
+)
+FIX_WHEN_CORES_ARE_SHARED = (
+    "no change of this configuration gains much: less work in its ops, more cores, or an"
+    " accelerator for the model help now"
+)
+FIX_WHEN_UNKNOWN = (
+    "look at the timeline, and at what else uses the disk, the memory and the cores of this machine"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A configuration that has raced: what the rules found, its own training, of whose steps one
+    has `batch_size` examples on average, and how many times as many processes train as have raced.
+    """
+
+    name: str
+    findings: Sequence[Finding]
+    trained: TrainResult
+    settings: TrainSettings
+    batch_size: float
+    share: float = 1.0
+    same_machine: bool = True
+
+
+def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -> Raced:
+    """The result of a configuration that has raced."""
+    race, name = measured.training, subject.name
+    model, gain = measured.models[name], measured.gain(name)
+    training = _scale(race.speed(name), subject.share)
+    inputs = measured.heat(INPUTS)
+    fed = _scale(inputs.speed(name), subject.share) if name in inputs.names else None
+    contradiction = OtherFigures(
+        gain=gain,
+        input=fed,
+        epochs=_comparable_epochs(subject),
+        warm_steps=subject.trained.step.count if subject.trained.step else 0,
+        drift=race.drift(model),
+        disturbed=bool(race.disturbed_by()),
+    ).contradict(training)
+    findings = [_with_gain(each, name, measured) for each in subject.findings]
+    result = _conclude(Stall.of(gain), contradiction, findings, race, on_accelerator=on_accelerator)
+    opened = measured.opened.get(name)
+    return replace(
+        result,
+        training=training,
+        input=fed,
+        model_alone=_scale(race.speed(model), subject.share),
+        model=model,
+        cost=measured.costs.get(name, Cost()),
+        first_batch_s=opened and opened.first_batch_s,
+        exchange_ms=_exchange_ms(subject, training),
+    )
+
+
+def judge_by_epochs(
+    subject: Subject, measured: Measured, *, on_accelerator: bool, why: str
+) -> Raced | None:
+    """The result of a configuration whose input does not stand still between turns, `why`: by the
+    epochs of its own training and the model alone, which may be a tenth apart. None where it has
+    had no warm epoch.
+    """
+    race, model = measured.training, measured.models[subject.name]
+    epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
+    if epochs is None or model not in race.names:
+        return None
+    apart, alone = 1 + APART_PCT / 100, _scale(race.speed(model), subject.share)
+    training = Estimate(value=epochs, low=epochs / apart, high=epochs * apart, rounds=0)
+    gain = Estimate(
+        value=epochs / alone.value,
+        low=training.low / alone.value,
+        high=training.high / alone.value,
+        rounds=0,
+    )
+    result = _conclude(Stall.of(gain), "", subject.findings, race, on_accelerator=on_accelerator)
+    return replace(result, training=training, model_alone=alone, model=model, note=why)
+
+
+def _conclude(
+    stall: Stall,
+    contradiction: str,
+    findings: Sequence[Finding],
+    race: Race,
+    *,
+    on_accelerator: bool,
+) -> Raced:
+    """Verdict, cause and fix; rates are still to be filled in."""
+    verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
+    ranked = rank_findings(findings)
+    first = _find_first(ranked, verdict)
+    unknown = Estimate(value=0.0, low=0.0, high=0.0, rounds=0)
+    if verdict.name == UNDECIDED:
+        cause, fix = verdict.cause, verdict.fix
+        if disturbed := race.disturbed_by():
+            cause = f"{cause}; {disturbed}"
+    elif first:
+        cause, fix = f"{first.step}: {first.cause} ({first.evidence})", first.fix
+    elif verdict.name == COMPUTE_BOUND:
+        cause, fix = "none in the input", FIX_WHEN_COMPUTE_BOUND
+    elif on_accelerator:
+        cause, fix = "no rule explains it", FIX_WHEN_UNKNOWN
+    else:
+        cause, fix = "input and model compete for the same cores", FIX_WHEN_CORES_ARE_SHARED
+    return Raced(
+        verdict=verdict.name,
+        cause=cause,
+        fix=fix,
+        stall_pct=stall.pct,
+        stall_pct_low=stall.low_pct,
+        stall_pct_high=stall.high_pct,
+        training=unknown,
+        input=None,
+        model_alone=unknown,
+        model="",
+        cost=Cost(),
+        first_batch_s=None,
+        contradiction=contradiction,
+        gain=first.gain.value if first and first.gain else None,
+        findings=tuple(ranked),
+    )
+
+
+def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """The smallest change among those that gain as much as the best, then the rest by gain; what
+    was not tried comes last.
+    """
+    most = max((each.gain.value for each in findings if each.gain), default=1.0)
+
+    def order(finding: Finding) -> tuple[bool, int, float]:
+        gain = finding.gain.value if finding.gain else 0.0
+        enough = gain * TIE >= most
+        return not enough, EFFORTS.index(finding.effort) if enough else 0, -gain
+
+    return sorted(findings, key=order)
+
+
+def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
+    """What to act on first: where the input holds training up, what has gained most; else what
+    explains time whose end cannot be tried.
+    """
+    bound = verdict.name != COMPUTE_BOUND
+    tried = (each for each in ranked if bound and _is_worth(each.gain))
+    untried = (each for each in ranked if each.rule == (SLOW_SERVICE if bound else GPU_IDLE))
+    return next(tried, None) or next(untried, None)
+
+
+def _is_worth(gain: Estimate | None) -> bool:
+    return gain is not None and gain.above_one and gain.value >= WORTH
+
+
+def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
+    """The finding with what its change has gained in the race, or why it was not tried."""
+    if finding.config is None:
+        return finding
+    contestant = measured.changes.get((name, finding.rule))
+    if contestant is None:
+        return replace(finding, untried="this configuration does not wait for its input")
+    gain = measured.change_gain(name, finding.rule)
+    if gain.rounds:
+        return replace(finding, gain=gain)
+    return replace(finding, untried=measured.lost.get(contestant, "it was not raced"))
+
+
+def _comparable_epochs(subject: Subject) -> float | None:
+    """The rate of the training's own warm epochs, where they are steps as in the race and nothing
+    else, on the same machine.
+    """
+    trained, settings = subject.trained, subject.settings
+    _, unit = settings.checkpoint_period
+    alike = trained.processes == 1 and unit == "epochs" and not settings.callbacks
+    if not alike or not subject.same_machine or trained.throughput is None:
+        return None
+    return trained.throughput.warm_examples_per_s
+
+
+def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
+    """What a step of a training by several processes takes beyond one in the race, in which they
+    exchange nothing.
+    """
+    step = subject.trained.step
+    if subject.trained.processes == 1 or step is None:
+        return None
+    return max(0.0, step.ms_p50 - subject.batch_size / training.value * 1e3)
+
+
+def _scale(rate: Estimate, factor: float) -> Estimate:
+    return replace(rate, value=rate.value * factor, low=rate.low * factor, high=rate.high * factor)

@@ -1,0 +1,143 @@
+"""The contestants of a race that are open: opened as far as memory allows, raced round by round,
+ended when they are out. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from throughline.measurement.other_processes import OtherProcesses
+from throughline.race.contestant import OPENING_S, Contestant, ContestantLost
+from throughline.race.jobs import Opened
+from throughline.results.race import Round, Turn
+from throughline.shared.limits import available_memory, usable_cores
+
+LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
+MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
+
+# The job of a contestant by its name, with the arguments of each of its processes.
+Jobs = Callable[[str], tuple[str, Sequence[tuple[Any, ...]]]]
+
+
+class Pool:
+    """Open contestants by their names, as a context manager, whose logs are in a `folder`. `jobs`
+    gives the job of a name, with the arguments of each of its processes.
+    """
+
+    def __init__(self, jobs: Jobs, folder: Path) -> None:
+        self._jobs, self._folder = jobs, folder
+        self._room = MEMORY_SHARE * available_memory()
+        self._open: dict[str, tuple[Contestant, ExitStack]] = {}
+        self.lost: dict[str, str] = {}
+        self.opened: dict[str, Opened] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for contestant, _ in self._open.values():  # at once, whatever interrupts this
+            contestant.kill()
+        for name in list(self._open):
+            self.end(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are open."""
+        return list(self._open)
+
+    def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
+        """Open those of the names that are not, as many at a time as there are cores, the first of
+        them and then more `until` a moment of the monotonic clock, after which no cache is filled
+        either, and one that is not full a minute later is given up; all are stopped afterwards. One
+        that fails is lost.
+        """
+        waiting = [name for name in names if name not in self._open and not self.is_out(name)]
+        cores = usable_cores()
+        for start in range(0, len(waiting), cores):
+            if start and time.monotonic() > until:
+                return
+            batch = waiting[start : start + cores]
+            for name in batch:
+                self.start(name)
+            ready = {name: self.wait_for(name) for name in batch}
+            for number, (name, opened) in enumerate(ready.items()):
+                if opened and opened.has_cache and start + number and time.monotonic() > until:
+                    self.end(name)
+                elif opened:  # caches are filled one after another
+                    self.opened[name] = opened
+                    self.admit(name, opened, until)
+
+    def is_out(self, name: str) -> bool:
+        """Whether a contestant is not to be opened again."""
+        return name in self.lost
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more would have room besides those that are open, if they were as large
+        as the largest of them.
+        """
+        held = [contestant.memory_bytes() for contestant, _ in self._open.values()]
+        return sum(held) + count * max(held, default=0) <= self._room
+
+    def admit(self, name: str, opened: Opened, until: float) -> None:
+        """Have a contestant that is open do what its training does once."""
+
+    def lose(self, name: str, lost: ContestantLost) -> None:
+        """A contestant has failed, was killed, or does not answer."""
+        self.lost[name] = str(lost)
+        self.end(name)
+
+    def watch(self, name: str) -> None:
+        """Look at what a contestant takes after its turn."""
+
+    def end(self, name: str) -> None:
+        """End a contestant, if it is open."""
+        if name in self._open:
+            self._open.pop(name)[1].close()
+
+    def ask(self, name: str, order: str, *, timeout_s: float) -> list[Any]:
+        """Let one contestant do one thing."""
+        return self._open[name][0].ask(order, timeout_s=timeout_s)
+
+    def memory_bytes(self, name: str) -> int:
+        """What a contestant holds now."""
+        return self._open[name][0].memory_bytes()
+
+    def race(self, names: Sequence[str], heat: str, *, number: int, order: str = "train") -> Round:
+        """One turn of each of the names that is open, in alternating order."""
+        present = [name for name in names if name in self._open]
+        turns: dict[str, Turn] = {}
+        with OtherProcesses() as others:
+            for name in present if number % 2 == 0 else reversed(present):
+                try:
+                    turns[name] = self._open[name][0].take_turn(order)
+                except ContestantLost as lost:
+                    self.lose(name, lost)
+        for name in turns:
+            self.watch(name)
+        return Round(heat=heat, turns=turns, others_pct=others.cpu_pct, busiest=others.busiest)
+
+    def start(self, name: str) -> None:
+        """Start the processes of a contestant."""
+        job, arguments = self._jobs(name)
+        file = name.replace(" ", "-").replace("/", "-")
+        stack, log = ExitStack(), self._folder / f"{file}.log"
+        contestant = stack.enter_context(Contestant(job, arguments, log=log))
+        self._open[name] = contestant, stack
+
+    def wait_for(self, name: str) -> Opened | None:
+        """Wait until a contestant is open, and let it stand still; what it says then, None for one
+        that is lost.
+        """
+        contestant, _ = self._open[name]
+        try:
+            opened: Opened = contestant.wait_until_open(OPENING_S)
+        except ContestantLost as lost:
+            self.lose(name, lost)
+            return None
+        contestant.stop()
+        return opened

@@ -1,0 +1,187 @@
+"""What the race says: every turn that was measured and, for each configuration, its rates, its
+verdict, cause and fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from throughline.results.base import Estimate, ResultFile
+from throughline.results.build import SequenceBatches
+from throughline.results.profiling import Breakdown, Finding
+from throughline.results.train import TrainResult, train_metrics
+
+DISTURBED_PCT = 10.0  # of all cores, that others took in a round
+METRICS_FILE = "metrics.json"
+# What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
+# with them.
+COMPARED = (
+    "throughput/train_examples_per_s",
+    "throughput/input_examples_per_s",
+    "throughput/model_examples_per_s",
+    "input/stall_pct",
+    "input/wait_ms_mean",
+    "input/first_batch_s",
+    "step/ms_p50",
+    "cpu/utilization_pct",
+    "gpu/utilization_pct_mean",
+    "memory/rss_mb_max",
+    "gpu/memory_mb_max",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A moment in which one contestant was awake: examples, and the seconds from waking its process
+    to freezing it.
+    """
+
+    examples: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One turn of each contestant, by name, and what others took of the cores meanwhile."""
+
+    heat: str
+    turns: Mapping[str, Turn]
+    others_pct: float
+    busiest: str
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took so much that the rates themselves say little."""
+        return self.others_pct > DISTURBED_PCT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a training takes besides its steady epochs: `prepare_s` before it, and a first epoch of
+    at least `fill_s`, in which a cache is filled.
+    """
+
+    prepare_s: float = 0.0
+    fill_s: float = 0.0
+
+    def total_s(self, rate: float, *, examples: int, epochs: int) -> float:
+        """Preparation, first epoch and remaining epochs at a steady `rate` [examples/s]."""
+        epoch_s = examples / rate
+        return self.prepare_s + max(epoch_s, self.fill_s) + (epochs - 1) * epoch_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raced:
+    """One configuration in the race. Rates are in examples per second: of training, of its input
+    alone, and of its model alone, by the contestant `model`. `stall` [%] is what training loses
+    against that in the same rounds.
+
+    `contradiction` says which other figure disagrees with the race; the verdict is undecided then.
+    `note` says what was measured otherwise than by turns. `gain` is that of the first finding,
+    where it has been tried; `cost` is what its training takes besides its epochs.
+    """
+
+    verdict: str
+    cause: str
+    fix: str
+    stall_pct: float
+    stall_pct_low: float
+    stall_pct_high: float
+    training: Estimate
+    input: Estimate | None
+    model_alone: Estimate
+    model: str
+    cost: Cost
+    first_batch_s: float | None
+    contradiction: str = ""
+    note: str = ""
+    gain: float | None = None
+    exchange_ms: float | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def figures(self) -> dict[str, float | str | None]:
+        """All single values by their names: what `--fail-if` can ask for."""
+        known = {name: getattr(self, name) for name in _PLAIN}
+        return known | {
+            "train_examples_per_s": self.training.value,
+            "train_examples_per_s_low": self.training.low,
+            "train_examples_per_s_high": self.training.high,
+            "input_examples_per_s": self.input and self.input.value,
+            "model_examples_per_s": self.model_alone.value,
+            "utilization_pct": 100 - self.stall_pct,
+        }
+
+
+_PLAIN = (
+    *("verdict", "stall_pct", "stall_pct_low", "stall_pct_high"),
+    *("gain", "first_batch_s", "exchange_ms"),
+)
+METRICS = (
+    *_PLAIN,
+    *("train_examples_per_s", "train_examples_per_s_low", "train_examples_per_s_high"),
+    *("input_examples_per_s", "model_examples_per_s", "utilization_pct"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceResult(ResultFile):
+    """A race of all configurations: on which `machine`, by how many `processes` each, all its
+    rounds, the configurations by name, and why others did not take part or were lost.
+    `disturbed_by` says what other programs took in most rounds; empty: nothing that matters.
+    """
+
+    FILE: ClassVar[str] = "race.json"
+    STAGE: ClassVar[str] = "race"
+
+    machine: Mapping[str, Any]
+    processes: int
+    seconds: float
+    disturbed_by: str
+    rounds: tuple[Round, ...]
+    configurations: Mapping[str, Raced]
+    lost: Mapping[str, str]
+
+
+def race_metrics(
+    raced: Raced, breakdown: Breakdown, texts: SequenceBatches | None = None
+) -> dict[str, float | None]:
+    """What race and profile measured, and how `texts` are batched, under its MLflow name; None: not
+    measured.
+    """
+    return {
+        "input/tokens_per_s": texts
+        and raced.input
+        and raced.input.value * texts.tokens_per_example,
+        "input/padding_pct": texts and texts.padding_pct,
+        "input/distinct_shapes": texts and float(texts.distinct_shapes),
+        "throughput/steady_examples_per_s": raced.training.value,
+        "throughput/input_examples_per_s": raced.input and raced.input.value,
+        "throughput/model_examples_per_s": raced.model_alone.value,
+        "input/stall_pct": raced.stall_pct,
+        "input/stall_pct_low": raced.stall_pct_low,
+        "input/stall_pct_high": raced.stall_pct_high,
+        "input/first_batch_s": raced.first_batch_s,
+        "input/wait_ms_mean": breakdown.wait_ms_mean,
+        "input/wait_ms_p50": breakdown.wait_ms_p50,
+        "input/wait_ms_p95": breakdown.wait_ms_p95,
+        "gpu/busy_ms_per_step": breakdown.gpu_busy_ms,
+        "gpu/copy_ms_per_step": breakdown.gpu_copy_ms,
+        "step/exchange_ms": raced.exchange_ms,
+    }
+
+
+def compared_metrics(
+    trained: TrainResult, raced: Raced, breakdown: Breakdown
+) -> dict[str, float | str]:
+    """The few values by which configurations are compared, under their MLflow names; what was not
+    measured is left out.
+    """
+    known = train_metrics(trained) | race_metrics(raced, breakdown)
+    measured = {name: value for name in COMPARED if (value := known[name]) is not None}
+    quality = {f"val/{trained.metric}": trained.last_epoch[f"val_{trained.metric}"]} | (
+        {f"test/{trained.metric}": trained.test[trained.metric]} if trained.test else {}
+    )
+    return {"verdict": raced.verdict, **measured, **quality}
