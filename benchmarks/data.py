@@ -4,8 +4,6 @@ series.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,30 +21,8 @@ from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 
 ROOT = Path(__file__).parent.parent
-LEAST_STEPS = 10
+SMALL = 20_000  # images of 4×4
 SERIES_SHAPE = (1_000_000, 8)
-
-
-def alternate(
-    steps: Sequence[Callable[[], object]], *, rounds: int, seconds: float
-) -> list[list[float]]:
-    """Mean time of a step [ms] of each of several trainings, per round: they run in turn, so that
-    drift hits all alike.
-
-    Of each turn the second half counts: the first uses up what was prepared meanwhile.
-    """
-    timed = [[_second_half_ms(step, seconds) for step in steps] for _ in range(rounds)]
-    return [list(column) for column in zip(*timed, strict=True)]
-
-
-def _second_half_ms(step: Callable[[], object], seconds: float) -> float:
-    times: list[float] = []
-    while sum(times) < seconds or len(times) < LEAST_STEPS:
-        started = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - started)
-    late = times[len(times) // 2 :]
-    return 1e3 * sum(late) / len(late)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +159,21 @@ def fashion_mnist(work: Path) -> Workload:
         "pipelines": pipelines | floats(pipelines),
     }
     return prepare("fashion_mnist", document, work)
+
+
+def small(work: Path, batch_size: int = 256) -> Workload:
+    """Tiny gray images, whose input takes what is added to it."""
+    source = work / "small.npz"
+    if not source.exists():
+        images = np.random.default_rng(0).integers(0, 256, (SMALL, 4, 4), np.uint8)
+        np.savez(source, x=images, y=np.arange(SMALL) % 4)
+    document = {
+        "data": {"source": "arrays", "path": str(source), "duplicates": "keep"},
+        "preprocess": ["decode"],
+        "batch_size": batch_size,
+        "pipelines": {"naive": {"read": "shards"}},
+    }
+    return prepare("small", document, work)
 
 
 def windows(work: Path) -> Workload:

@@ -1,153 +1,175 @@
-"""Does another program that eats a core during half of a comparison change the ranking?
-
-    python -m benchmarks.ranking --json FILE
+"""How often are equal configurations called different, and different ones found?
 
     python -m benchmarks.ranking --simulate
+    python -m benchmarks.ranking --json FILE
 
-Profiles every configuration of params.yaml's demo on Fashion-MNIST twice: on a quiet machine, and
-while another program computes during the second half of the configurations. Prints speed-ups and
-ties by pairs, and those by raw rates next to them. With `--simulate` nothing is profiled: prints
-how often equal configurations are called different, and the difference that is found in half of the
-cases, by their number and rounds, for noise of 5 %.
+The first races nothing: rounds are drawn, with a factor per round that all contestants share and
+one per turn, and the ranking is asked; of a fixed number of rounds, and of races that end as the
+race stage's do, when all places are decided. The second races one configuration under several
+names, every other time beside a program that takes a core half of the time.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
+import numpy as np
 
 from benchmarks import data
-from benchmarks.command_line import data_command_line, open_work, write_results
-from benchmarks.stall import eaten_core
+from benchmarks.command_line import command_line, open_work, write_results
+from benchmarks.racing import half_a_core, race
+from throughline.measurement.rounds import Race
+from throughline.race.configurations import LEAST_ROUNDS, OWN, _are_clear
+from throughline.reporting.ranking import BASELINE, Ranking
+from throughline.results.base import Estimate
+from throughline.results.race import Cost, Raced, RaceResult, Round, Turn
+
+SHARED_NOISE, OWN_NOISE = 0.2, 0.05  # of a round and of a turn, standard deviations of logarithms
+RACES, FEWER_RACES, SECONDS = 2_000, 500, 15.0
+COUNTS, GAINS = (2, 4, 8), (1.0, 1.1, 1.3)
+ROUNDS, MOST_ROUNDS = (5, 8, 12), 20
+NAMES = (BASELINE, *(f"other_{number}" for number in range(1, max(COUNTS))))
+NOTHING = Estimate(value=1.0, low=1.0, high=1.0, rounds=0)
+RACED = Raced(
+    verdict="",
+    cause="",
+    fix="",
+    stall_pct=0.0,
+    stall_pct_low=0.0,
+    stall_pct_high=0.0,
+    training=NOTHING,
+    input=None,
+    model_alone=NOTHING,
+    model="",
+    cost=Cost(),
+    first_batch_s=None,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What decides the rank of a configuration, and its raw rate [examples/s]."""
+def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], rounds: int) -> list[Round]:
+    """Rounds of contestants that are so fast."""
+    shared = draw.lognormal(0, SHARED_NOISE, (rounds, 1))
+    rates = shared * draw.lognormal(0, OWN_NOISE, (rounds, len(speeds))) * speeds
+    return [
+        Round(
+            heat=OWN,
+            turns={
+                name: Turn(examples=rate, seconds=1.0)
+                for name, rate in zip(NAMES, each, strict=False)
+            },
+            others_pct=0.0,
+            busiest="",
+        )
+        for each in rates.tolist()
+    ]
 
-    pipeline: str
-    relative_rates: tuple[float, ...]
-    rate_doubt: float
-    reference_examples_per_s: float
-    raw_examples_per_s: float
-    stall_pct: float
-    verdict: str
+
+def until_decided(rounds: Sequence[Round]) -> Sequence[Round]:
+    """As many of them as the race stage would race."""
+    for count in range(LEAST_ROUNDS, len(rounds)):
+        so_far = Race(rounds=rounds[:count])
+        leaders = {so_far.fastest(so_far.names), BASELINE}
+        if _are_clear(so_far, [(one, other) for one in leaders for other in so_far.names]):
+            return rounds[:count]
+    return rounds
 
 
-def profiled(
-    workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]
-) -> Run:
-    """The figures of one configuration that ranking needs, from a process of its own."""
-    from throughline.assembly.inputs import open_input_pipeline, open_inputs
-    from throughline.assembly.model import build_models_for
-    from throughline.config.params import check
-    from throughline.diagnosis.summary import summarize_rounds
-    from throughline.measurement.train_steps import TrainingLoop, time_training
-    from throughline.shared.allocator import raise_malloc_thresholds
-
-    raise_malloc_thresholds()
-    params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
-    data = open_inputs(params, workload.layout)
-    pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
-    models = build_models_for(params, data)
-    loop = TrainingLoop(models, pipeline, params.train)
-    state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
-    return Run(
-        pipeline=name,
-        relative_rates=tuple(state.relative_rates),
-        rate_doubt=summarize_rounds(state).rate_doubt,
-        reference_examples_per_s=params.batch_size / state.reference_step_ms * 1e3,
-        raw_examples_per_s=params.batch_size / state.train_step_ms * 1e3,
-        stall_pct=state.stall_pct,
-        verdict=state.side,
+def rank(rounds: Sequence[Round]) -> Ranking:
+    """The ranking of a race that has nothing but these rounds."""
+    return Ranking(
+        RaceResult(
+            machine={},
+            processes=1,
+            seconds=0.0,
+            disturbed_by="",
+            rounds=tuple(rounds),
+            configurations=dict.fromkeys(rounds[0].turns, RACED),
+            lost={},
+        )
     )
 
 
-def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bool) -> list[Run]:
-    """All configurations, one after the other; `disturbed`: a core is eaten during the second half
-    of them.
+def is_split(ranking: Ranking) -> bool:
+    """Whether any of the configurations is called faster than another one."""
+    return bool(ranking.winners) or len(ranking.tied) < len(ranking.names)
+
+
+def simulate() -> list[dict[str, Any]]:
+    """The share of races in which equal configurations are called different, and in which one that
+    is faster than the others is called faster than the baseline.
     """
-    rows, configs = [], list(document["pipelines"].items())
-    for number, (name, config) in enumerate(configs):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            arguments = (workload, name, config, document)
-            if disturbed and number >= len(configs) / 2:
-                with eaten_core():
-                    rows.append(pool.apply(profiled, arguments))
-            else:
-                rows.append(pool.apply(profiled, arguments))
-    return rows
+    cells = [(count, rounds) for count in COUNTS for rounds in (*ROUNDS, None)]
+    results = []
+    print("configurations  rounds  called different       1.1× found      1.3× found")
+    with ProcessPoolExecutor() as processes:
+        for (count, rounds), shares in zip(cells, processes.map(simulate_cell, cells), strict=True):
+            label = rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
+            print(f"{count:>14}{label:>8}", *(f"{each:>16.1%}" for each in shares), flush=True)
+            results.append({"count": count, "rounds": label, "shares": shares})
+    return results
 
 
-def simulate(comparisons: int = 300, noise: float = 0.05) -> None:
-    """Print the share of comparisons of equal configurations in which any is called different, and
-    the factor between the fastest and the rest that is half of the interval of their ratio.
+def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
+    """These shares of races of so many configurations, of so many rounds or until all is decided,
+    where the second of them is 1, 1.1 and 1.3 times as fast as the others.
     """
-    import numpy as np
+    (count, rounds), draw, shares = cell, np.random.default_rng(0), []
+    for gain in GAINS:
+        hits, races = 0, RACES if rounds and gain == 1 else FEWER_RACES
+        for _ in range(races):
+            drawn = draw_rounds(draw, [1.0, gain, *[1.0] * (count - 2)], rounds or MOST_ROUNDS)
+            ranking = rank(drawn if rounds else until_decided(drawn))
+            hits += is_split(ranking) if gain == 1 else NAMES[1] in ranking.winners
+        shares.append(hits / races)
+    return shares
 
-    from throughline.reporting.ranking import find_tied, find_winners, ratio_interval
 
-    print("configurations  rounds  called different  found from")
-    for count in (2, 5, 7, 12):
-        for rounds in (3, 4, 6, 9):
-            draw, wrong, factors = np.random.default_rng(count * rounds), 0, []
-            for _ in range(comparisons):
-                rows = [
-                    Run(
-                        pipeline="naive" if not number else str(number),
-                        relative_rates=tuple(draw.lognormal(0, noise, rounds)),
-                        rate_doubt=0.0,
-                        reference_examples_per_s=1.0,
-                        raw_examples_per_s=1.0,
-                        stall_pct=0.0,
-                        verdict="",
-                    )
-                    for number in range(count)
-                ]
-                wrong += bool(find_winners(rows)) or len(find_tied(rows)) < count
-                low, high = ratio_interval(rows[1], rows[0], among=rows)
-                factors.append((high / low) ** 0.5)
-            print(f"{count:>14}{rounds:>8}{wrong / comparisons:>17.1%}{np.median(factors):>11.2f}×")
+def race_equals(work: Path, races: int) -> list[dict[str, Any]]:
+    """Race a configuration that has three names, again and again."""
+    workload = data.small(work)
+    config = {"read": "shards", "vectorize": True, "prefetch": 2}
+    document = {
+        **workload.document,
+        "model": {"name": "mlp"},
+        "measure": {"seconds": SECONDS},
+        "pipelines": dict.fromkeys(NAMES[:3], config),
+    }
+    results = []
+    for number in range(races):
+        with half_a_core(taken=number % 2 == 1):
+            result = race(document, workload.layout.root)
+        ranking = Ranking(result)
+        results.append(
+            {
+                "disturbed": number % 2 == 1,
+                "different": is_split(ranking),
+                "rounds": ranking.gains[NAMES[1]].rounds,
+                "gains": {name: vars(gain) for name, gain in ranking.gains.items()},
+                "disturbed_by": result.disturbed_by,
+            }
+        )
+        print(results[-1], flush=True)
+    for disturbed in (False, True):
+        those = [each["different"] for each in results if each["disturbed"] == disturbed]
+        print(
+            f"{'beside another program' if disturbed else 'alone'}: called different in"
+            f" {sum(those)} of {len(those)} races"
+        )
+    return results
 
 
 def main() -> None:
-    """Compare twice, print both rankings, write everything as JSON."""
-    from throughline.reporting.ranking import (
-        find_baseline,
-        find_tied,
-        ratio_interval,
-        relative_rate,
-    )
-
-    parser = data_command_line("ranking", __doc__)
-    parser.add_argument("--simulate", action="store_true", help="equal configurations, no profiles")
-    options: argparse.Namespace = parser.parse_args()
-    if options.simulate:
-        return simulate()
-    document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())
-    with open_work(options.work) as work:
-        workload = data.fashion_mnist(work)
-        results = {
-            label: compared(workload, document, disturbed=label == "disturbed")
-            for label in ("quiet", "disturbed")
-        }
-    for label, rows in results.items():
-        base, names = find_baseline(rows), find_tied(rows)
-        print(f"\n{label}: tied for the first place: {', '.join(names)}")
-        print(
-            f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}"
-        )
-        for row in sorted(rows, key=relative_rate, reverse=True):
-            span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base, among=rows))
-            raw = row.raw_examples_per_s / base.raw_examples_per_s
-            ratio = relative_rate(row) / relative_rate(base)
-            print(f"{row.pipeline:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row.stall_pct:>7.0f}%")
+    """Simulate or race, and write all as JSON."""
+    parser = command_line("ranking", __doc__)
+    parser.add_argument("--simulate", action="store_true", help="draw rounds, and race nothing")
+    parser.add_argument("--races", type=int, default=40, help="real races (default: 40)")
+    options = parser.parse_args()
+    with open_work(None) as work:
+        results = simulate() if options.simulate else race_equals(work, options.races)
     write_results(options.json, results)
-    return None
 
 
 if __name__ == "__main__":

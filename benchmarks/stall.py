@@ -1,40 +1,34 @@
-"""Is the stall that a profile reports the true one?
+"""Is the stall that a race reports the true one?
 
-    python -m benchmarks.stall --json FILE
-    python -m benchmarks.stall --real --photos DIR --json FILE
+    python -m benchmarks.stall --json FILE [--beside]
+    python -m benchmarks.stall --real --json FILE [--beside]
 
 The first: inputs and models that sleep, so that their stall follows from their construction (a
-queue of that capacity, by simulation) and no core is used; what Keras adds to a sleeping step is
-timed before there is an input. The second: real inputs and real models on real cores, each against
-long reference runs before and after it, with and without another program that eats a core.
+queue of that capacity, by simulation) and no core is used; what a step takes beyond its sleep is
+measured once. The second: real inputs and real models on real cores, each against long runs before
+and after its race. With `--beside` another program takes a core half of the time.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import multiprocessing
 import random
 import statistics
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import data
 from benchmarks.command_line import data_command_line, open_work, write_results
+from benchmarks.racing import half_a_core, long_rate, race
+from throughline.race.contestant import MODEL_ALONE, TRAINING
+from throughline.results.race import Raced
+from whowaits.timing.verdict import UNDECIDED, decide
 
-EXAMPLES, BATCH = 20_000, 8
-STEP_ALONE_S = 1.5  # of a sleeping model, to learn what a step takes beyond its sleep
-WARM_UP_STEPS = 5
+BATCH, STEP_MS = 8, 5.0
 SIMULATED_STEPS, LEARNED_STEPS = 40_000, 1_000
-REFERENCE_S, SETTLE_S = 6.0, 2.0
-THRESHOLDS_PCT, CLEAR_PCT = (5.0, 20.0), 5.0
+CLEAR_PCT = 2.0  # points; a truth that is nearer to a threshold may be called either way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,121 +163,55 @@ def sleeping_cases() -> list[Sleeping]:
     return [*constant, *slow, *parallel, *variable, *cached, *served]
 
 
-def sleeping_workload(work: Path) -> data.Workload:
-    """Small gray images; the input's time is all sleep."""
-    work.mkdir(parents=True, exist_ok=True)
-    file = work / "sleeping.npz"
-    if not file.exists():
-        images = np.random.default_rng(0).integers(0, 256, (EXAMPLES, 4, 4), np.uint8)
-        np.savez(file, x=images, y=np.arange(EXAMPLES) % 4)
-    document = {
-        "data": {"source": "arrays", "path": str(file), "duplicates": "keep"},
-        "preprocess": ["decode"],
-        "postprocess": ["rescale"],
-        "batch_size": BATCH,
-        "pipelines": {"naive": {"read": "shards"}},
-    }
-    return data.prepare("sleeping", document, work)
-
-
-def measure_sleeping(workload: data.Workload, cases: list[Sleeping]) -> Iterator[dict[str, Any]]:
-    """Profile each case as the profile stage does; yields what was measured and what is true."""
+def measure_sleeping(
+    workload: data.Workload, cases: Sequence[Sleeping], beside: bool
+) -> Iterator[dict[str, Any]]:
+    """Race each case against its model alone; yields what that says and what is true."""
+    root, document = workload.layout.root, workload.document
+    alone = {**document, "model": emulated(STEP_MS), "pipelines": {"p": {"read": "shards"}}}
+    beyond_ms = 1e3 * BATCH / long_rate(MODEL_ALONE, alone, root) - STEP_MS
+    print(f"a step takes {beyond_ms:.2f} ms more than it sleeps")
     for case in cases:
-        model = {
-            "name": "emulated",
-            "options": {"step_ms": case.model_ms, "spread": case.model_spread},
-        }
         sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
-        late = {"augment": []} if case.cached else {"augment": [sleep]}
-        state, (step_ms, *_) = measured(
-            {**workload.document, **late, "model": model, "pipelines": {"p": case.config}}, workload
-        )
-        truth = replace(case, model_ms=step_ms).stall_pct
+        given = {
+            **document,
+            "augment": [] if case.cached else [sleep],
+            "model": emulated(case.model_ms, case.model_spread),
+            "pipelines": {"p": case.config},
+        }
+        with half_a_core(taken=beside):
+            raced = race(given, root).configurations["p"]
+        truth = replace(case, model_ms=case.model_ms + beyond_ms).stall_pct
         yield {
             **asdict(case),
             "name": case.name,
-            "step_ms": round(step_ms, 2),
-            "true_pct": round(truth, 1),
-            "stall_pct": round(state.stall_pct, 1),
-            "interval_pct": [round(end, 1) for end in state.stall_interval_pct],
-            "side": state.side,
-            "seconds": round(state.seconds, 1),
-            "error": round(abs(state.stall_pct - truth), 1),
-            "wrong_side": wrong_side(state.stall_pct, truth),
+            "true": f"{truth:.1f}",
+            **figures(raced),
+            "error": abs(raced.stall_pct - truth),
+            "miss": "WRONG" if is_wrong(raced.verdict, truth) else "",
         }
 
 
-def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tuple[float, ...]]:
-    """The steady state of a document's only configuration, and what it is compared with.
-
-    That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a
-    real model, before and after [%].
-    """
-    from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
-    from throughline.assembly.model import build_models_for
-    from throughline.config.params import check
-    from throughline.measurement.train_steps import (
-        TrainingLoop,
-        make_model_only_step,
-        time_training,
-        wait_until_idle,
-    )
-
-    params = check(document)
-    data = open_inputs(params, workload.layout)
-    with open_input_service(params.pipelines["p"]) as address:
-        pipeline = open_input_pipeline(
-            params, "p", data, split="train", purpose="train", address=address
-        )
-        models = build_models_for(params, data)
-        loop = TrainingLoop(models, pipeline, params.train)
-        model = make_model_only_step(models, pipeline, params.train, loop.ahead)
-
-        def reference() -> float:
-            """The stall of a long run: the model while the input rests, then training once what lay
-            prepared is used up.
-            """
-            wait_until_idle()
-            alone = run_for(model, REFERENCE_S / 2)
-            run_for(loop.step, SETTLE_S)
-            return 100 * (1 - alone / run_for(loop.step, REFERENCE_S))
-
-        if params.model.name == "emulated":
-            # Of as many variable steps the mean would be off by several percent.
-            steady = {**params.model.options, "spread": 0.0}
-            fixed = replace(params, model=params.model.model_copy(update={"options": steady}))
-            model = make_model_only_step(
-                build_models_for(fixed, data), pipeline, params.train, loop.ahead
-            )
-            run_for(model, STEP_ALONE_S)  # it becomes quicker during its first second
-            alone = run_for(model, STEP_ALONE_S)
-            return time_training(
-                loop, models, pipeline, train=params.train, measure=params.measure
-            ), (alone,)
-        loop.start()
-        before = reference()
-        state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
-        return state, (before, reference())
+def emulated(step_ms: float, spread: float = 0.0) -> dict[str, Any]:
+    """The model that sleeps."""
+    return {"name": "emulated", "options": {"step_ms": step_ms, "spread": spread}}
 
 
-def run_for(step: Any, seconds: float) -> float:
-    """Mean time of a step [ms] over so long, after the first, which trace the graph."""
-    for _ in range(WARM_UP_STEPS):
-        step()
-    started, steps = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
-        step()
-        steps += 1
-    return (time.perf_counter() - started) * 1e3 / steps
+def figures(raced: Raced) -> dict[str, Any]:
+    """What a race says."""
+    return {
+        "stall_pct": raced.stall_pct,
+        "interval_pct": (raced.stall_pct_low, raced.stall_pct_high),
+        "verdict": raced.verdict,
+        "cause": raced.cause,
+        "rounds": raced.training.rounds,
+    }
 
 
-def wrong_side(measured_pct: float, true_pct: float) -> bool:
-    """Whether the two are on different sides of a threshold that the truth is clearly away from."""
-    return any(
-        (measured_pct < each) != (true_pct < each)
-        for each in THRESHOLDS_PCT
-        if abs(true_pct - each) > CLEAR_PCT
-    )
+def is_wrong(verdict: str, true_pct: float) -> bool:
+    """Whether a verdict is that of no stall near to the truth."""
+    near = (true_pct - CLEAR_PCT, true_pct, true_pct + CLEAR_PCT)
+    return verdict not in {UNDECIDED, *(decide(each, on_accelerator=True) for each in near)}
 
 
 REAL = {
@@ -307,127 +235,76 @@ REAL = {
 }
 
 
-def measure_real(workload: data.Workload, name: str, eater: bool) -> dict[str, Any]:
-    """One real configuration against its reference runs; with `eater` another program eats a core
-    meanwhile.
-    """
-    from throughline.shared.allocator import raise_malloc_thresholds
-
-    raise_malloc_thresholds()
-    document = {
-        **workload.document,
-        "augment": ["flip"],
-        "model": {"name": "small_cnn"},
-        "pipelines": {"p": REAL[name]},
-    }
-    with eaten_core() if eater else _nothing():
-        state, references = measured(document, workload)
-    low, high = state.stall_interval_pct
-    return {
-        "data": workload.name,
-        "name": name,
-        "eater": eater,
-        "reference_pct": [round(each, 1) for each in references],
-        "stall_pct": round(state.stall_pct, 1),
-        "interval_pct": [round(low, 1), round(high, 1)],
-        "side": state.side,
-        "holds": low <= max(references) and high >= min(references),
-    }
+def measure_real(workload: data.Workload, beside: bool, only: str) -> Iterator[dict[str, Any]]:
+    """Race real configurations, each between long runs of its training and of its model alone."""
+    root = workload.layout.root
+    for name, config in REAL.items():
+        if only not in name:
+            continue
+        document = {
+            **workload.document,
+            "augment": ["flip"],
+            "model": {"name": "small_cnn"},
+            "pipelines": {"p": config},
+        }
+        with half_a_core(taken=beside):
+            before = reference_pct(document, root)
+            raced = race(document, root).configurations["p"]
+            low, high = sorted((before, reference_pct(document, root)))
+        holds = raced.stall_pct_low <= high and raced.stall_pct_high >= low
+        yield {
+            "name": f"{workload.name}: {name}",
+            "true": f"{low:.1f} to {high:.1f}",
+            **figures(raced),
+            "error": max(0.0, low - raced.stall_pct, raced.stall_pct - high),
+            "miss": "" if holds else "OUTSIDE",
+        }
 
 
-@contextmanager
-def eaten_core() -> Iterator[None]:
-    """Another process that computes without end."""
-    process = multiprocessing.get_context("spawn").Process(target=_compute, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _compute() -> None:
-    while True:
-        sum(range(10_000))
+def reference_pct(document: Mapping[str, Any], root: Path) -> float:
+    """The stall by long runs."""
+    training, alone = (long_rate(job, document, root) for job in (TRAINING, MODEL_ALONE))
+    return 100 * max(0.0, 1 - training / alone)
 
 
 def main() -> None:
     """Measure all cases, print a line each and the figures that count, write everything as JSON."""
-    parser: argparse.ArgumentParser = data_command_line("stall", __doc__)
+    parser = data_command_line("stall", __doc__)
     parser.add_argument(
         "--real", action="store_true", help="real inputs and models on real cores instead"
     )
+    parser.add_argument(
+        "--beside", action="store_true", help="beside a program that takes a core half of the time"
+    )
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name contains this")
     options = parser.parse_args()
-    with open_work(options.work) as work:
-        results = list(_real(options, work) if options.real else _sleeping(options, work))
-    write_results(options.json, results)
-
-
-def _sleeping(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
-    cases = [case for case in sleeping_cases() if options.only in case.name]
-    print(f"{'case':<64}{'true':>7}{'stall':>7}{'interval':>16}  {'side':<10}{'s':>6}")
     results = []
-    for result in measure_sleeping(sleeping_workload(work), cases):
-        results.append(result)
-        span = "{:.1f} to {:.1f}".format(*result["interval_pct"])
-        flag = "  WRONG SIDE" if result["wrong_side"] else ""
-        print(
-            f"{result['name']:<64}{result['true_pct']:>7}{result['stall_pct']:>7}{span:>16} "
-            f" {result['side']:<10}{result['seconds']:>6}{flag}",
-            flush=True,
-        )
-        yield result
+    with open_work(options.work) as work:
+        if options.real:
+            workloads = [data.fashion_mnist(work)]
+            workloads += [data.photos(options.photos, work)] if options.photos else []
+            runs = [measure_real(each, options.beside, options.only) for each in workloads]
+        else:
+            cases = [case for case in sleeping_cases() if options.only in case.name]
+            runs = [measure_sleeping(data.small(work, BATCH), cases, options.beside)]
+        print(f"{'case':<64}{'true':>14}{'stall':>7}{'interval':>16}  verdict")
+        for result in (each for run in runs for each in run):
+            results.append(result)
+            span = "{:.1f} to {:.1f}".format(*result["interval_pct"])
+            print(
+                f"{result['name']:<64}{result['true']:>14}{result['stall_pct']:>7.1f}{span:>16} "
+                f" {result['verdict']} {result['miss']}",
+                flush=True,
+            )
     errors = [result["error"] for result in results]
-    undecided = sum(result["side"] == "undecided" for result in results)
+    undecided = sum(result["verdict"] == UNDECIDED for result in results)
+    missed = sum(bool(result["miss"]) for result in results)
     print(
         f"{len(results)} cases: error median {statistics.median(errors):.1f}, worst"
-        f" {max(errors):.1f} points; undecided {undecided}"
+        f" {max(errors):.1f} points; {missed} {'outside' if options.real else 'wrong'};"
+        f" {undecided} undecided ({undecided / len(results):.0%})"
     )
-    print(f"on the wrong side of a threshold: {sum(result['wrong_side'] for result in results)}")
-
-
-def _real(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
-    workloads = [data.fashion_mnist(work)]
-    if options.photos:
-        workloads.append(data.photos(options.photos, work))
-    else:
-        print("photos: left out, since --photos DIR is not given")
-    print(
-        f"{'data':<15}{'configuration':<16}{'core eaten':<12}"
-        f"{'reference before, after':>26}{'stall':>8}{'interval':>16}"
-    )
-    results = []
-    for workload in workloads:
-        for name in REAL:
-            for eater in (False, True):
-                if options.only not in name:
-                    continue
-                spawn = multiprocessing.get_context("spawn")
-                with ProcessPoolExecutor(1, mp_context=spawn) as process:
-                    result = process.submit(measure_real, workload, name, eater).result()
-                results.append(result)
-                reference, span = (
-                    " to ".join(f"{end:.1f}" for end in result[key])
-                    for key in ("reference_pct", "interval_pct")
-                )
-                miss = "" if result["holds"] else "  OUTSIDE"
-                print(
-                    f"{workload.name:<15}{name:<16}{'yes' if eater else 'no':<12}{reference:>26}"
-                    f"{result['stall_pct']:>8}{span:>16}{miss}",
-                    flush=True,
-                )
-                yield result
-    print(
-        f"reference within the interval: {sum(result['holds'] for result in results)} of"
-        f" {len(results)}"
-    )
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""Races of prepared data as the race stage runs them, long runs to check them by, and another
+program at work meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any, cast
+
+from throughline.config.params import check
+from throughline.race.configurations import ConfigurationRace, Starter
+from throughline.race.contestant import Contestant
+from throughline.race.jobs import Entry
+from throughline.race.judging import Subject, judge_raced
+from throughline.results.race import RaceResult
+from throughline.results.train import TrainResult
+
+UNTRAINED = cast(TrainResult, SimpleNamespace(throughput=None, step=None, processes=1))
+LONG_TURN_S = 6.0
+HALF_A_CORE = """
+import os, time
+parent = os.getppid()
+while os.getppid() == parent:
+    until = time.perf_counter() + 0.05
+    while time.perf_counter() < until:
+        pass
+    time.sleep(0.05)
+"""
+
+
+def race(document: Mapping[str, Any], root: Path) -> RaceResult:
+    """Race all configurations of a document, which nobody has trained, on the data in `root`."""
+    params = check(document)
+    starters = {name: Starter(config=each, plan=name) for name, each in params.pipelines.items()}
+    racing = ConfigurationRace(params, starters, root=root, folder=root)
+    measured = racing.run()
+    if lost := [name for name in starters if not measured.is_raced(name)]:
+        raise RuntimeError(f"{', '.join(lost)} did not race: {measured.lost}")
+    subjects = [
+        Subject(
+            name=name,
+            findings=(),
+            trained=UNTRAINED,
+            settings=params.train,
+            batch_size=params.batch_size,
+        )
+        for name in starters
+    ]
+    return RaceResult(
+        machine={},
+        processes=1,
+        seconds=measured.seconds,
+        disturbed_by=measured.training.disturbed_by() or "",
+        rounds=tuple(measured.rounds),
+        configurations={
+            each.name: judge_raced(each, measured, on_accelerator=racing.on_accelerator)
+            for each in subjects
+        },
+        lost=measured.lost,
+    )
+
+
+def long_rate(job: str, document: Mapping[str, Any], root: Path) -> float:
+    """Examples per second of a document's only configuration in one long turn after another."""
+    params = check(document)
+    ((name, config),) = params.pipelines.items()
+    entry = Entry(params=params, root=root, name=name, config=config)
+    arguments = [(job, entry)]
+    with Contestant("benchmarks.racing:take_long_turns", arguments, log=root / "long.log") as one:
+        one.wait_until_open()
+        turn = one.take_turn()
+    return turn.examples / turn.seconds
+
+
+def take_long_turns(job: str, entry: Entry) -> Any:
+    """Do a contestant's job, in turns of seconds."""
+    from throughline.race import training
+
+    training.TURN_S = training.LONGEST_TURN_S = LONG_TURN_S
+    return resolve_name(job)(entry)
+
+
+@contextmanager
+def half_a_core(taken: bool = True) -> Iterator[None]:
+    """Another process that takes one core half of the time, as long as the block."""
+    if not taken:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", HALF_A_CORE])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
