@@ -66,15 +66,17 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
     )
 
 
-def long_rate(job: str, document: Mapping[str, Any], root: Path) -> float:
-    """Examples per second of a document's only configuration in one long turn after another."""
+def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str = "train") -> float:
+    """Examples per second of a document's only configuration in a turn of seconds, after another
+    one.
+    """
     params = check(document)
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)
     arguments = [(job, entry)]
     with Contestant("benchmarks.racing:take_long_turns", arguments, log=root / "long.log") as one:
         one.wait_until_open()
-        turn = one.take_turn()
+        turn = one.take_turn(order)
     return turn.examples / turn.seconds
 
 

@@ -4,8 +4,8 @@
     python -m benchmarks.stall --real --json FILE [--beside]
 
 The first: inputs and models that sleep, so that their stall follows from their construction (a
-queue of that capacity, by simulation) and no core is used; what a step takes beyond its sleep is
-measured once. The second: real inputs and real models on real cores, each against long runs before
+queue of that capacity, by simulation) and no core is used; what they take beyond their sleep is
+timed once. The second: real inputs and real models on real cores, each against long runs before
 and after its race. With `--beside` another program takes a core half of the time.
 """
 
@@ -26,7 +26,7 @@ from throughline.race.contestant import MODEL_ALONE, TRAINING
 from throughline.results.race import Raced
 from whowaits.timing.verdict import UNDECIDED, decide
 
-BATCH, STEP_MS = 8, 5.0
+BATCH, STEP_MS = 8, 10.0
 SIMULATED_STEPS, LEARNED_STEPS = 40_000, 1_000
 CLEAR_PCT = 2.0  # points; a truth that is nearer to a threshold may be called either way
 
@@ -168,20 +168,26 @@ def measure_sleeping(
 ) -> Iterator[dict[str, Any]]:
     """Race each case against its model alone; yields what that says and what is true."""
     root, document = workload.layout.root, workload.document
-    alone = {**document, "model": emulated(STEP_MS), "pipelines": {"p": {"read": "shards"}}}
-    beyond_ms = 1e3 * BATCH / long_rate(MODEL_ALONE, alone, root) - STEP_MS
-    print(f"a step takes {beyond_ms:.2f} ms more than it sleeps")
+    beyond_model_ms, *beyond_input_ms = (
+        1e3 * BATCH / long_rate(job, as_document(each, document), root, order=order) - STEP_MS
+        for job, order, each in (
+            (MODEL_ALONE, "train", Sleeping(input_ms=STEP_MS, model_ms=STEP_MS)),
+            (TRAINING, "pull", Sleeping(input_ms=STEP_MS, model_ms=STEP_MS)),
+            (TRAINING, "pull", Sleeping(input_ms=STEP_MS, model_ms=STEP_MS, prefetch=2)),
+        )
+    )
+    batch_ms = " and ".join(f"{each:.2f}" for each in beyond_input_ms)
+    print(
+        f"beyond its sleep a step takes {beyond_model_ms:.2f} ms, a batch {batch_ms} (prefetched)"
+    )
     for case in cases:
-        sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
-        given = {
-            **document,
-            "augment": [] if case.cached else [sleep],
-            "model": emulated(case.model_ms, case.model_spread),
-            "pipelines": {"p": case.config},
-        }
         with half_a_core(taken=beside):
-            raced = race(given, root).configurations["p"]
-        truth = replace(case, model_ms=case.model_ms + beyond_ms).stall_pct
+            raced = race(as_document(case, document), root).configurations["p"]
+        truth = replace(
+            case,
+            model_ms=case.model_ms + beyond_model_ms,
+            input_ms=case.input_ms + beyond_input_ms[case.prefetch != "none"],
+        ).stall_pct
         yield {
             **asdict(case),
             "name": case.name,
@@ -192,9 +198,16 @@ def measure_sleeping(
         }
 
 
-def emulated(step_ms: float, spread: float = 0.0) -> dict[str, Any]:
-    """The model that sleeps."""
-    return {"name": "emulated", "options": {"step_ms": step_ms, "spread": spread}}
+def as_document(case: Sleeping, document: Mapping[str, Any]) -> dict[str, Any]:
+    """What params.yaml would say of a case."""
+    sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
+    options = {"step_ms": case.model_ms, "spread": case.model_spread}
+    return {
+        **document,
+        "augment": [] if case.cached else [sleep],
+        "model": {"name": "emulated", "options": options},
+        "pipelines": {"p": case.config},
+    }
 
 
 def figures(raced: Raced) -> dict[str, Any]:

@@ -38,13 +38,13 @@ from flows.run.resolution import resolve
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import load_params
 from throughline.config.params_file import read_yaml
+from throughline.measurement.rounds import Race
 from throughline.race.contestant import keep_sockets_in
-from throughline.race.rounds import Race
 from throughline.results.tuning import TuningResult
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, find_limits, read_budgets
 from throughline.tuning.journal import Journal
-from throughline.tuning.pool import Pool
+from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
@@ -221,7 +221,7 @@ def race_all(search: Search, anchor: str) -> None:
 
 
 def race_heat(
-    search: Search, heat: str, names: Sequence[str], *, rounds: int, pool: Pool | None = None
+    search: Search, heat: str, names: Sequence[str], *, rounds: int, pool: SearchPool | None = None
 ) -> None:
     """Race names for so many rounds, less those that the journal has."""
     done = search.journal.rounds_of(heat, names)
@@ -260,7 +260,7 @@ def choose_as_others(search: Search, rivals: Sequence[str], *, count: int) -> di
 def row(result: dict[str, Any]) -> str:
     """A line of the table."""
     others = ", ".join(
-        f"{who} {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        f"{who} {ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
         if ratio
         else f"{who} breaks a budget"
         for who, ratio in result["others"].items()
