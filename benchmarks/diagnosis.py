@@ -39,19 +39,19 @@ DECODED_AGAIN = ("repeated_work", "no_cache")
 FASHION_MNIST = {
     "single_calls": Case(
         config={"read": "shards", "prefetch": 2},
-        mended_by=("costly_calls",),
+        mended_by=("costly_calls", "repeated_work"),
     ),
     "parallel_cheap_map": Case(
         config={"read": "shards", "map": {"parallel": "cores"}, "prefetch": 2},
-        mended_by=("costly_calls",),
+        mended_by=("costly_calls", "repeated_work"),
     ),
     "no_prefetch": Case(
         config={"read": "shards", "vectorize": True},
-        mended_by=("no_prefetch",),
+        mended_by=("no_prefetch", "repeated_work"),
     ),
     "single_calls_after_cache": Case(
         config={"read": "shards", "cache": {"where": "memory"}, "prefetch": 2},
-        mended_by=("costly_calls",),
+        mended_by=("costly_calls", "repeated_work"),
     ),
     "snapshot_without_prefetch": Case(
         config=MAPPED,
