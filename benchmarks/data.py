@@ -21,7 +21,7 @@ from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 
 ROOT = Path(__file__).parent.parent
-SMALL = 20_000  # images of 4×4
+SMALL = 8_000  # images of 4×4
 SERIES_SHAPE = (1_000_000, 8)
 
 
@@ -161,7 +161,7 @@ def fashion_mnist(work: Path) -> Workload:
     return prepare("fashion_mnist", document, work)
 
 
-def small(work: Path, batch_size: int = 256) -> Workload:
+def small(work: Path, batch_size: int = 64) -> Workload:
     """Tiny gray images, whose input takes what is added to it."""
     source = work / "small.npz"
     if not source.exists():

@@ -28,7 +28,7 @@ from throughline.results.base import Estimate
 from throughline.results.race import Cost, Raced, RaceResult, Round, Turn
 
 SHARED_NOISE, OWN_NOISE = 0.2, 0.05  # of a round and of a turn, standard deviations of logarithms
-RACES, FEWER_RACES, SECONDS = 2_000, 500, 15.0
+RACES, FEWER_RACES, SECONDS = 2_000, 500, 30.0
 COUNTS, GAINS = (2, 4, 8), (1.0, 1.1, 1.3)
 ROUNDS, MOST_ROUNDS = (5, 8, 12), 20
 NAMES = (BASELINE, *(f"other_{number}" for number in range(1, max(COUNTS))))
