@@ -295,7 +295,10 @@ def main() -> None:
     with open_work(options.work) as work:
         if options.real:
             workloads = [data.fashion_mnist(work)]
-            workloads += [data.photos(options.photos, work)] if options.photos else []
+            if options.photos:
+                workloads.append(data.photos(options.photos, work))
+            else:
+                print("photos: left out, since --photos DIR is not given")
             runs = [measure_real(each, options.beside, options.only) for each in workloads]
         else:
             cases = [case for case in sleeping_cases() if options.only in case.name]
