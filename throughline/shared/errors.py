@@ -183,7 +183,7 @@ class Untunable(UserError):
 
 
 class ThresholdExceeded(UserError):
-    """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it
+    """`--fail-if` asked for an error exit if a figure of the race meets this condition, and it
     does.
     """
 
