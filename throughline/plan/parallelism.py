@@ -1,4 +1,4 @@
-"""What a `parallel` field of params.yaml means to tf.data, to the cost model, in a printed plan."""
+"""What a `parallel` field of params.yaml means to tf.data, and in a printed plan."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 not its turn.
 
 In one process all contestants would fill their buffers, and take cores, during the others' turns;
-AUTOTUNE looked three times as fast so as it trains (docs/decisions/044). A turn is charged with all
+AUTOTUNE looked three times as fast so as it trains (docs/decisions/060). A turn is charged with all
 the time in which its process is awake: a batch that lies prepared at its end was paid for in it,
 and is the gift of the next one. A contestant ends with the process that asked for it, however that
 ends, and also while it is stopped: the kernel kills it when its parent, the server that forked it,
