@@ -16,6 +16,7 @@ from throughline.assembly.inputs import (
     open_input_pipeline,
     open_input_service,
     open_inputs,
+    training_worker,
 )
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
@@ -28,7 +29,6 @@ from throughline.diagnosis.timeline import find_timeline
 from throughline.diagnosis.trace_breakdown import break_down, iterator_table
 from throughline.diagnosis.xspace import Trace, read_trace, record_trace
 from throughline.measurement.padding import padding_in_buckets
-from throughline.models.emulation import EMULATED_MODEL
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.sizes import estimate_snapshot_bytes
 from throughline.reporting.evaluation_plots import plot_evaluation
@@ -43,7 +43,6 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.progress import echo, echo_result
 from throughline.shared.termination import exit_on_sigterm
 from throughline.training.fit import Position
-from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
@@ -97,7 +96,6 @@ def collect_facts(
         plan=pipeline.plan,
         breakdown=breakdown,
         cores=pipeline.worker.share(usable_cores()),
-        on_accelerator=count_training_gpus() > 0 or params.model.name == EMULATED_MODEL,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=estimate_snapshot_bytes(data, pipeline.split) / 2**20,
         available_memory_mib=pipeline.worker.share(available_memory()) / 2**20,
@@ -120,6 +118,8 @@ def main() -> None:
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
+        if training_worker(params).index:  # the first of several hosts does it for all
+            return
         configure_process(params.train)
         out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)

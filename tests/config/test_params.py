@@ -298,8 +298,7 @@ def test_a_missing_or_broken_file_is_reported(tmp_path, text, said):
     ("override", "now"),
     [
         ("finish=[rescale]", "finish is now called postprocess"),
-        ("measure.max_seconds=2", "measure.max_seconds is now called measure.input_max_seconds"),
-        ("measure.passes=2", "measure.passes is now called measure.input_passes"),
+        ("measure.rounds=2", "measure.rounds is now called measure.seconds, of the race of all"),
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
         ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
         ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),

@@ -17,7 +17,7 @@ from flows.orchestration.cli import (
     configure_logging,
     flow_command,
 )
-from flows.orchestration.stages import list_profiles
+from flows.orchestration.stages import list_again
 from flows.run import source_check
 from flows.run.access_policy import CONFINED
 from flows.run.early_check import check_started_command
@@ -207,9 +207,9 @@ def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
 
 
 def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
-    assert list_profiles(["naive"], ["naive", "optimized"]) == ["profile@naive"]
+    assert list_again(["naive"], ["naive", "optimized"]) == ["race"]
     with pytest.raises(UnknownPipeline, match="--measure-again nave"):
-        list_profiles(["nave"], ["naive", "optimized"])
+        list_again(["nave"], ["naive", "optimized"])
     said = compose_measure_again(
         "comparison", ["--set", "data.path=my data", "--measure-again", "a"], ["b", "c"]
     )

@@ -154,8 +154,8 @@ def opened(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("measure", "isolated", "last"),
     [
-        (True, True, ("profile@naive", "report")),
-        (True, False, ("train@naive", "profile@naive")),
+        (True, True, ("race", "report")),
+        (True, False, ("profile@naive", "race")),
         (False, True, ("build@naive", "train@naive")),
     ],
 )

@@ -32,7 +32,7 @@ from tests.support.project import (
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
-from throughline.results.profiling import ProfileResult
+from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
 
 pytestmark = pytest.mark.timeout(400)
@@ -67,7 +67,7 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_chooses_the_champio
     folder, _ = first
     left = leave_of_yesterday(folder)
     output = run(folder, "python", "-m", "flows.comparison", "--promote")
-    assert len(re.findall(r"^· \S.* up to date$", output, re.MULTILINE)) == 11, (
+    assert len(re.findall(r"^· \S.* up to date$", output, re.MULTILINE)) == 12, (
         "without asking DVC stage by stage"
     )
     assert "Running stage" not in output
@@ -80,7 +80,10 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_chooses_the_champio
     assert f"removed what the run {left.name} left more than a day ago" in output
     assert not left.exists()
     said = run_quietly(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--json")
-    assert json.loads(said)["stall_pct"] == ProfileResult.read(folder / "runs" / "naive").stall_pct
+    assert (
+        json.loads(said)["stall_pct"]
+        == RaceResult.read(folder / "race").configurations["naive"].stall_pct
+    )
 
 
 def leave_of_yesterday(project):
@@ -97,20 +100,20 @@ def leave_of_yesterday(project):
 @pytest.mark.slow
 def test_what_is_measured_again_while_parameters_change_concludes_nothing(first):
     folder, _ = first
-    before = ProfileResult.read(folder / "runs" / "naive")
+    before = RaceResult.read(folder / "race")
     command = [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"]
     flow = start(folder, *command, shared=share_servers(command))
     said = ""
     for line in flow.stdout:
         said += line
-        if "Running stage 'profile@naive'" in line:
+        if "Running stage 'race'" in line:
             params = (folder / "params.yaml").read_text()
             (folder / "params.yaml").write_text(
                 params.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n")
             )
     assert flow.wait() == 2, said
-    after = ProfileResult.read(folder / "runs" / "naive")
-    assert after.stall_measurement_s != before.stall_measurement_s
+    after = RaceResult.read(folder / "race")
+    assert after.rounds != before.rounds
     assert re.search(r"^· train naive +up to date$", said, re.MULTILINE), "it is not trained"
     assert re.search(r"^✓ report ", said, re.MULTILINE)
     assert "is not finished: params.yaml, code or data have changed" in said
@@ -240,7 +243,7 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     workspace = folder / ".throughline" / "workspaces" / name
     assert not (folder / UNNAMED / name).exists(), "it would be removed a day later"
     files = workspace / "runs" / "naive"
-    assert TrainResult.read(files).last_epoch and not (files / "profile.json").exists()
+    assert TrainResult.read(files).last_epoch and not (files / "profile").exists()
     assert name not in run(folder, "dvc", "exp", "list", "--name-only")
     # As it has said, the same command without that goes on from there.
     output = train_naive(folder, "train.epochs=1", name=name)

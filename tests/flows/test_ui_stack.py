@@ -67,7 +67,7 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack):
     assert {
         (first, second)
         for name in SMALL["pipelines"]
-        for first, second in (("snapshot", f"build@{name}"), (f"profile@{name}", "report"))
+        for first, second in (("snapshot", f"build@{name}"), (f"profile@{name}", "race"))
     } <= stack.edges(started)
 
 
@@ -166,7 +166,16 @@ def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
         ("progress", "progress"),
     } <= stack.artifacts(trained)
     assert name in run(stack.project, "dvc", "exp", "list")
-    stages = ["fetch", "ingest", "shard", "snapshot", "build@naive", "train@naive", "profile@naive"]
+    stages = [
+        "fetch",
+        "ingest",
+        "shard",
+        "snapshot",
+        "build@naive",
+        "train@naive",
+        "profile@naive",
+        "race",
+    ]
     assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
     assert not (stack.project / ".throughline" / "workspaces" / name).exists(), (

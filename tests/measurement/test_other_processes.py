@@ -9,7 +9,6 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from tests.support.made_up import made_up
 from throughline.measurement import other_processes
 from throughline.measurement.other_processes import (
     CpuTimes,
@@ -17,7 +16,6 @@ from throughline.measurement.other_processes import (
     read_cpu_times,
     share_of_cores,
 )
-from throughline.results.profiling import ProfileResult
 from throughline.shared.limits import usable_cores
 
 CHILD, OTHER = 2**30, 1  # a number that no process has, and one that always has a name
@@ -87,10 +85,8 @@ def test_who_shares_the_quota_takes_from_it():
 
 
 @pytest.mark.parametrize(
-    ("others_pct", "idle_pct", "by"),
-    [(50.0, 0.0, "yes (process 9)"), (50.0, 45.0, ""), (5.0, 0.0, "")],
+    ("idle_s", "other_s", "missed_pct"), [(0.0, 5.0, 50.0), (5.0, 5.0, 0.0), (2.0, 3.0, 10.0)]
 )
-def test_only_who_takes_cores_that_are_missed_disturbs(others_pct, idle_pct, by):
-    taken = {"others_cpu_pct": others_pct, "idle_cpu_pct": idle_pct}
-    result = replace(made_up(ProfileResult), busiest_other="yes (process 9)", **taken)
-    assert result.disturbed_by == by
+def test_only_cores_that_are_missed_count(idle_s, other_s, missed_pct):
+    others = measure(idle_s=idle_s, this=10.0 - idle_s - other_s, other=other_s)
+    assert others.missed_pct == pytest.approx(missed_pct)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.races import race, rounds
-from throughline.race.rounds import Cost, Race, Round, Turn
+from throughline.measurement.rounds import Race
+from throughline.results.race import Cost, Round, Turn
 
 DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]
 

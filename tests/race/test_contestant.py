@@ -21,8 +21,7 @@ from tests.support.small_data import picture
 from tests.support.stack import wait_for
 from throughline.config.params import check
 from throughline.race.contestant import TRAINING, Contestant, ContestantLost, do_once
-from throughline.race.jobs import Entry, Opened
-from throughline.race.rounds import Turn
+from throughline.race.jobs import Entry
 from throughline.race.training import Training
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
@@ -41,7 +40,7 @@ if __name__ == "__main__":
     root, params = Path(sys.argv[1]), check(SMALL)
     keep_sockets_in(root)
     entry = Entry(params=params, root=root, name="naive", config=params.pipelines["naive"])
-    with Contestant(TRAINING, (entry,), log=root / "log") as one:
+    with Contestant(TRAINING, [(entry,)], log=root / "log") as one:
         one.wait_until_open()
         one.stop()
         print(one.process, flush=True)
@@ -55,11 +54,11 @@ def entry_of(layout: Layout, name: str = "naive") -> Entry:
 
 
 def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
-    with Contestant(TRAINING, (entry_of(layout),), log=tmp_path / "log") as one:
-        assert one.wait_until_open() == Opened()
+    with Contestant(TRAINING, [(entry_of(layout),)], log=tmp_path / "log") as one:
+        opened = one.wait_until_open()
+        assert opened.first_batch_s > 0 and not opened.has_cache
         turn = one.take_turn()
         assert turn.examples > 0
-        assert turn.core_ms > 0
         process = psutil.Process(one.process)
         wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
         assert one.memory_bytes() > 50 * 2**20
@@ -71,18 +70,26 @@ class Napping:
 
     opened, turns = None, 0
 
-    def turn(self) -> Turn:
+    def train(self, seconds: float) -> float:
         self.turns += 1
-        time.sleep(0.05)
-        return Turn(examples=self.turns, seconds=0.0)
+        time.sleep(seconds)
+        return self.turns
 
 
 def test_a_turn_is_charged_from_waking_to_freezing_after_one_that_does_not_count(tmp_path):
-    with Contestant(f"{__name__}:Napping", (), log=tmp_path / "log") as one:
+    with Contestant(f"{__name__}:Napping", [()], log=tmp_path / "log") as one:
         one.wait_until_open()
-        turns = [one.take_turn() for _ in range(2)]
+        turns = [one.take_turn(turn_s=0.05) for _ in range(2)]
     assert [turn.examples for turn in turns] == [2, 3]
     assert all(turn.seconds >= 0.05 for turn in turns)
+
+
+def test_processes_that_train_together_are_woken_and_charged_as_one(tmp_path):
+    with Contestant(f"{__name__}:Napping", [(), ()], log=tmp_path / "log") as one:
+        one.wait_until_open()
+        turn = one.take_turn(turn_s=0.3)
+    assert turn.examples == 2 + 2
+    assert 0.3 <= turn.seconds < 0.55, "they nap at the same time"
 
 
 def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
@@ -105,13 +112,13 @@ def test_a_cache_is_raced_over_images_of_one_size_that_nothing_resizes(where, tm
     layout = prepare(params, Layout(tmp_path))
     config = PipelineConfig(cache={"where": where})
     one = Training(Entry(params=params, root=layout.root, name="cached", config=config))
-    assert one.opened == Opened(has_cache=True)
+    assert one.opened.has_cache and not one.opened.loads
     assert one.fill() > 0
 
 
 def test_the_workers_of_a_service_are_memory_and_stand_still_and_a_kill_is_said(layout, tmp_path):
     entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
-    with Contestant(TRAINING, (entry,), log=tmp_path / "log") as one:
+    with Contestant(TRAINING, [(entry,)], log=tmp_path / "log") as one:
         one.wait_until_open()
         assert one.memory_bytes() > own_memory(Path(f"/proc/{one.process}")) + 50 * 2**20
         one.stop()

@@ -8,11 +8,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tasks.report import report
 from tests.support.made_up import made_up
+from tests.support.races import race_result, raced, rounds
 from tests.support.rows import row
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
@@ -20,20 +20,13 @@ from throughline.data.shards.index import Shard, ShardIndex
 from throughline.reporting.checklist import run_checklist
 from throughline.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
 from throughline.reporting.evaluation_plots import plot_evaluation
-from throughline.reporting.plots import plot_steps
-from throughline.reporting.ranking import (
-    accuracy_warning,
-    break_even_epoch,
-    drift_pct,
-    find_best,
-    find_tied,
-    ratio_interval,
-)
+from throughline.reporting.ranking import Ranking, accuracy_warning
 from throughline.reporting.table import ABSENT, comparison_table, to_records
-from throughline.results.build import BuildResult, Difference, PlanSummary, name_machine
+from throughline.results.build import BuildResult, Difference, PlanSummary
 from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
-from throughline.results.profiling import Breakdown, ProfileResult, RoundTimes, Timeline
+from throughline.results.profiling import Breakdown, Timeline
+from throughline.results.race import Cost, RaceResult
 from throughline.results.train import TrainResult, write_history
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import MissingInput, UnequalConfigurations
@@ -43,50 +36,47 @@ pytestmark = pytest.mark.integration
 
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
-    rows = [
-        row("naive", 0.50, 50, "input-bound"),
-        row("a", 0.95, 8, "slightly input-bound"),
-        row("b", 0.945, 5),
-        row("c", 0.80, 15),
-    ]
-    assert find_tied(rows) == ["a", "b"]
-    assert find_best(rows).pipeline == "b", "of equals, the one that waits least"
+    configurations = {
+        "naive": raced(50.0, 50, "input-bound"),
+        "a": raced(95.0, 8, "slightly input-bound"),
+        "b": raced(94.8, 5),
+        "c": raced(80.0, 15),
+    }
+    ranking = Ranking(race_result(configurations, spread={"a": 0.01, "b": 0.01}))
+    assert ranking.tied == ["a", "b"]
+    assert ranking.best == "b", "of equals, the one that waits least"
 
 
-def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ratio():
-    rows = [
-        row("naive", 0.44, 56, "input-bound"),
-        row("a", 0.57, 43),
-        row("b", 0.89, 11),
-        row("c", 0.99, 1),
-    ]
-    slow = [
-        replace(one, reference_examples_per_s=55.0) if number > 1 else one
-        for number, one in enumerate(rows)
-    ]
-    assert find_tied(slow) == find_tied(rows) == ["c"]
-    assert ratio_interval(slow[3], slow[0], among=slow) == ratio_interval(
-        rows[3], rows[0], among=rows
-    )
-    assert drift_pct(slow) > 50, "which is shown"
+def test_one_whose_figures_contradict_each_other_has_no_place():
+    odd = raced(500.0, 0, "undecided", contradiction="500, its input alone made 20")
+    ranking = Ranking(race_result({"naive": raced(50.0), "odd": odd, "a": raced(95.0)}))
+    assert (ranking.top, ranking.best, ranking.tied, ranking.winners) == ("a", "a", ["a"], ["a"])
+    assert ranking.undecided == ["odd"]
+
+
+def test_who_has_not_met_the_baseline_is_compared_by_both_intervals():
+    result = race_result({"naive": raced(50.0), "late": raced(100.0)})
+    apart = [*rounds({"naive": [50.0] * 5}), *rounds({"late": [100.0] * 5})]
+    gain = Ranking(replace(result, rounds=tuple(apart))).gains["late"]
+    assert (gain.low, gain.value, gain.high) == pytest.approx((98 / 51, 2.0, 102 / 49))
 
 
 def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
-    naive = row("naive", 1.0, 50, cold_examples_per_s=100, input_examples_per_s=100)
-    mapped = replace(naive, pipeline="snapshot", steady_examples_per_s=200, gathers=True)
-    cached = replace(
-        naive,
-        pipeline="cache",
-        steady_examples_per_s=200,
-        caches=True,
-        cold_examples_per_s=100,
-        input_examples_per_s=1000,
-    )
-    assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
-    assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
-    assert break_even_epoch(naive, mapped, setup_s=12) is None
-    base = replace(naive, gathers=True)
-    assert break_even_epoch(mapped, base, setup_s=12) is None, "the baseline has paid as much"
+    configurations = {
+        "naive": raced(100.0),
+        "snapshot": raced(200.0),
+        "cache": raced(200.0, cost=Cost(fill_s=14.0)),
+    }
+    ranking = Ranking(race_result(configurations))
+
+    def paid(name: str, **prepare_s: float) -> int | None:
+        return ranking.break_even(name, examples=1000, prepare_s=prepare_s)
+
+    assert paid("snapshot", snapshot=12.0) == 3, "10 s an epoch without, 5 s with it"
+    assert paid("cache") == 2, "4 s more in the first epoch, 5 s less in each other one"
+    assert paid("snapshot") is paid("naive") is None, "nothing to pay back"
+    slower = Ranking(race_result({"naive": raced(100.0), "snapshot": raced(90.0)}))
+    assert slower.break_even("snapshot", examples=1000, prepare_s={"snapshot": 1.0}) is None
 
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
@@ -130,32 +120,33 @@ def strip_tags(page: str) -> str:
     return re.sub(r"<[^>]*>", "", page)
 
 
-def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
+def write_results(folder: Path, config: dict) -> None:
     """Put made-up results of every kind into the folder of a configuration."""
     chosen = {
         PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
-        BuildResult: {"pixel_difference": None, "machine": {"gpus": []}},
-        ProfileResult: {"machine": name_machine({"gpus": []})},
+        BuildResult: {"pixel_difference": None},
         TrainResult: {"metric": "accuracy", "last_epoch": {"val_accuracy": 0.9}, "test": {}},
-        RoundTimes: {"relative_rates": rates},
         Timeline: {"lanes": {"train step": [(0.0, 1.5)], "batch": [(0.5, 1.0)]}},
     }
     for kind in (*RESULT_FILES, Timeline):
         path = kind.path(folder)
         replace(made_up(kind), **chosen.get(kind, {})).write(path.parent)
     write_history(folder, [{"epoch": 0.0, "val_loss": 1.0, "val_accuracy": 0.9}])
-    plot_steps((1.0, 2.0, 3.0), 1.5, folder / "profile")
+
+
+RACED = {"naive": raced(50.0, 50, "input-bound"), "optimized": raced(90.0, 10)}
 
 
 @pytest.fixture(scope="module")
 def written(arrays, tmp_path_factory) -> Path:
-    """A project with shards, and results of two configurations."""
+    """A project with shards, and results of two configurations that have raced."""
     made = Layout(tmp_path_factory.mktemp("written") / "project")
     made.root.mkdir()
     (made.root / "data").symlink_to(arrays)
     gathered = {"read": "snapshot", "shuffle": {"kind": "global"}}
-    write_results(made.results("naive"), {"read": "shards"}, (0.5, 0.51, 0.52))
-    write_results(made.results("optimized"), gathered, (0.9, 0.91, 0.92))
+    write_results(made.results("naive"), {"read": "shards"})
+    write_results(made.results("optimized"), gathered)
+    race_result(RACED).write(made.race)
     return made.root
 
 
@@ -166,7 +157,8 @@ def layout(written, tmp_path) -> Layout:
 
 
 def read_and_compare(layout):
-    return compare(*read_all(["naive", "optimized"], layout), layout)
+    results, missing = read_all(["naive", "optimized"], layout)
+    return compare(results, missing, RaceResult.read(layout.race), layout)
 
 
 def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(layout):
@@ -197,38 +189,16 @@ def test_tables_are_no_wider_than_the_text(layout, tmp_path):
     assert len(widths) == 2 and all(needed <= given for needed, given in widths)
 
 
-def test_configurations_whose_model_is_the_same_have_one_ceiling_in_table_and_picture(layout):
-    for name, rate in (("naive", 100.0), ("optimized", 110.0)):
-        profiled = ProfileResult.read(layout.results(name))
-        replace(profiled, model_examples_per_s=rate, reference_examples_per_s=100.0).write(
-            layout.results(name)
-        )
+def test_a_configuration_that_was_lost_in_the_race_is_left_out_and_named(layout):
+    race_result({"naive": RACED["naive"]}, lost={"optimized": "was killed by SIGKILL"}).write(
+        layout.race
+    )
     compared = read_and_compare(layout)
-    assert [row.model_ceiling_examples_per_s for row in compared.configurations] == [105.0, 105.0]
-    shown = [
-        record["model alone [examples/s]"] for record in to_records(comparison_table(compared))
-    ]
-    assert shown == ["105", "105"]
-    plan = PlanSummary.read(layout.results("optimized"))
-    replace(plan, device_ops=[]).write(layout.results("optimized"))
-    compared = read_and_compare(layout)
-    ceilings = [row.model_ceiling_examples_per_s for row in compared.configurations]
-    assert ceilings == pytest.approx([100, 110])
-
-
-def test_results_of_different_machines_are_named_and_their_ratio_is_open(layout, tmp_path):
-    built = BuildResult.read(layout.results("naive"))
-    replace(built, machine={**built.machine, "host": "far"}).write(layout.results("naive"))
-    assert read_and_compare(layout).warning is None, "another name is no other machine"
-    machine = {"cpu": "Other", "cores": 64, "gpus": ["H100"], "host": "far"}
-    replace(built, machine={**built.machine, **machine}).write(layout.results("naive"))
-    compared = read_and_compare(layout)
-    assert "naive on 64 cores of Other with H100" in compared.warning
-    row = compared.configurations[1]
-    assert (row.speedup_vs_naive_low, row.speedup_vs_naive_high) == (0, np.inf)
-    assert compared.tied == (), "none is marked as the fastest"
-    compared.write(tmp_path)
-    assert Comparison.read(tmp_path) == compared
+    assert compared.missing == {"optimized": "was killed by SIGKILL"}
+    assert [row.pipeline for row in compared.configurations] == ["naive"]
+    race_result({}, lost={"naive": "was killed"}).write(layout.race)
+    with pytest.raises(MissingInput, match="no configuration has raced: was killed; run `dvc repr"):
+        read_and_compare(layout)
 
 
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
@@ -254,13 +224,12 @@ def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout):
     assert finished["its epochs [examples/s]"] == ABSENT
 
 
-def test_the_page_says_who_was_disturbed_what_draws_by_class_and_what_the_best_gets_wrong(layout):
+def test_the_page_says_who_disturbed_what_draws_by_class_and_what_the_best_gets_wrong(layout):
     config = {"read": "snapshot", "shuffle": {"kind": "global"}, "sampling": "balanced"}
-    write_results(layout.results("optimized"), config, (0.9, 0.91, 0.92))
-    profiled = ProfileResult.read(layout.results("optimized"))
-    replace(profiled, others_cpu_pct=50.0, idle_cpu_pct=0.0, busiest_other="yes (process 9)").write(
-        layout.results("optimized")
-    )
+    write_results(layout.results("optimized"), config)
+    undecided = {**RACED, "optimized": raced(90.0, 18, "undecided")}
+    by = "yes (process 9) took 40 % of the cores in 3 of 5 rounds"
+    race_result(undecided, disturbed_by=by).write(layout.race)
     folder = Evaluation.path(layout.results("optimized")).parent
     worst = WorstExample(
         id="17.txt", truth="<ham>", predicted="spam", probability=0.987, loss=4.3, value="a text"
@@ -273,7 +242,6 @@ def test_the_page_says_who_was_disturbed_what_draws_by_class_and_what_the_best_g
     assert (compared.best, compared.baseline, compared.missing) == ("optimized", "naive", {})
     page = (layout.report / "index.html").read_text()
     assert "".join(compared.headline.split("`")) in html.unescape(strip_tags(page))
-    assert all(f'alt="step times of {one}"' in page for one in ("naive", "optimized"))
     for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
         assert (layout.report / "plots" / picture).stat().st_size
     assert "What optimized gets wrong" in page
@@ -285,6 +253,8 @@ def test_the_page_says_who_was_disturbed_what_draws_by_class_and_what_the_best_g
     assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))
     assert "Mean absolute error of each target on the test split: load 0.25, wind 12." in page
     text = strip_tags(page)
-    assert "optimized was disturbed by yes (process 9)." in text
-    assert "python -m flows.comparison --measure-again optimized does it" in text
+    assert f"During the race {by}." in text
+    assert (
+        "Undecided: optimized. python -m flows.comparison --measure-again optimized races" in text
+    )
     assert "how often each is drawn depends on its class in optimized." in text

@@ -16,9 +16,10 @@ from throughline.reporting.table import ABSENT, comparison_table, to_records, to
 from throughline.results.tuning import TunedCandidate, TuningResult
 
 ROWS = (
-    row("naive", 0.5, 50, "input-bound", test_metric=0.75),
+    row("naive", 50.0, 50, verdict="input-bound", test_metric=0.75),
     row(
-        "optimized", 1.0, 4, wait_ms_mean=None, speedup_vs_naive=2.0, train_examples_per_s=12345.6,
+        "optimized", 100.0, 4, wait_ms_mean=None, speedup_vs_naive=2.0,
+        train_examples_per_s=12345.6,
         speedup_vs_naive_low=1.9, speedup_vs_naive_high=2.1, test_metric=0.8125,
     ),
 )  # fmt: skip
@@ -48,7 +49,7 @@ def test_every_form_has_every_cell_and_the_terminal_the_essential_ones(table):
 def test_values_are_written_as_people_read_them(table):
     naive, optimized = to_records(table)
     assert optimized["its epochs [examples/s]"] == "12,346"
-    assert optimized["training [examples/s]"] == "100"
+    assert optimized["training [examples/s]"] == "100 (98 to 102)"
     assert optimized["× naive"] == "2.00 (1.90 to 2.10)" and naive["× naive"] == "1.00"
     assert optimized["stall [%]"] == "4 (2 to 6)"
     assert optimized["wait [ms]"] == ABSENT
@@ -59,8 +60,9 @@ def test_on_a_terminal_columns_are_aligned_and_what_is_tied_with_the_fastest_is_
     *_, units, naive, optimized = to_text(table).splitlines()
     assert optimized.startswith("optimized *") and naive.startswith("naive  ")
     ends = [match.end() for match in re.finditer(r"examples/s", units)]
-    assert len(ends) == 3 and len(units) < 110
-    for end, texts in zip(ends, (("50", "100"), ("400", "400"), ("100", "100")), strict=True):
+    assert len(ends) == 4 and len(units) < 110
+    shown = (("50", "100"), ("50", "12,346"), ("400", "400"), ("100", "100"))
+    for end, texts in zip(ends, shown, strict=True):
         assert naive[:end].endswith(f" {texts[0]}") and optimized[:end].endswith(f" {texts[1]}")
 
 
@@ -87,7 +89,6 @@ def test_in_words_twenty_configurations_fit_into_a_note_of_mlflow():
 ROW = replace(
     made_up(TunedCandidate),
     name="stream",
-    predicted_examples_per_s=1234.4,
     examples_per_s=1000.0,
     seconds=40.0,
     seconds_low=38.0,
@@ -111,7 +112,6 @@ FOUND = replace(
 def test_a_record_of_a_search_has_every_column():
     first, second, _ = tuning_table.to_records(FOUND)
     assert tuple(first) == tuning_table.COLUMNS
-    assert first["predicted [examples/s]"] == "1,234"
     assert (first["training [s]"], first["from, to [s]"]) == ("40.0", "38.0, 43.0")
     assert second["measured [examples/s]"] == second["RAM [MiB]"] == "–"
 

@@ -10,21 +10,13 @@ import pytest
 
 from tests.support.made_up import KINDS, folder_of, made_up, write_made_up
 from tests.support.project import run_python
-from throughline.results.build import BuildResult, InputThroughput, ProcessInput
-from throughline.results.profiling import (
-    COMPARED,
-    ProcessProfile,
-    ProfileResult,
-    compared_metrics,
-    join_profiles,
-    profile_metrics,
-)
+from throughline.results.profiling import Breakdown
+from throughline.results.race import COMPARED, Raced, compared_metrics, race_metrics
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.train import (
     CHANCE,
     HISTORY,
     HeldOut,
-    StepTimes,
     TrainResult,
     beats_constant,
     describe_weakness,
@@ -85,7 +77,7 @@ def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tm
 
 @pytest.mark.integration
 def test_reading_results_imports_no_tensorflow():
-    imported = "results.comparison, throughline.results.profiling, throughline.reporting.table"
+    imported = "results.comparison, throughline.results.race, throughline.reporting.table"
     code = f"import sys, throughline.{imported}\n"
     done = run_python(code + "print({'tensorflow', 'mlflow', 'pandas'} & {*sys.modules})")
     assert done.stdout.strip() == "set()"
@@ -103,16 +95,16 @@ def test_the_history_of_a_training_is_read_as_numbers_and_refused_without_any(tm
 
 
 def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_not_measured():
-    built, profiled = made_up(BuildResult), made_up(ProfileResult)
+    breakdown, raced = made_up(Breakdown), made_up(Raced)
     trained = dataclasses.replace(
         made_up(TrainResult),
         metric="accuracy",
         last_epoch={"val_accuracy": 0.75},
         test={"accuracy": 0.5, "loss": 2.0},
     )
-    profiled = dataclasses.replace(profiled, stall_pct=0.0)
-    logged = train_metrics(built, trained) | profile_metrics(profiled)
-    compared = compared_metrics(built, trained, profiled)
+    raced = dataclasses.replace(raced, stall_pct=0.0)
+    logged = train_metrics(trained) | race_metrics(raced, breakdown)
+    compared = compared_metrics(trained, raced, breakdown)
     assert {name: logged[name] for name in COMPARED} == {name: compared[name] for name in COMPARED}
     assert set(compared) == {*COMPARED, "verdict", "val/accuracy", "test/accuracy"}
     assert (compared["val/accuracy"], compared["test/accuracy"]) == (0.75, 0.5)
@@ -120,7 +112,7 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
     without_gpu = dataclasses.replace(
         trained, usage=dataclasses.replace(trained.usage, gpu_utilization_pct_mean=None), test={}
     )
-    left = compared_metrics(built, without_gpu, profiled)
+    left = compared_metrics(without_gpu, raced, breakdown)
     assert set(compared) - set(left) == {"gpu/utilization_pct_mean", "test/accuracy"}
 
 
@@ -155,39 +147,3 @@ def test_few_right_answers_of_few_examples_are_called_what_they_are():
     good, bad = (dataclasses.replace(result, test={"accuracy": n / 15}) for n in (10, 8))
     assert describe_weakness(good) is None
     assert "is not better beyond chance" in (describe_weakness(bad) or "")
-
-
-def test_of_several_processes_the_slowest_decides_and_rates_are_those_of_all():
-    def of(step_ms, rate):
-        own = dataclasses.replace(made_up(ProcessProfile), host=f"host of {rate}")
-        values = {"train_step_ms": step_ms, "model_examples_per_s": rate, "processes": (own,)}
-        return dataclasses.replace(made_up(ProfileResult), verdict=f"verdict of {rate}", **values)
-
-    trained = dataclasses.replace(
-        made_up(TrainResult), processes=2, step=dataclasses.replace(made_up(StepTimes), ms_p50=7.0)
-    )
-    joined = join_profiles([of(4.0, 900.0), of(5.0, 700.0)], trained)
-    assert (joined.slowest, joined.verdict) == (1, "verdict of 700.0")
-    assert joined.model_examples_per_s == 1400.0
-    assert [one.host for one in joined.processes] == ["host of 900.0", "host of 700.0"]
-    assert joined.exchange_ms == 2.0
-    metrics = profile_metrics(joined)
-    assert metrics["step/exchange_ms"] == 2.0 and "process_1/stall_pct" in metrics
-    # A training by another number of processes says nothing of what these exchange.
-    one = dataclasses.replace(trained, processes=1)
-    assert join_profiles([of(4.0, 900.0), of(5.0, 700.0)], one).exchange_ms is None
-    alone = join_profiles([of(4.0, 900.0)], one)
-    expected = dataclasses.replace(of(4.0, 900.0), slowest=0, exchange_ms=None)
-    assert alone == expected and "process_0/stall_pct" not in profile_metrics(alone)
-
-
-def test_what_build_has_measured_is_of_a_number_of_processes():
-    one, rates = made_up(InputThroughput), (7.0, 8.0)
-    slices = [dataclasses.replace(one, input_examples_per_s=rate) for rate in rates]
-    two = tuple(dataclasses.replace(made_up(ProcessInput), throughput=each) for each in slices)
-    built = dataclasses.replace(made_up(BuildResult), processes=two)
-    assert built.slice_of(1, count=2).input_examples_per_s == 8.0
-    with pytest.raises(MissingInput, match="measured with 2 processes, and now there are 1; run"):
-        built.slice_of(0, count=1)
-    alone = dataclasses.replace(built, processes=())
-    assert alone.slice_of(0, count=1) == alone.throughput

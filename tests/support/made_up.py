@@ -44,7 +44,7 @@ def made_up(kind: Any) -> Any:
 
 def folder_of(kind: type[ResultFile], root: Path) -> Path:
     """Where a project at `root` has files of this kind; of configurations those of `fast`."""
-    folders = {"snapshot": root / "data", "report": root / "report"}
+    folders = {"snapshot": root / "data", "report": root / "report", "race": root / "race"}
     return folders.get(kind.STAGE, root / "runs" / "fast")
 
 

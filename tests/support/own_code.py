@@ -57,4 +57,4 @@ def differ(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before | after if before.get(name) != after.get(name)}
 
 
-EVERY_RUN = each("snapshot", "build", "train", "profile")
+EVERY_RUN = each("snapshot", "build", "train", "profile", "race")

@@ -73,14 +73,7 @@ SMALL = {
         "deterministic": True,
         "checkpoint_every": "1 epoch",
     },
-    "measure": {
-        "input_max_seconds": 0.2,
-        "input_passes": 2,
-        "rounds": 3,
-        "warm_up_steps": 2,
-        "trace_steps": 3,
-        "stall_max_seconds": 1,
-    },
+    "measure": {"seconds": 1, "trace_steps": 3},
 }
 
 

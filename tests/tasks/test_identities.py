@@ -73,8 +73,8 @@ def test_files_that_own_code_reads_count_where_they_are_listed(own):
 OWN_CODE = [
     ("helpers/amounts.py", "1", "7", EVERY_RUN),
     ("helpers/amounts.py", "BY = 1", "# by how much\nBY = 1", set()),
-    ("my_augmentation.py", "1", "2", each("build", "train", "profile")),
-    ("layers_of_mine.py", "1", "2", each("train", "profile")),
+    ("my_augmentation.py", "1", "2", each("build", "train", "profile", "race")),
+    ("layers_of_mine.py", "1", "2", each("train", "profile", "race")),
 ]
 
 
@@ -140,7 +140,9 @@ def test_the_largest_fraction_that_is_read_concerns_the_snapshot(tmp_path):
         return identities_of(tmp_path)
 
     before = identities(0.3, 0.5)
-    own = [{"report", *(f"{stage}@part{number}" for stage in MEASURED)} for number in range(2)]
+    own = [
+        {"race", "report", *(f"{stage}@part{number}" for stage in MEASURED)} for number in range(2)
+    ]
     assert differ(before, identities(0.2, 0.5)) == own[0]
     assert differ(before, identities(0.3, 0.6)) == own[1] | {"snapshot"}
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tasks import build, profiling
+from tasks import build
 from tasks.train import describe_stop, summarize
 from tasks.verify import find_damaged_columns
 from tests.support.made_up import made_up
@@ -18,7 +18,7 @@ from throughline.config import cli
 from throughline.results.build import Difference
 from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
-from throughline.shared.errors import InvalidCode, MissingInput, ObjectStoreFailed
+from throughline.shared.errors import InvalidCode, ObjectStoreFailed
 
 pytestmark = pytest.mark.integration
 
@@ -40,25 +40,6 @@ def test_the_classes_of_an_epoch_are_those_of_its_rows():
         SimpleNamespace(data=data, split="train"), np.array([0, 3, 1, 0])
     )
     assert found == {"a": 0.25, "b": 0.75, "c": 0.0}
-
-
-@pytest.mark.parametrize("slowest", [0, 2])
-def test_of_the_profiles_of_all_processes_that_of_the_slowest_stays(tmp_path, slowest):
-    folders = [tmp_path / name / "profile" for name in ("naive", "process-1", "process-2")]
-    for number, folder in enumerate(folders):
-        folder.mkdir(parents=True)
-        (folder / "steps.json").write_text(str(number))
-    profiling.keep_slowest(folders, slowest)
-    assert [path.name for path in tmp_path.iterdir()] == ["naive"]
-    assert (folders[0] / "steps.json").read_text() == str(slowest)
-
-
-def test_what_another_machine_has_measured_is_refused(monkeypatch):
-    here = {"cores": 2, "cpu": "this one"}
-    monkeypatch.setattr(profiling, "describe_machine", lambda: here)
-    profiling._check_same_machine(SimpleNamespace(machine={**here, "host": "far"}), "naive")
-    with pytest.raises(MissingInput, match=r"9 cores of this one.* build@naive"):
-        profiling._check_same_machine(SimpleNamespace(machine={**here, "cores": 9}), "naive")
 
 
 @pytest.mark.parametrize(

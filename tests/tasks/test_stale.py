@@ -152,12 +152,17 @@ SETTINGS = [
         '"reject", "keep"] = Field(\n        default="keep"',
         each("ingest"),
     ),
-    ("pipeline", ACCURATE.replace('="accurate"', '="fast"'), ACCURATE, each(*MEASURED, "report")),
+    (
+        "pipeline",
+        ACCURATE.replace('="accurate"', '="fast"'),
+        ACCURATE,
+        each(*MEASURED, "race", "report"),
+    ),
     (
         "training",
         'default="auto",\n        description=(\n            "what the last batch',
         'default=2,\n        description=(\n            "what the last batch',
-        each("build", "train"),
+        each("build", "train", "race"),
     ),
     ("training", "passes over the training split", "how often the training split is read", set()),
     # What is computed from settings concerns every stage.
@@ -180,7 +185,7 @@ LEFT_OUT = [
     (("shard",), each("shard")),
     (("train", "seed"), set()),
     (("snapshot",), set()),
-    (("train",), each("train")),
+    (("train",), each("train", "race")),
 ]
 
 
@@ -205,7 +210,7 @@ PROGRAM = [
     ("data/shards/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
     ("training/checkpoint_store.py", NEW, CONSTANT, each("train")),
     ("reporting/headline.py", NEW, CONSTANT, each("report")),
-    ("shared/allocator.py", "\nimport", "\nNEW = 1\nimport", each(*MEASURED)),
+    ("shared/allocator.py", "\nimport", "\nNEW = 1\nimport", each(*MEASURED, "race")),
 ]
 
 
@@ -237,7 +242,7 @@ def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
             patched.syspath_prepend(str(install(tmp_path / library, library, f"99.{locked}")))
             write_identities(clean, tmp_path / "identities")
             # Models and ops of one's own count with the libraries that they import.
-            imported = {"train", "profile"} if library == "keras" else set()
+            imported = {"train", "profile", "race"} if library == "keras" else set()
             decided = {stage for stage, names in LIBRARIES.items() if library in names}
             after = read_identities(tmp_path / "identities")
             assert differ(before, after) == each(*decided, *imported), library

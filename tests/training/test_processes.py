@@ -23,7 +23,7 @@ from tests.support.project import SMALL, environment, make_project, run_stages, 
 from tests.support.stack import wait_for
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
-from throughline.results.profiling import ProfileResult
+from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
 from throughline.shared.fork_client import READY, STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, reserve_addresses
@@ -375,15 +375,16 @@ def test_where_one_process_cannot_keep_its_state_none_keeps_checkpoints(training
     assert len(trainings.rows) == 2
 
 
-def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_the_slowest(
-    trainings,
-):
+def test_under_dvc_both_processes_race_as_one_each_on_its_slice(trainings):
     """The host's TF_CONFIG names it alone: its processes are the stage's own."""
     model = {"name": "emulated", "options": {"step_ms": 10.0}}
     trainings.write(processes=2, model=model, callbacks=[], batch_size=32)
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "--single-item", "identities"]
-        + [f"{stage}@optimized" for stage in ("build", "train", "profile")],
+        [
+            *(sys.executable, "-m", "dvc", "repro", "--single-item", "identities"),
+            *(f"{stage}@optimized" for stage in ("build", "train", "profile")),
+            "race",
+        ],
         cwd=trainings.folder,
         env={**trainings.environment, "TF_CONFIG": make_tf_config(["127.0.0.1:1"], 0)},
         capture_output=True,
@@ -391,19 +392,12 @@ def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_
         timeout=PATIENCE_S,
         check=False,
     )
-    said = done.stdout
-    assert done.returncode == 0, said + done.stderr
-    assert "process 1 of 2 on" in said
-    built, profiled = BuildResult.read(trainings.results), ProfileResult.read(trainings.results)
-    slices = [one.throughput.input_examples_per_s for one in built.processes]
-    assert built.throughput.input_examples_per_s == 2 * min(slices)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = BuildResult.read(trainings.results)
     assert built.epoch_draws.examples == 120 == PlanSummary.read(trainings.results).examples
     assert TrainResult.read(trainings.results).processes == 2
-    steps_ms = [one.train_step_ms for one in profiled.processes]
-    assert profiled.train_step_ms == max(steps_ms) == steps_ms[profiled.slowest]
-    assert f"process {profiled.slowest} of 2, the slowest" in said
-    assert [one.input_examples_per_s for one in profiled.processes] == slices
-    rates = [one.model_examples_per_s for one in profiled.processes]
-    assert profiled.model_examples_per_s == 2 * rates[profiled.slowest]
-    assert profiled.exchange_ms is not None
-    assert not list(trainings.results.glob("process-*"))
+    result = RaceResult.read(trainings.folder / "race")
+    raced = result.configurations["optimized"]
+    assert result.processes == 2 and raced.exchange_ms is not None
+    # Each waits 10 ms for its half of 32 examples; the last batch of 120 has 24.
+    assert raced.model_alone.value == pytest.approx(120 / 4 / 0.01, rel=0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.races import race
-from throughline.race.rounds import Cost
+from throughline.results.race import Cost
 from throughline.settings import PipelineConfig
 from throughline.tuning.choice import (
     choose,

@@ -15,7 +15,7 @@ from tests.support.prepared import link_data
 from tests.support.project import SMALL
 from tests.support.races import Contestants, Others, rounds
 from throughline.config.params import check
-from throughline.race.rounds import Cost, Round, Turn
+from throughline.results.race import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import InvalidBudget, Untunable

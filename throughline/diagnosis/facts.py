@@ -33,7 +33,6 @@ class Facts:
     plan: Plan
     breakdown: Breakdown
     cores: int
-    on_accelerator: bool
     batch_mib: float
     stored_mib: float  # the training split, preprocessed
     available_memory_mib: float

@@ -42,7 +42,7 @@ class Threshold:
           InvalidParams: it is of another type.
         """
         value = metrics[self.metric]
-        if self.metric == "predicted_gain" and value is None:
+        if self.metric == "gain" and value is None:
             value = 1.0  # there is nothing to change
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
@@ -84,7 +84,7 @@ def parse_threshold(text: str, known: Collection[str]) -> Threshold:
     if metric not in known:
         raise InvalidParams(
             [
-                f"--fail-if: {metric} is not a metric of profile.json;"
+                f"--fail-if: {metric} is not a figure of the race;"
                 f" {did_you_mean(metric, list(known))}"
             ]
         )

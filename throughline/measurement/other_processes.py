@@ -61,6 +61,11 @@ class OtherProcesses:
         self.cpu_pct = self.idle_pct = 0.0
         self.busiest = OTHER_PROGRAMS
 
+    @property
+    def missed_pct(self) -> float:
+        """What they took that might have been used: while as much was idle, nobody missed it."""
+        return max(0.0, self.cpu_pct - self.idle_pct)
+
     def __enter__(self) -> OtherProcesses:
         self._before = self._read()
         return self

@@ -26,7 +26,7 @@ from throughline.plan.training_workers import (
     make_tf_config,
     name_gpus,
 )
-from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, ContestantLost
+from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, TURN_S, ContestantLost
 from throughline.race.jobs import Entry, Opened
 from throughline.race.pool import Jobs, Pool
 from throughline.results.base import MIN_ROUNDS, Estimate
@@ -131,7 +131,7 @@ class ConfigurationRace:
                 present = [*dict.fromkeys([*standing, *group])]
                 models = dict.fromkeys(self.measured.models[name] for name in present)
                 self._race(pool, OWN, [*models, *present], share)
-                self._try_changes(pool, present, share)
+                self._try_changes(pool, group, share)
                 self._race_inputs(pool, group, share)
                 standing = self._keep(pool, present) if left else []
         self.measured.lost = dict(pool.lost)
@@ -156,11 +156,12 @@ class ConfigurationRace:
         """Race these contestants until all is decided that the heat is for."""
         is_decided = self._are_places_decided if heat == OWN else self._are_gains_decided
         allowed_s = SHARES[heat] * share * self._params.measure.seconds
+        turn_s = min(TURN_S, allowed_s / LEAST_ROUNDS / max(1, len(names)))
         started_at, number = time.monotonic(), 0
         while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
             if number >= LEAST_ROUNDS and is_decided(names):
                 break
-            self._add(pool.race(names, heat, number=number))
+            self._add(pool.race(names, heat, number=number, turn_s=turn_s))
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
@@ -195,11 +196,12 @@ class ConfigurationRace:
         """Take the batches of each configuration and train on none."""
         on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
         allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
+        turn_s = min(TURN_S, allowed_s / INPUT_ROUNDS / max(1, len(on_host)))
         started_at, number = time.monotonic(), 0
         while number < INPUT_ROUNDS and on_host:
             if number >= MIN_ROUNDS and time.monotonic() - started_at >= allowed_s:
                 break
-            self._add(pool.race(on_host, INPUTS, number=number, order="pull"))
+            self._add(pool.race(on_host, INPUTS, number=number, order="pull", turn_s=turn_s))
             number += 1
 
     def _keep(self, pool: Pool, names: Sequence[str]) -> list[str]:
@@ -224,7 +226,7 @@ class ConfigurationRace:
         """Whether more rounds would change no verdict and no place."""
         race = self.measured.training
         present = [name for name in names if name in self._starters and name in race.names]
-        for name in present:
+        for name in filter(self.measured.is_raced, present):
             stall = Stall.of(self.measured.gain(name))
             verdict = judge(stall, "", on_accelerator=self.on_accelerator)
             if verdict.name == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:

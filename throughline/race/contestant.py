@@ -5,8 +5,8 @@ In one process all contestants would fill their buffers, and take cores, during 
 AUTOTUNE looked three times as fast so as it trains (docs/decisions/060). A turn is charged with all
 the time in which its process is awake: a batch that lies prepared at its end was paid for in it,
 and is the gift of the next one. A contestant ends with the process that asked for it, however that
-ends, and also while it is stopped: the kernel kills it when its parent, the server that forked it,
-is gone, and that ends with us. Imports no TensorFlow.
+ends, and also while it is stopped: the kernel kills it when its parent is gone, which is this
+process, or a server that ends with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from throughline.shared.limits import own_memory
 SERVED = "throughline.race.training"  # what the server imports before it forks
 TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
+TURN_S = 0.4  # of a turn, at least
 PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 
@@ -97,7 +100,7 @@ class Contestant:
         self.stop()
         return answers
 
-    def take_turn(self, order: str = "train") -> Turn:
+    def take_turn(self, order: str = "train", *, turn_s: float = TURN_S) -> Turn:
         """Let it train for a moment, or whatever the `order` is. Before the first turn of a kind it
         has another one, which leaves its buffers as turns leave them.
 
@@ -105,10 +108,10 @@ class Contestant:
           ContestantLost: it failed, was killed, or does not answer in time.
         """
         if order not in self._has_settled:
-            self.ask(order)
+            self.ask(order, turn_s)
             self._has_settled.add(order)
         woken_at = time.perf_counter()
-        examples: list[float] = self.ask(order)
+        examples: list[float] = self.ask(order, turn_s)
         return Turn(examples=sum(examples), seconds=time.perf_counter() - woken_at)
 
     def kill(self) -> None:
@@ -146,8 +149,7 @@ class _Process:
         self._process: Any = None
 
     def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([SERVED])
+        context = _find_context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=work, args=(theirs, self._job, self._arguments, str(self._log)), daemon=True
@@ -204,6 +206,20 @@ class _Process:
             name = signal.Signals(-code).name
             return f"was killed by {name}" + (", perhaps for its memory" if code == -9 else "")  # noqa: PLR2004
         return f"ended with exit code {code}"
+
+
+def _find_context() -> Any:
+    """How processes are forked: from this one, which imports TensorFlow for it, or from a server
+    where TensorFlow is already at work here, whose threads a fork would not have.
+    """
+    runtime = sys.modules.get("tensorflow.python.eager.context")
+    at_work = runtime and runtime._context and runtime._context._context_handle  # noqa: SLF001
+    if not at_work:
+        import_module(SERVED)
+        return multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([SERVED])
+    return context
 
 
 def keep_sockets_in(folder: Path) -> None:

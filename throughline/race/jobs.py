@@ -75,13 +75,14 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
 
 
 def _live_for_the_race() -> None:
-    """Die with the server that forked this process, even while this one is stopped, and let the
-    server die with the race. A session of its own keeps the terminal's Ctrl-C away, since the race
-    ends its contestants itself, and is what is frozen between turns, with the workers of a service.
+    """Die with the process that forked this one, even while this one is stopped, and let a server
+    of forks die with the race. A session of its own keeps the terminal's Ctrl-C away, since the
+    race ends its contestants itself, and is what is frozen between turns, with the workers of a
+    service.
     """
     end_with_parent()
-    # By these a process that is forked could start others; open here, they would keep the server
-    # and the tracker alive when the race is gone.
+    # By these a process that a server has forked could start others; open here, they would keep the
+    # server and the tracker alive when the race is gone.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
     for descriptor in (server._forkserver_alive_fd, tracker._fd):
@@ -89,6 +90,7 @@ def _live_for_the_race() -> None:
             os.close(descriptor)
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _print_to(log: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from throughline.measurement.other_processes import OtherProcesses
-from throughline.race.contestant import OPENING_S, Contestant, ContestantLost
+from throughline.race.contestant import OPENING_S, TURN_S, Contestant, ContestantLost
 from throughline.race.jobs import Opened
 from throughline.results.race import Round, Turn
 from throughline.shared.limits import available_memory, usable_cores
@@ -107,19 +107,27 @@ class Pool:
         """What a contestant holds now."""
         return self._open[name][0].memory_bytes()
 
-    def race(self, names: Sequence[str], heat: str, *, number: int, order: str = "train") -> Round:
+    def race(
+        self,
+        names: Sequence[str],
+        heat: str,
+        *,
+        number: int,
+        order: str = "train",
+        turn_s: float = TURN_S,
+    ) -> Round:
         """One turn of each of the names that is open, in alternating order."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:
             for name in present if number % 2 == 0 else reversed(present):
                 try:
-                    turns[name] = self._open[name][0].take_turn(order)
+                    turns[name] = self._open[name][0].take_turn(order, turn_s=turn_s)
                 except ContestantLost as lost:
                     self.lose(name, lost)
         for name in turns:
             self.watch(name)
-        return Round(heat=heat, turns=turns, others_pct=others.cpu_pct, busiest=others.busiest)
+        return Round(heat=heat, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
 
     def start(self, name: str) -> None:
         """Start the processes of a contestant."""

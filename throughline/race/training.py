@@ -39,7 +39,7 @@ from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
+TURN_STEPS = 10  # a turn has so many, and takes as long as it is asked to,
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
 WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE begins,
 LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
@@ -117,15 +117,15 @@ class Training:
         more = (sample.steps / sample.share - first) / (done - first)
         return began_at - started_at + (ended_at - began_at) * more + saved_s
 
-    def train(self) -> float:
+    def train(self, seconds: float) -> float:
         """Train for a moment, from the state in which the last turn has left all buffers; returns
         on how many examples.
         """
-        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance)
+        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
 
-    def pull(self) -> float:
+    def pull(self, seconds: float) -> float:
         """Take batches for a moment, and train on none; returns how many examples."""
-        return self._sample.mean_batch * _repeat_for_a_turn(self._pull)
+        return self._sample.mean_batch * _repeat_for_a_turn(self._pull, seconds)
 
     def _pull(self) -> int:
         next(self._batches)
@@ -154,9 +154,9 @@ class ModelAlone:
         self._advance, self.opened = partial(advance, self._step, batches), Opened()
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
-    def train(self) -> float:
+    def train(self, seconds: float) -> float:
         """Train for a moment; returns on how many examples."""
-        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance)
+        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,21 +264,21 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
     return done
 
 
-def _train_for_a_turn(step: StepFunction, advance: Callable[[], int]) -> int:
+def _train_for_a_turn(step: StepFunction, advance: Callable[[], int], seconds: float) -> int:
     """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
-    steps = _repeat_for_a_turn(advance)
+    steps = _repeat_for_a_turn(advance, seconds)
     step.settle()
     return steps
 
 
-def _repeat_for_a_turn(advance: Callable[[], int]) -> int:
+def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
     """Run executions for as long as a turn is; returns how many steps they were."""
-    steps, started_at, seconds = 0, time.perf_counter(), 0.0
+    steps, started_at, taken_s = 0, time.perf_counter(), 0.0
     while steps < FEWEST_STEPS or (
-        (steps < TURN_STEPS or seconds < TURN_S) and seconds < LONGEST_TURN_S
+        (steps < TURN_STEPS or taken_s < seconds) and taken_s < LONGEST_TURN_S
     ):
         steps += advance()
-        seconds = time.perf_counter() - started_at
+        taken_s = time.perf_counter() - started_at
     return steps
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of its socket
 REFUSED = b"refused"
-HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
+HEAVY_STAGES = ("build", "ingest", "profiling", "race", "report", "shard", "snapshot", "train")
 # These have nothing to import that takes as long as what their server imports for the others.
 NOT_WAITING = ("tasks.ingest", "tasks.shard")
 READY = ".ready"  # of the file next to a socket that says that its server has imported everything

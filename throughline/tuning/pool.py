@@ -116,7 +116,7 @@ class SearchPool(Pool):
                     else:
                         self.lose(name, lost)
                     return None
-            timed = Round(heat=FILL, turns={}, others_pct=others.cpu_pct, busiest=others.busiest)
+            timed = Round(heat=FILL, turns={}, others_pct=others.missed_pct, busiest=others.busiest)
             if not timed.disturbed:
                 return seconds, False
         self._journal.add(timed)
