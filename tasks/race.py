@@ -22,7 +22,6 @@ from throughline.diagnosis.threshold import Threshold, parse_threshold
 from throughline.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from throughline.measurement.hardware import describe_machine
 from throughline.race.configurations import ConfigurationRace, Starter, find_worker
-from throughline.race.contestant import keep_sockets_in
 from throughline.race.judging import Subject, judge_by_epochs, judge_raced
 from throughline.results.base import name_machine
 from throughline.results.build import BuildResult, PlanSummary
@@ -109,7 +108,6 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
     }
     folder = root / LOGS
     folder.mkdir(parents=True, exist_ok=True)
-    keep_sockets_in(folder)
     racing = ConfigurationRace(params, starters, root=root, folder=folder)
     try:
         measured = racing.run()

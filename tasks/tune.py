@@ -25,7 +25,6 @@ from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.measurement.gpus import visible_gpus
 from throughline.plan.training_workers import find_training_worker
-from throughline.race.contestant import keep_sockets_in
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
@@ -97,7 +96,6 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
       Untunable: what decides the answer was changed meanwhile, so that there is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    keep_sockets_in(folder)
     started_at = time.monotonic()
     train, single = params.train, {"processes": 1, "batch_multiple": "auto"}
     gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0

@@ -112,7 +112,8 @@ def test_a_stage_says_any_name_whatever_the_locale():
     [
         ("train@a", True, True),
         ("train@a", False, False),
-        ("build@a", False, True),
+        ("build@a", True, False),
+        ("race", True, True),
         ("shard", True, False),
     ],
 )

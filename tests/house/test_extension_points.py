@@ -10,7 +10,6 @@ from throughline.config.params import ParamsDocument
 from throughline.data import sources
 from throughline.data.encodings.base import FileEncoding
 from throughline.data.sources import file_folder
-from throughline.diagnosis.cost_model import add_step_cost
 from throughline.kernels.kernels import compute
 from throughline.pipelines.dataset import build_step
 from throughline.plan import steps
@@ -63,11 +62,10 @@ def test_every_preset_is_described():
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_STEPS, ids=lambda kind: kind.__name__)
-def test_every_step_has_a_text_a_key_a_builder_and_a_cost(kind):
+def test_every_step_has_a_text_a_key_and_a_builder(kind):
     assert "__str__" in vars(kind)
     assert kind.params_key in {**PipelineConfig.model_fields, **ParamsDocument.model_fields}
     assert kind is steps.Gather or build_step.dispatch(kind) is not build_step.dispatch(object)
-    assert add_step_cost.dispatch(kind) is not add_step_cost.dispatch(object)
 
 
 def _subclasses(kind: type) -> set[type]:

@@ -20,10 +20,8 @@ from tests.support.small_pipelines import batches, open_snapshot, pipeline, same
 from tests.support.stored_snapshots import fetch_all, kill_at, open_stored, write, write_slowly
 from throughline.data.columns import fetching
 from throughline.data.columns.index import column_path, find_span, verify
-from throughline.diagnosis.op_costs import measure_costs
 from throughline.plan.augmentations import RandomCrop
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import (
     CorruptColumn,
     DiskRefused,
@@ -324,16 +322,3 @@ def test_a_column_that_was_cut_off_since_is_fetched_again(put):
     assert np.array_equal(rows[3:9], images[3:9]), "not from what is left of the whole"
     assert np.array_equal(put().memmap("train", "image"), images)
     assert path.stat().st_size == images.nbytes
-
-
-@pytest.mark.slow
-def test_costs_are_measured_on_the_rows_of_a_process_alone(put, proxy):
-    data = put()
-    shared = pipeline({"arrays": data}, worker=TrainingWorker(index=1, count=2), **LANES)
-    assert shared.reader.variables, "as training has them"
-    proxy.requests.clear()
-    costs = measure_costs(shared, PipelineConfig(**LANES))
-    assert costs.read_us["snapshot"] > 0
-    fetched = {path.split("/")[5] for _, path, _ in proxy.requests if "/index/" not in path}
-    assert fetched <= {"key"}, "which training does not read"
-    assert not column_path(data.columns_folder, "train", "image").exists()

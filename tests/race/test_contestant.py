@@ -34,11 +34,10 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from tests.support.project import SMALL
 from throughline.config.params import check
-from throughline.race.contestant import TRAINING, Contestant, keep_sockets_in
+from throughline.race.contestant import TRAINING, Contestant
 from throughline.race.jobs import Entry
 if __name__ == "__main__":
     root, params = Path(sys.argv[1]), check(SMALL)
-    keep_sockets_in(root)
     entry = Entry(params=params, root=root, name="naive", config=params.pipelines["naive"])
     with Contestant(TRAINING, [(entry,)], log=root / "log") as one:
         one.wait_until_open()
@@ -161,4 +160,3 @@ def test_nothing_of_a_killed_search_stays(layout, tmp_path):
     search.wait()
     _, alive = psutil.wait_procs(started, timeout=240)
     assert not alive
-    assert len(list(tmp_path.glob("pymp-*"))) == 1, "what is left is where the next search clears"

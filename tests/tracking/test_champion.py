@@ -35,7 +35,6 @@ from throughline.tracking.comparison_run import (
     CHAMPION,
     close_comparison,
     open_comparison,
-    register_champion,
 )
 from throughline.tracking.experiments import (
     describe_task,
@@ -218,12 +217,6 @@ def compare(folder, accuracy, *, promotion="earned", data=DATA):
             promotion=promotion,
         )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
-
-
-def test_of_different_machines_there_is_no_champion():
-    rows = [row("naive"), row("fast", 2.0, machine="64 cores")]
-    decision = register_champion("no run is asked for", rows, "fast", asked_for=True)
-    assert decision == ("unchanged, since the configurations were measured on different machines")
 
 
 @pytest.mark.slow

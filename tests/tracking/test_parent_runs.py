@@ -41,7 +41,6 @@ RACED = replace(
     name="stream",
     config={"read": "shards", "map": {"parallel": 2}, "sampling": {"(m)": 5}},
     examples_per_s=900.0,
-    predicted_examples_per_s=None,
     dropped="2.00 times as long",
 )
 SEARCH = replace(
@@ -257,7 +256,6 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(mlflow_store, tmp_pa
     child = find_child(run_id)
     assert child.data.params == {"read": "shards", "map.parallel": "2", "sampling._m_": "5"}
     assert child.data.metrics["tuning/examples_per_s"] == 900.0
-    assert "tuning/predicted_examples_per_s" not in child.data.metrics
     assert (child.data.tags["dropped"], child.data.tags["chosen"]) == (RACED.dropped, "true")
     assert child.info.status == "FINISHED"
 

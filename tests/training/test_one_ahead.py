@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from throughline.measurement.train_steps import time_call
 from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.one_ahead import OneAhead, StepFollower
 from throughline.training.step_function import StepFunction
@@ -124,28 +123,6 @@ def test_a_callback_that_looks_at_each_loss_waits_for_it(asynchronous):
     train(run, looks)
     assert run.events == ["ended", "called"] * STEPS
     assert all(isinstance(loss, float) for loss in looks.losses)
-
-
-@pytest.mark.parametrize("queues", [True, False])
-def test_a_call_holds_the_thread_until_its_work_is_queued(asynchronous, queues):
-    if not queues:
-        tf.config.experimental.set_synchronous_execution(True)
-    run, begin, ahead = Run(), threading.Event(), OneAhead()
-
-    def work():
-        assert begin.wait(PATIENCE_S)
-        return run.work(np.float32(0))
-
-    step = tf.function(lambda: tf.numpy_function(work, [], tf.float32))
-    begin.set()
-    ahead.follow({"loss": step()})
-    ahead.settle()  # it is traced
-    if queues:
-        begin.clear()  # no work is done before the call has returned
-    held_ms = time_call(lambda: ahead.follow({"loss": step()}), ahead, clock=lambda: run.now_s)
-    begin.set()
-    ahead.settle()
-    assert held_ms == pytest.approx(0 if queues else 1e3 * STEP_S)
 
 
 def test_a_step_that_fails_fails_for_whoever_waits_for_it(asynchronous):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from contextlib import nullcontext
@@ -12,12 +11,10 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.made_up import made_up
 from tests.support.trainings import params_of
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
-from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
-from throughline.plan.training_workers import TF_CONFIG, TrainingWorker
-from throughline.results.build import ProcessInput
+from throughline.assembly.processes import check_processes
+from throughline.plan.training_workers import TF_CONFIG, TrainingWorker, name_gpus
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessLost, UnknownModel
 from throughline.training.deadline import answers
@@ -117,16 +114,7 @@ def test_normalization_is_synchronized_in_models_that_are_layers():
     assert inner.layers[0].synchronized and model.layers[1].synchronized
 
 
-def test_one_process_has_the_whole_batches_of_all_cut_as_in_training():
-    params = measure_one_process(params_of("train.processes=5"))
-    worker = training_worker(params)
-    assert (worker.count, worker.multiple) == (1, 5)
-
-
-def test_the_only_process_gathers_its_own_value_alone():
-    value = made_up(ProcessInput)
-    assert Replicas().gather(value) == [value]
-    assert Replicas().meet_on_host() == {os.getpid()}
+def test_the_only_process_asks_itself_alone():
     assert Replicas().is_any(True) and not Replicas().is_any(False)
     logs = {"loss": 0.1, "accuracy": float("nan"), "close": 1 + 2**-52}
     assert repr(Replicas().take_chiefs(logs)) == repr(logs)

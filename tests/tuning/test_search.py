@@ -24,7 +24,7 @@ from throughline.tuning.findings import NOT_RACED, summarize
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.key import digest_question, without_tuned
 from throughline.tuning.needs import Need
-from throughline.tuning.pool import Pool
+from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, survey_data
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
@@ -66,13 +66,11 @@ def rate_of(name):
 
 @pytest.fixture
 def contestants(monkeypatch):
-    """Contestants that are no processes, with nobody else at work; no form has a price, and all
-    examples are proven.
-    """
+    """Contestants that are no processes, with nobody else at work; all examples are proven."""
     made = Contestants(rate_of)
-    monkeypatch.setattr("throughline.tuning.pool.Contestant", made)
-    monkeypatch.setattr("throughline.tuning.pool.OtherProcesses", Others)
-    monkeypatch.setattr("throughline.tuning.search.do_once", lambda *_, **__: {})
+    monkeypatch.setattr("throughline.race.pool.Contestant", made)
+    for module in ("race", "tuning"):
+        monkeypatch.setattr(f"throughline.{module}.pool.OtherProcesses", Others)
     monkeypatch.setattr("throughline.tuning.proof.do_once", lambda *_, **__: "digest")
     return made
 
@@ -129,7 +127,7 @@ def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, t
 
 
 def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp_path, monkeypatch):
-    monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)  # opened at a time
+    monkeypatch.setattr("throughline.race.pool.usable_cores", lambda: 1)  # opened at a time
     search = search_in(tmp_path)
     with search.open_pool() as pool:
         pool.open(["naive", "optimized"], until=0.0)
@@ -146,7 +144,7 @@ def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp
 def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
     search = search_in(tmp_path, racing=False)
     allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
-    with Pool(search.job, search.needs, search.journal, **allowed) as narrow:
+    with SearchPool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory, 0 kiB are allowed" in search.journal.pages.dropped["optimized"]
@@ -161,7 +159,7 @@ def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
 def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_time_is_up(
     search_in, contestants, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("throughline.tuning.pool.usable_cores", lambda: 1)
+    monkeypatch.setattr("throughline.race.pool.usable_cores", lambda: 1)
     search = search_in(tmp_path)
     cached = search._searched_families["cache_memory"][0].name
     contestants.caches.add(cached)
@@ -256,7 +254,6 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     loud = replace(calm, others_pct=30.0)
     for one in (calm, loud, calm):
         journal.add(one)
-    journal.note_prices({"a": 5.0})
     journal.note_proof("a", "digest")
     journal.refute("d", "other examples")
     assert journal.pages.dropped == {"b": "why", "d": "other examples"}
@@ -279,13 +276,13 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
 
 def test_a_disk_that_fills_meanwhile_leaves_the_journal_as_it_was(small_disk):
     journal = Journal(small_disk)
-    journal.note_prices({"a": 5.0})
+    journal.note_proof("a", "digest")
     with (small_disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):
         while True:
             rest.write(bytes(1 << 12))
     with pytest.raises(OSError, match="No space left"):
         journal.drop("b", "why" * 10_000)
-    assert Journal(small_disk).pages.predicted == {"a": 5.0}
+    assert Journal(small_disk).pages.proven == {"a": "digest"}
     assert {path.name for path in small_disk.iterdir()} == {"journal.json", "rest"}
 
 
@@ -296,7 +293,7 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
 
     def groups(sampled_share):
         allowed = {"ram_bytes": 1e18, "besides_steps_bytes": 0.0, "sampled_share": sampled_share}
-        with Pool(lambda name: (name, None), needs, journal, **allowed) as pool:
+        with SearchPool(lambda name: (name, None), needs, journal, **allowed) as pool:
             return list(pool.groups(["small", "huge", "other"], together_with=[]))
 
     assert groups(1.0) == [["small"], ["huge"], ["other"]]

@@ -12,7 +12,6 @@ from tests.support.prepared import change_a_pixel, link_data, take_snapshot
 from tests.support.project import SMALL
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
-from throughline.diagnosis.cost_model import ModelStepCost
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.race.jobs import Entry
 from throughline.race.sample import sample_shards
@@ -22,12 +21,7 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
-from throughline.tuning.survey import (
-    SnapshotBytes,
-    estimate_costs,
-    prove_equal,
-    survey,
-)
+from throughline.tuning.survey import SnapshotBytes, prove_equal, survey
 
 pytestmark = pytest.mark.integration
 
@@ -135,28 +129,6 @@ def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, l
         params=check(SMALL), root=root, name="mine", config=check(SMALL).pipelines["optimized"]
     )
     assert prove_equal(entry) == prove_equal(whole_entry)
-
-
-@pytest.mark.slow
-def test_prices_are_rates_and_want_of_memory_for_one_form_leaves_the_others_theirs(
-    root, params, monkeypatch
-):
-    cached = {"read": "shards", "cache": {"where": "memory"}}
-    own = check({**SMALL, "pipelines": {"cached": cached, "naive": {"read": "shards"}}})
-    space = survey(own, root, [], find_limits(read_budgets(epochs=1), root)).space
-    chosen = [each for each in space.candidates if each.name in ("cached", "naive")]
-    arrays = [each for each in space.candidates if each.family == "arrays"]
-    step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
-    first = open_inputs(own, Layout(root)).shards.for_split("train")[0]
-    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", first.bytes)
-    available = [1.3 * first.bytes]  # the arrays do not fit, a sample of them does
-    monkeypatch.setattr("throughline.assembly.inputs.available_memory", lambda: available[0])
-    priced = estimate_costs(own, root, arrays[:1], step)
-    assert priced.keys() == {arrays[0].name}
-    ceiling = own.batch_size / 2.0 * 1e3
-    assert all(0 < rate <= 1.01 * ceiling for rate in priced.values())
-    available[0] = 1.0
-    assert estimate_costs(own, root, [*chosen, *arrays], step).keys() == {"naive"}
 
 
 @pytest.mark.slow

@@ -208,7 +208,8 @@ class ConfigurationRace:
         """Who meets the next group: the first of all and the fastest so far."""
         race = self.measured.training
         raced = [name for name in names if name in race.names and name in pool.names]
-        kept = [*dict.fromkeys([*raced[:1], *([race.fastest(raced)] if raced else [])])]
+        ahead = {*raced[:1], race.fastest(raced)} if raced else set[str]()
+        kept = [name for name in raced if name in ahead]
         models = {self.measured.models[name] for name in kept}
         for name in pool.names:
             if name not in kept and name not in models:

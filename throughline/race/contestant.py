@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -213,23 +211,13 @@ def _find_context() -> Any:
     where TensorFlow is already at work here, whose threads a fork would not have.
     """
     runtime = sys.modules.get("tensorflow.python.eager.context")
-    at_work = runtime and runtime._context and runtime._context._context_handle  # noqa: SLF001
+    at_work = runtime and runtime._context and runtime._context._context_handle
     if not at_work:
         import_module(SERVED)
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SERVED])
     return context
-
-
-def keep_sockets_in(folder: Path) -> None:
-    """Let the server's socket be in a folder of ours, not in the system's temporary directory,
-    where one that is killed would leave it; and clear what an earlier race has left there.
-    """
-    for left in folder.glob("pymp-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    # Through /proc, since the path of a socket has at most 107 characters.
-    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
 
 
 def do_once(job: str, *arguments: Any, log: Path, timeout_s: float = OPENING_S) -> Any:

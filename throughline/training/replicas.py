@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import platform
 import re
 import signal
 import socket
@@ -24,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.plan.training_workers import TrainingWorker
-from throughline.results.base import parse, to_json
 from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessesDiffer, ProcessLost
 from throughline.training.deadline import Deadline
@@ -77,28 +73,6 @@ class Replicas:
         with explain_losses(self.worker), self.deadline.within(limit, "an exchange"):
             gathered = self._gather(tf.constant(own[None]))
         return np.asarray(gathered)
-
-    def meet_on_host(self) -> set[int]:
-        """The process ids of those that are on this host; waits for the last one, however long that
-        takes.
-        """
-        here = digest_to_int(platform.node().encode())
-        rows = self.exchange([os.getpid(), here], timeout_s=float("inf"))
-        return {int(pid) for pid, host in rows if host == here}
-
-    def gather(self, value: Value) -> list[Value]:
-        """The typed value (`results/base.py`) that every process gives here, in their order; waits
-        for the last one, however long that takes.
-
-        Raises:
-          ProcessLost: another one is gone.
-        """
-        if not self.several:
-            return [value]
-        own, forever = json.dumps(to_json(value)).encode(), float("inf")
-        longest = int(self.exchange([len(own)], timeout_s=forever).max())
-        rows = self.exchange([*own.ljust(longest)], timeout_s=forever)  # JSON ends in blanks then
-        return [parse(type(value), json.loads(bytes(row.tolist()))) for row in rows]
 
     def take_chiefs(self, values: Mapping[str, float]) -> dict[str, float]:
         """What the chief has for these names, of which every process has its own; waits for all.
