@@ -94,9 +94,9 @@ def test_a_heat_ends_when_all_is_decided_and_else_when_its_time_is_up(
     now = itertools.count(step=1.0)
     monkeypatch.setattr(configurations.time, "monotonic", lambda: float(next(now)))
     monkeypatch.setitem(RATES, "optimized", 50.0)  # as fast as naive, up to the noise
-    assert len(run(tmp_path).heat(OWN).rounds) == 5, "known as well as anybody needs"
+    assert len(run(tmp_path).heat(OWN).rounds) < 9, "known as well as anybody needs"
     monkeypatch.setattr(configurations, "PRECISE_PCT", 0.1)
-    assert len(run(tmp_path).heat(OWN).rounds) == 36, "six tenths of a minute"
+    assert 30 < len(run(tmp_path).heat(OWN).rounds) < 50, "six tenths of a minute"
 
 
 @pytest.mark.parametrize(
