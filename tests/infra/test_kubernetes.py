@@ -213,7 +213,7 @@ def test_templates_are_suspended_and_each_training_has_a_gpu_per_pod():
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [(HOSTS, "CronJob training-hosts")] + [(JOBSET, "JobSet training train")],
+    [(HOSTS, "CronJob training-hosts"), (JOBSET, "JobSet training train")],
 )
 def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another(folder, name):
     one = workload(folder, name)
