@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
 
 UNTRAINED = cast(TrainResult, SimpleNamespace(throughput=None, step=None, processes=1))
-LONG_TURN_S = 6.0
+LONG_TURN_S = 5.0
 HALF_A_CORE = """
 import os, time
 parent = os.getppid()
@@ -73,19 +72,10 @@ def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str =
     params = check(document)
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)
-    arguments = [(job, entry)]
-    with Contestant("benchmarks.racing:take_long_turns", arguments, log=root / "long.log") as one:
+    with Contestant(job, [(entry,)], log=root / "long.log") as one:
         one.wait_until_open()
-        turn = one.take_turn(order)
+        turn = one.take_turn(order, turn_s=LONG_TURN_S)
     return turn.examples / turn.seconds
-
-
-def take_long_turns(job: str, entry: Entry) -> Any:
-    """Do a contestant's job, in turns of seconds."""
-    from throughline.race import training
-
-    training.TURN_S = training.LONGEST_TURN_S = LONG_TURN_S
-    return resolve_name(job)(entry)
 
 
 @contextmanager

@@ -39,7 +39,6 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import load_params
 from throughline.config.params_file import read_yaml
 from throughline.measurement.rounds import Race
-from throughline.race.contestant import keep_sockets_in
 from throughline.results.tuning import TuningResult
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import Budgets, find_limits, read_budgets
@@ -199,7 +198,6 @@ def open_search(folder: Path, budgets: Budgets, name: str) -> Search:
         folder / "benchmark" / f"{name}-{budgets.ram}-{budgets.disk}-{budgets.epochs}"
     )
     journal.folder.mkdir(parents=True, exist_ok=True)
-    keep_sockets_in(journal.folder)
     question = Question(
         params=load_params(folder / "params.yaml"),
         root=folder,

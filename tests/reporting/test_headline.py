@@ -78,7 +78,7 @@ SENTENCES = {
     ),
     "nothing is certain": (
         {"naive": NAIVE, "open": raced(26.0, 50, "undecided")},
-        "Whether anything trains faster than `naive` is undecided: `open` is 0.5 to 5.6× as fast.",
+        "Whether anything trains faster than `naive` is undecided: `open` is 0.6 to 4.6× as fast.",
     ),
     "one that waits for nothing": (
         {"optimized": FAST},

@@ -40,6 +40,7 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"  # the heats
 SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
+LOOKS = 5  # at whether all is decided, by chance of which equals would differ in 10 of 100 races
 PRECISE_PCT = 2.0  # an interval that needs no more rounds
 
 
@@ -120,7 +121,8 @@ class ConfigurationRace:
                 if self._starters[other].model_layers == starter.model_layers
             )
             self.measured.models[name] = model = f"model alone of {next(same)}"
-            self._entries.setdefault(model, (MODEL_ALONE, starter.config))
+            alone = starter.config.model_copy(update={"service": None})
+            self._entries.setdefault(model, (MODEL_ALONE, alone))
         left = list(self._starters)
         with _RacePool(self._job, self._folder, self.measured) as pool:
             standing: list[str] = []
@@ -289,9 +291,10 @@ class _RacePool(Pool):
 
 def _are_clear(race: Race, pairs: Sequence[tuple[str, str]]) -> bool:
     """Whether each ratio of those that have met certainly is not 1, or is known as well as anybody
-    needs.
+    needs. It is asked after every round, and so has to be more certain than what is shown.
     """
-    ratios = [race.gain(one, other, compared=len(pairs)) for one, other in pairs if one != other]
+    compared = LOOKS * len(pairs)
+    ratios = [race.gain(one, other, compared=compared) for one, other in pairs if one != other]
     return all(
         not each.low <= 1 <= each.high or 100 * each.width <= PRECISE_PCT
         for each in ratios

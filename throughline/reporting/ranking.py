@@ -1,8 +1,8 @@
 """Which configuration is best, and which are as good within the noise.
 
 Rates are compared within the rounds of the race that both took part in. A ratio of two comes with
-an interval that allows for the best having been chosen among all: all intervals with the fastest
-and with the baseline hold together in 95 of 100 races.
+an interval that allows for the best having been chosen among all: all intervals of two hold
+together in 95 of 100 races.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Ranking:
         intervals of both.
         """
         if one == other:
-            return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.result.rounds))
-        compared = max(1, 2 * (len(self.raced) - 1))
+            return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.race.rounds))
+        count = len(self.raced)
+        compared = max(1, count * (count - 1) // 2)
         gain = self.race.gain(one, other, compared=compared)
         if gain.rounds:
             return gain
