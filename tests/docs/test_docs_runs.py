@@ -57,14 +57,18 @@ def test_the_daily_commands_do_what_their_page_says(first):
         script = text.replace("/srv/throughline", str(folder.parent / "store"))
         printed[text.split("\n")[0].split("  ")[0]] = run_script(folder, script)
     ran = set(re.findall(r"Running stage '(.*)'", printed["dvc exp apply short"]))
-    assert ran <= {"identities", "report"}
+    assert ran <= {"identities", "race", "report"}
     assert "source/data.npz" in printed["dvc status"]
     assert re.findall(r"Running stage '(.*)'", printed["dvc status"]) == ["ingest"]
     other = folder.parent / "other"
     assert "epochs: 1" in (other / "params.yaml").read_text()
     assert (other / "runs" / "optimized" / "model.keras").is_file()
     assert (other / "data" / "snapshot" / "train" / "image.bin").is_file()
-    assert {*json.loads(run_quietly(other, "dvc", "status", "--json"))} <= {"identities", "report"}
+    assert {*json.loads(run_quietly(other, "dvc", "status", "--json"))} <= {
+        "identities",
+        "race",
+        "report",
+    }
     assert "short" not in run_quietly(folder, "git", "worktree", "list")
     assert "up to date" in run_quietly(folder, "dvc", "status")
 
