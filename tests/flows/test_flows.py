@@ -181,13 +181,13 @@ def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
     children = [
         found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id
     ]
-    assert {child.info.run_name for child in children} == {"tuned/naive", "optimized"}
+    assert {child.info.run_name for child in children} == {"tuned/naive", "tuned/optimized"}
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
     by_name = {child.info.run_name: child.data.tags for child in children}
     assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
     for tag in ("dvc.experiment", "prefect.flow_run_id", "git.commit"):
         assert parent.data.tags[tag] == by_name["tuned/naive"][tag]
-    assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
+    assert by_name["tuned/optimized"]["reused_run_id"], "it was trained by an earlier run"
 
 
 @pytest.mark.core

@@ -151,7 +151,7 @@ def test_standard_error_has_what_predict_says_and_no_chatter(photo_model, photo_
 
 
 @pytest.mark.parametrize(
-    "command", [["verify"], ["profiling", "--pipeline", "p"], ["export", "--pipeline", "p"]]
+    "command", [["verify"], ["race", "--pipeline", "p"], ["export", "--pipeline", "p"]]
 )
 def test_every_command_that_reads_runs_takes_their_name(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -212,7 +212,7 @@ def trained(prepared) -> Project:
     name = prepared.kind.trained
     first = next(iter(prepared.kind.pipelines))
     run_stages(prepared.folder, f"build@{first}", f"build@{name}")
-    run_stages(prepared.folder, f"train@{name}", f"profiling@{name}", "report")
+    run_stages(prepared.folder, f"train@{name}", f"profiling@{name}", "race", "report")
     return prepared
 
 

@@ -80,7 +80,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
         or rule.fix,
         change=change,
         effort=rule.effort.name.lower(),
-        config=None if untried else config.model_dump(mode="json"),
+        config=None if untried else config.model_dump(),
         plan=str(plan),
         untried=untried,
     )

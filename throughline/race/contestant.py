@@ -15,10 +15,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,11 @@ def _find_context() -> Any:
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SERVED])
+    own, tempfile.tempdir = tempfile.tempdir, None  # the path of a socket has 107 characters
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = own
     return context
 
 
