@@ -101,7 +101,7 @@ def test_a_change_that_was_lost_or_not_needed_says_so():
     assert (said.gain, said.untried) == (None, "was killed by SIGKILL")
     unneeded = replace(measured(50.0), changes={})
     (said,) = judge_raced(subject(finding("a", **CAN)), unneeded, on_accelerator=False).findings
-    assert said.untried == "this configuration does not wait for its input"
+    assert said.untried == "only for what certainly waits for its input"
 
 
 def test_a_race_that_its_epochs_contradict_decides_nothing():

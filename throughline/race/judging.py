@@ -178,7 +178,7 @@ def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
         return finding
     contestant = measured.changes.get((name, finding.rule))
     if contestant is None:
-        return replace(finding, untried="this configuration does not wait for its input")
+        return replace(finding, untried="only for what certainly waits for its input")
     gain = measured.change_gain(name, finding.rule)
     if gain.rounds:
         return replace(finding, gain=gain)

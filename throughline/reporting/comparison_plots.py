@@ -61,7 +61,8 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
         rate = f"{trained[place]:,.0f}"
         # Next to a bar that is too short to hold it.
         inside = trained[place] >= SHORTEST_LABELED * edge
-        at, color = (0, "white") if inside else (reached[place], INK)
+        beside = max(reached[place], near.get(place, 0.0), own.get(place, 0.0))
+        at, color = (0, "white") if inside else (beside, INK)
         axes.annotate(rate, (at, place), (6, 0), ha="left", color=color, **note)
         beyond = fed[place]
         if beyond is not None and place not in near:
