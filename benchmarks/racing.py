@@ -47,7 +47,8 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
             findings=(),
             trained=UNTRAINED,
             settings=params.train,
-            batch_size=params.batch_size,
+            examples=1,
+            steps=1,
         )
         for name in starters
     ]

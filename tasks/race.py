@@ -120,7 +120,8 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
             findings=study.findings.findings,
             trained=study.trained,
             settings=params.train,
-            batch_size=study.plan.examples / study.plan.steps_per_epoch,
+            examples=study.plan.examples,
+            steps=study.plan.steps_per_epoch,
             share=racing.share,
             same_machine=study.trained.machine == name_machine(here),
         )

@@ -47,7 +47,8 @@ def test_a_stall_is_what_training_loses_against_its_model_alone():
     assert (faster.low_pct, faster.pct, faster.high_pct) == pytest.approx((0, 0, 3))
 
 
-FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "warm_steps": 200,
+FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "epoch_s": 30.0,
+           "warm_steps": 200,
            "drift": 1.0, "disturbed": False}  # fmt: skip
 
 
@@ -63,6 +64,8 @@ FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "warm
         ({"epochs": 90.0}, ""),
         ({"epochs": 85.0}, "trained 100 examples/s, its epochs 85"),
         ({"epochs": 85.0, "warm_steps": 19}, ""),
+        ({"epochs": 85.0, "epoch_s": 3.0}, ""),
+        ({"epochs": 75.0, "epoch_s": 3.0}, "trained 100 examples/s, its epochs 75"),
         ({"epochs": 85.0, "drift": 1.1}, ""),
         ({"epochs": 120.0}, "trained 100 examples/s, its epochs 120"),
         ({"epochs": 120.0, "disturbed": True}, ""),

@@ -38,7 +38,12 @@ def subject(*findings: Finding, warm: float | None = 50.0, processes: int = 1) -
         processes=processes,
     )
     return Subject(
-        name="naive", findings=findings, trained=trained, settings=TrainSettings(), batch_size=64.0
+        name="naive",
+        findings=findings,
+        trained=trained,
+        settings=TrainSettings(),
+        examples=6400,
+        steps=100,
     )
 
 

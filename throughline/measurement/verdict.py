@@ -21,6 +21,7 @@ from whowaits.timing.verdict import (
 APART_PCT = 10.0  # that rates measured minutes apart may differ by
 SAME_MOMENT_PCT = 2.0  # the same of rates of the same rounds
 LEAST_STEPS = 20  # of warm epochs; fewer are mostly their beginnings and ends
+BETWEEN_S = 0.3  # of an epoch, at most, for what no turn has: a checkpoint's end, callbacks
 ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
 
@@ -51,14 +52,15 @@ class Verdict:
 @dataclass(frozen=True, kw_only=True)
 class OtherFigures:
     """What else is known of the rate of a training [examples/s]: that of its input alone and, of
-    so many warm steps, that of its own epochs; `gain` over its model alone, in the same rounds.
-    `drift` is by which factor the pace of the machine itself varied during the race; `disturbed`:
-    other programs slowed the race down.
+    so many warm steps, that of its own epochs, each of which takes `epoch_s` [s]; `gain` over its
+    model alone, in the same rounds. `drift` is by which factor the pace of the machine itself
+    varied during the race; `disturbed`: other programs slowed the race down.
     """
 
     gain: Estimate
     input: Estimate | None
     epochs: float | None
+    epoch_s: float
     warm_steps: int
     drift: float
     disturbed: bool
@@ -78,7 +80,8 @@ class OtherFigures:
             )
         if self.epochs is None or self.warm_steps < LEAST_STEPS:
             return ""
-        slower = training.low > apart * self.epochs
+        between = min(BETWEEN_S, self.epoch_s / 2)
+        slower = training.low > apart * self.epochs * self.epoch_s / (self.epoch_s - between)
         faster = not self.disturbed and apart * training.high < self.epochs
         return (
             f"the race trained {training.value:,.0f} examples/s, its epochs {self.epochs:,.0f}"

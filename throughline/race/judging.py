@@ -34,15 +34,16 @@ FIX_WHEN_UNKNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A configuration that has raced: what the rules found, its own training, of whose steps one
-    has `batch_size` examples on average, and how many times as many processes train as have raced.
+    """A configuration that has raced: what the rules found, its own training, of whose epochs one
+    has so many `examples` and steps, and how many times as many processes train as have raced.
     """
 
     name: str
     findings: Sequence[Finding]
     trained: TrainResult
     settings: TrainSettings
-    batch_size: float
+    examples: int
+    steps: int
     share: float = 1.0
     same_machine: bool = True
 
@@ -54,10 +55,12 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
     training = _scale(race.speed(name), subject.share)
     inputs = measured.heat(INPUTS)
     fed = _scale(inputs.speed(name), subject.share) if name in inputs.names else None
+    epochs = _comparable_epochs(subject)
     contradiction = OtherFigures(
         gain=gain,
         input=fed,
-        epochs=_comparable_epochs(subject),
+        epochs=epochs,
+        epoch_s=subject.examples / epochs if epochs else 0.0,
         warm_steps=subject.trained.step.count if subject.trained.step else 0,
         drift=race.drift(model),
         disturbed=bool(race.disturbed_by()),
@@ -204,7 +207,8 @@ def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None
-    return max(0.0, step.ms_p50 - subject.batch_size / training.value * 1e3)
+    step_ms = subject.examples / subject.steps / training.value * 1e3
+    return max(0.0, step.ms_p50 - step_ms)
 
 
 def _scale(rate: Estimate, factor: float) -> Estimate:
