@@ -45,6 +45,7 @@ WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE begins,
 LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
 MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
 BATCHES_IN_MEMORY = 64
+MOST_READY, READY_S = 512, 0.004  # batches that lie ready, and what taking one takes at most
 
 
 class Training:
@@ -62,7 +63,7 @@ class Training:
         self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
         saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
         self._saved_s = time.perf_counter() - started_at if saves else 0.0
-        self._left, has_cache = 0, bool(pipeline.plan.caches)
+        self._left, has_cache, self._is_drained = 0, bool(pipeline.plan.caches), False
         next(self._batches)
         first_batch_s = time.perf_counter() - started_at - self._saved_s
         if has_cache:
@@ -119,9 +120,21 @@ class Training:
 
     def train(self, seconds: float) -> float:
         """Train for a moment, from the state in which the last turn has left all buffers; returns
-        on how many examples.
+        on how many examples. The first turn, which does not count, begins on empty buffers: what
+        lies ready after opening, no turn has paid for.
         """
+        if not self._is_drained:
+            self._is_drained = True
+            self._drain()
         return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
+
+    def _drain(self) -> None:
+        """Take batches until one has to be waited for."""
+        for _ in range(0 if self._pipeline.plan.gathers_on_device else MOST_READY):
+            asked_at = time.perf_counter()
+            self._pull()
+            if time.perf_counter() - asked_at > READY_S:
+                return
 
     def pull(self, seconds: float) -> float:
         """Take batches for a moment, and train on none; returns how many examples."""
