@@ -16,7 +16,7 @@ from throughline.config.params import check
 from throughline.race.configurations import ConfigurationRace, Starter
 from throughline.race.contestant import Contestant
 from throughline.race.jobs import Entry
-from throughline.race.judging import Subject, judge_raced
+from throughline.race.judging import Subject, judge_race
 from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
 
@@ -41,29 +41,9 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
     measured = racing.run()
     if lost := [name for name in starters if not measured.is_raced(name)]:
         raise RuntimeError(f"{', '.join(lost)} did not race: {measured.lost}")
-    subjects = [
-        Subject(
-            name=name,
-            findings=(),
-            trained=UNTRAINED,
-            settings=params.train,
-            examples=1,
-            steps=1,
-        )
-        for name in starters
-    ]
-    return RaceResult(
-        machine={},
-        processes=1,
-        seconds=measured.seconds,
-        disturbed_by=measured.training.disturbed_by() or "",
-        rounds=tuple(measured.rounds),
-        configurations={
-            each.name: judge_raced(each, measured, on_accelerator=racing.on_accelerator)
-            for each in subjects
-        },
-        lost=measured.lost,
-    )
+    known: Any = {"findings": (), "trained": UNTRAINED, "settings": params.train}
+    subjects = [Subject(name=name, examples=1, steps=1, **known) for name in starters]
+    return judge_race(racing, subjects, machine={})
 
 
 def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str = "train") -> float:

@@ -22,10 +22,10 @@ from benchmarks import data
 from benchmarks.command_line import command_line, open_work, write_results
 from benchmarks.racing import half_a_core, race
 from throughline.measurement.rounds import Race
-from throughline.race.configurations import LEAST_ROUNDS, OWN, _are_clear
+from throughline.race.configurations import LEAST_ROUNDS, are_clear
 from throughline.reporting.ranking import BASELINE, Ranking
 from throughline.results.base import Estimate
-from throughline.results.race import Cost, Raced, RaceResult, Round, Turn
+from throughline.results.race import OWN, Cost, Raced, RaceResult, Round, Turn
 
 SHARED_NOISE, OWN_NOISE = 0.2, 0.05  # of a round and of a turn, standard deviations of logarithms
 RACES, FEWER_RACES, SECONDS = 2_000, 500, 30.0
@@ -72,7 +72,7 @@ def until_decided(rounds: Sequence[Round]) -> Sequence[Round]:
     for count in range(LEAST_ROUNDS, len(rounds)):
         so_far = Race(rounds=rounds[:count])
         leaders = {so_far.fastest(so_far.names), BASELINE}
-        if _are_clear(so_far, [(one, other) for one in leaders for other in so_far.names]):
+        if are_clear(so_far, [(one, other) for one in leaders for other in so_far.names]):
             return rounds[:count]
     return rounds
 

@@ -28,7 +28,7 @@ from throughline.reporting.comparing import compare_some
 from throughline.results.comparison import Comparison
 from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
-from throughline.shared.errors import InvalidParams, MissingInput
+from throughline.shared.errors import InvalidParams
 from throughline.shared.files import dump_json
 from throughline.shared.layout import Layout, from_here
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
@@ -85,14 +85,16 @@ def training(
         layout = Layout(run.workspace.root)
         folder = layout.results(pipeline)
         with run.hold_results():
+            compared = compare_some([pipeline], layout) if measure else None
             trained = TrainResult.read(folder)
             figures = {
                 **(asdict(trained.throughput) if trained.throughput else {}),
                 **trained.last_epoch,
                 **{f"test_{name}": value for name, value in trained.test.items()},
-                **(read_figures(layout, pipeline) if measure else {}),
+                **(
+                    RaceResult.read(layout.race).configurations[pipeline].figures if measure else {}
+                ),
             }
-            compared = compare_some([pipeline], layout) if measure else None
             show_training(pipeline, figures, folder, compared)
         if not measure:
             keep_worktree(run.workspace)
@@ -100,19 +102,6 @@ def training(
             layout.report if measure and run.workspace.isolated else None
         )
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
-
-
-def read_figures(layout: Layout, pipeline: str) -> Mapping[str, Any]:
-    """What the race says of a configuration, by name.
-
-    Raises:
-      MissingInput: it was lost in the race; says why.
-    """
-    result = RaceResult.read(layout.race)
-    if pipeline not in result.configurations:
-        why = result.lost.get(pipeline, "it has not raced")
-        raise MissingInput(f"{pipeline} has no figures of the race: {why}")
-    return result.configurations[pipeline].figures
 
 
 def command(  # noqa: PLR0913 - the options of a command line

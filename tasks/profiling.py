@@ -31,6 +31,7 @@ from throughline.diagnosis.xspace import Trace, read_trace, record_trace
 from throughline.measurement.padding import padding_in_buckets
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.sizes import estimate_snapshot_bytes
+from throughline.race.training import MANY_EPOCHS, advance
 from throughline.reporting.evaluation_plots import plot_evaluation
 from throughline.reporting.plots import plot_timelines
 from throughline.results.build import BuildResult
@@ -46,7 +47,6 @@ from throughline.training.fit import Position
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
 WARM_UP_STEPS, WARM_UP_S = 10, 1.0  # before the trace: graphs are built, buffers find their level
 
 
@@ -56,10 +56,9 @@ def open_steps(params: Params, pipeline: InputPipeline) -> Callable[[], object]:
     single = params.train.model_copy(update={"steps_per_execution": 1})
     step = StepFunction(make_step_model(models, single, Feed.of(pipeline, single)))
     batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
-    step.begin(MANY_EPOCHS * pipeline.steps_per_epoch)
     for _ in range(pipeline.steps_per_epoch if pipeline.plan.caches else 0):
         next(batches)
-    return partial(step, batches)
+    return partial(advance, step, batches)
 
 
 def trace(step: Callable[[], object], folder: Path, *, steps: int) -> Trace:

@@ -22,7 +22,7 @@ from throughline.diagnosis.threshold import Threshold, parse_threshold
 from throughline.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from throughline.measurement.hardware import describe_machine
 from throughline.race.configurations import ConfigurationRace, Starter, find_worker
-from throughline.race.judging import Subject, judge_by_epochs, judge_raced
+from throughline.race.judging import Subject, judge_race
 from throughline.results.base import name_machine
 from throughline.results.build import BuildResult, PlanSummary
 from throughline.results.profiling import Breakdown, Findings
@@ -57,7 +57,7 @@ ACCELERATOR = (
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What the stages before have written about a configuration."""
+    """The results of the stages before about a configuration."""
 
     plan: PlanSummary
     built: BuildResult
@@ -110,12 +110,12 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
     folder.mkdir(parents=True, exist_ok=True)
     racing = ConfigurationRace(params, starters, root=root, folder=folder)
     try:
-        measured = racing.run()
+        racing.run()
     finally:
         clear_scratch(root)  # of contestants, which are killed when they are out
-    here, worker = describe_machine(), find_worker(params)
-    subjects = {
-        name: Subject(
+    here = describe_machine()
+    subjects = [
+        Subject(
             name=name,
             findings=study.findings.findings,
             trained=study.trained,
@@ -126,32 +126,8 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
             same_machine=study.trained.machine == name_machine(here),
         )
         for name, study in studies.items()
-    }
-    raced: dict[str, Raced] = {}
-    lost = dict(measured.lost)
-    for name, subject in subjects.items():
-        address = params.pipelines[name].remote_address
-        judged = None
-        if address:
-            why = f"by its epochs, since the workers of {address} do not stand still between turns"
-            judged = judge_by_epochs(
-                subject, measured, on_accelerator=racing.on_accelerator, why=why
-            )
-        elif measured.is_raced(name):
-            judged = judge_raced(subject, measured, on_accelerator=racing.on_accelerator)
-        if judged:
-            raced[name] = judged
-        else:
-            lost.setdefault(name, lost.get(measured.models[name], "it has not raced"))
-    return RaceResult(
-        machine=here,
-        processes=worker.count,
-        seconds=measured.seconds,
-        disturbed_by=measured.training.disturbed_by() or "",
-        rounds=tuple(measured.rounds),
-        configurations=raced,
-        lost=lost,
-    )
+    ]
+    return judge_race(racing, subjects, machine=here)
 
 
 def print_result(name: str, raced: Raced) -> None:
@@ -285,7 +261,7 @@ def race_one(
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """What this stage's command line takes."""
+    """Declare the options of this stage's command line."""
     add_run_option(parser)
     parser.add_argument("--pipeline", metavar="NAME", help="race this configuration by itself")
     parser.add_argument("--fail-if", metavar="CONDITION", help=f"with --pipeline: {FAIL_IF}")

@@ -23,8 +23,7 @@ from throughline.config.named_files import find_named_files
 from throughline.config.params import Params
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
-from throughline.measurement.gpus import visible_gpus
-from throughline.plan.training_workers import find_training_worker
+from throughline.race.configurations import find_worker
 from throughline.reporting.tuning_table import print_table, to_markdown
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import Untunable, UserError
@@ -98,16 +97,12 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
     folder.mkdir(parents=True, exist_ok=True)
     started_at = time.monotonic()
     train, single = params.train, {"processes": 1, "batch_multiple": "auto"}
-    gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0
-    worker = find_training_worker(
-        {}, processes=train.processes, batch_multiple=train.batch_multiple, gpus=gpus
-    )
     question = Question(
         params=replace(params, train=train.model_copy(update=single)),
         root=layout.root,
         budgets=budgets,
         limits=find_limits(budgets, layout.root),
-        shared=worker.multiple > 1,
+        shared=find_worker(params).multiple > 1,
     )
     journal = Journal(folder)
     try:

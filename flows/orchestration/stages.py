@@ -115,16 +115,20 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     """
     logger = get_run_logger()
     lock, owner = stage_env.lock, stage_env.owner
-    measures = stage.partition("@")[0] in MEASURED and stage_env.measures
     locks = (
         hold_machine_and_folder(lock, owner, lambda why: logger.info(f"{stage} waits: {why}"))
-        if measures
+        if _measures(stage, stage_env)
         else hold_folder(
             lock, owner, lambda who: logger.info(f"{stage} waits: {who} is running here")
         )
     )
     with locks as lock_fds:
         yield (*stage_env.lock_fds, *lock_fds)
+
+
+def _measures(stage: str, stage_env: StageEnvironment) -> bool:
+    """Whether a stage is to have the machine for itself."""
+    return stage.partition("@")[0] in MEASURED and stage_env.measures
 
 
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
@@ -211,12 +215,12 @@ def _run_once(
     tail: deque[str],
 ) -> tuple[int, bool]:
     logger = get_run_logger()
-    ran = False
+    ran, held = False, {MACHINE_HELD: "1"} if _measures(stage, stage_env) else {}
     with (
         supervised(
             command,
             folder=stage_env.root,
-            environment=dvc_environment({**stage_env.environment, MACHINE_HELD: "1"}),
+            environment=dvc_environment({**stage_env.environment, **held}),
             lock_fds=lock_fds,
         ) as process,
         with_timeout(process) as timed_out,

@@ -13,15 +13,9 @@ from tests.support.races import Contestants, Others
 from throughline.config.params import check
 from throughline.plan.training_workers import TF_CONFIG, make_tf_config
 from throughline.race import configurations, pool
-from throughline.race.configurations import (
-    CHANGES,
-    INPUTS,
-    OWN,
-    ConfigurationRace,
-    Starter,
-    local_environments,
-)
+from throughline.race.configurations import ConfigurationRace, Starter, local_environments
 from throughline.results.profiling import Finding
+from throughline.results.race import CHANGES, INPUTS, OWN
 from throughline.settings import PipelineConfig
 
 RATES = {"naive": 50.0, "optimized": 95.0, "slow": 20.0, "cached": 90.0, "model": 100.0}

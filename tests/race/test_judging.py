@@ -10,10 +10,10 @@ import pytest
 from tests.support.made_up import made_up
 from tests.support.races import exactly, raced, rounds
 from throughline.diagnosis.threshold import parse_threshold
-from throughline.race.configurations import CHANGES, INPUTS, OWN, Measured
+from throughline.race.configurations import Measured
 from throughline.race.judging import Subject, judge_by_epochs, judge_raced, rank_findings
 from throughline.results.profiling import Finding
-from throughline.results.race import METRICS
+from throughline.results.race import CHANGES, INPUTS, METRICS, OWN
 from throughline.results.train import StepTimes, TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import InvalidParams, ThresholdExceeded

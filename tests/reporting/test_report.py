@@ -26,7 +26,7 @@ from throughline.results.build import BuildResult, Difference, PlanSummary
 from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 from throughline.results.profiling import Breakdown, Timeline
-from throughline.results.race import Cost, RaceResult
+from throughline.results.race import OWN, Cost, RaceResult
 from throughline.results.train import TrainResult, write_history
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import MissingInput, UnequalConfigurations
@@ -56,7 +56,8 @@ def test_one_whose_figures_contradict_each_other_has_no_place():
 
 def test_who_has_not_met_the_baseline_is_compared_by_both_intervals():
     result = race_result({"naive": raced(50.0), "late": raced(100.0)})
-    apart = [*rounds({"naive": [50.0] * 5}), *rounds({"late": [100.0] * 5})]
+    met = ({"naive": [50.0] * 5}, {"late": [100.0] * 5})
+    apart = [one for rates in met for one in rounds(rates, heat=OWN)]
     gain = Ranking(replace(result, rounds=tuple(apart))).gains["late"]
     assert (gain.low, gain.value, gain.high) == pytest.approx((98 / 51, 2.0, 102 / 49))
 

@@ -13,7 +13,7 @@ from throughline.measurement.rounds import Race
 from throughline.race.contestant import ContestantLost
 from throughline.race.jobs import Entry, Opened
 from throughline.results.base import Estimate
-from throughline.results.race import Cost, Raced, RaceResult, Round, Turn
+from throughline.results.race import OWN, Cost, Raced, RaceResult, Round, Turn
 
 MODEL = "model alone of naive"
 
@@ -73,7 +73,7 @@ def race_result(
     usual: dict[str, Any] = {
         "machine": {"gpus": []}, "processes": 1, "seconds": 9.0, "disturbed_by": "", "lost": {},
     }  # fmt: skip
-    turns = tuple(rounds({name: each.tolist() for name, each in rates.items()}))
+    turns = tuple(rounds({name: each.tolist() for name, each in rates.items()}, heat=OWN))
     return RaceResult(rounds=turns, configurations=configurations, **{**usual, **more})
 
 

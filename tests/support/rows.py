@@ -15,7 +15,7 @@ def row(name: str, rate: float = 100.0, stall: float = 0.0, **more: Any) -> Row:
     """A configuration that trained at a rate and stalled; `more` are its other fields."""
     usual: dict[str, Any] = {
         "plan": "read → batch", "examples": 1000, "verdict": "compute-bound", "cause": "none",
-        "fix": "none", "contradiction": "", "note": "",
+        "fix": "none", "note": "",
         "steady_examples_per_s": rate, "steady_examples_per_s_low": rate - 2,
         "steady_examples_per_s_high": rate + 2, "input_examples_per_s": 400.0,
         "model_examples_per_s": 100.0,

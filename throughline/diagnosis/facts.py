@@ -1,4 +1,4 @@
-"""What the rules know about a configuration."""
+"""The facts about a configuration that the rules look at."""
 
 from __future__ import annotations
 

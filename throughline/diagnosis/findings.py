@@ -1,4 +1,4 @@
-"""What the rules find in a configuration, and whether the race can try what they propose."""
+"""The findings of the rules about a configuration, and whether the race can try their changes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ def find_all(name: str, facts: Facts) -> list[Finding]:
     # What takes memory in every run comes last.
     tried = sorted(can_be_tried, key=lambda each: each.effort == MEMORY)[:MOST_TRIED]
     return [
-        each if each.config is None or each in tried else _leave_out(each, OTHERS_FIRST)
+        each
+        if each.config is None or each in tried
+        else replace(each, config=None, untried=OTHERS_FIRST)
         for each in found
     ]
-
-
-def _leave_out(finding: Finding, why: str) -> Finding:
-    return replace(finding, config=None, untried=why)
 
 
 def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:

@@ -63,7 +63,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """What they took that might have been used: while as much was idle, nobody missed it."""
+        """The share that was missed: while as much was idle, nobody missed it."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:

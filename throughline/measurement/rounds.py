@@ -26,8 +26,8 @@ WRONG = 0.05  # of all races, in which an interval may lie beside the truth
 def estimate(
     measure: Callable[[Sequence[Round]], float], rounds: Sequence[Round], *, compared: int = 1
 ) -> Estimate:
-    """What `measure`, a positive number, says of the rounds; one of `compared` intervals that are
-    to hold together.
+    """Estimate a positive number, which `measure` computes from rounds; one of `compared` intervals
+    that are to hold together.
     """
     count = len(rounds)
     if not count:
@@ -80,7 +80,7 @@ class Race:
         )
 
     def seconds(self, name: str) -> Estimate:
-        """What its training takes [s]."""
+        """Time of its training [s]."""
         return estimate(
             lambda rounds: self._total_s(name, rounds, self.epochs), self._rounds_of(name)
         )

@@ -51,10 +51,10 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFigures:
-    """What else is known of the rate of a training [examples/s]: that of its input alone and, of
-    so many warm steps, that of its own epochs, each of which takes `epoch_s` [s]; `gain` over its
-    model alone, in the same rounds. `drift` is by which factor the pace of the machine itself
-    varied during the race; `disturbed`: other programs slowed the race down.
+    """Other figures of a training that has raced: the rate of its input alone and, of so many warm
+    steps, that of its own epochs [examples/s], each of which takes `epoch_s` [s]; its `gain` over
+    its model alone, in the same rounds. `drift` is the factor by which the pace of the machine
+    itself varied during the race; `disturbed`: other programs slowed the race down.
     """
 
     gain: Estimate
@@ -67,27 +67,21 @@ class OtherFigures:
 
     def contradict(self, training: Estimate) -> str:
         """Which of them contradicts the rate of a race; empty where none does."""
+        other = self._find_contrary(training)
+        return other and f"the race trained {training.value:,.0f} examples/s, {other}"
+
+    def _find_contrary(self, training: Estimate) -> str:
         apart = (1 + APART_PCT / 100) * self.drift
         if self.gain.low > 1 + SAME_MOMENT_PCT / 100:
-            alone = training.value / self.gain.value
-            return (
-                f"the race trained {training.value:,.0f} examples/s, its model alone {alone:,.0f}"
-            )
+            return f"its model alone {training.value / self.gain.value:,.0f}"
         if self.input and training.low > apart * self.input.high:
-            return (
-                f"the race trained {training.value:,.0f} examples/s, its input alone made"
-                f" {self.input.value:,.0f}"
-            )
+            return f"its input alone made {self.input.value:,.0f}"
         if self.epochs is None or self.warm_steps < LEAST_STEPS:
             return ""
         between = min(BETWEEN_S, self.epoch_s / 2)
         slower = training.low > apart * self.epochs * self.epoch_s / (self.epoch_s - between)
         faster = not self.disturbed and apart * training.high < self.epochs
-        return (
-            f"the race trained {training.value:,.0f} examples/s, its epochs {self.epochs:,.0f}"
-            if slower or faster
-            else ""
-        )
+        return f"its epochs {self.epochs:,.0f}" if slower or faster else ""
 
 
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:

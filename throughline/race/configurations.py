@@ -31,13 +31,12 @@ from throughline.race.jobs import Entry, Opened
 from throughline.race.pool import Jobs, Pool
 from throughline.results.base import MIN_ROUNDS, Estimate
 from throughline.results.profiling import Finding
-from throughline.results.race import Cost, Round
+from throughline.results.race import CHANGES, INPUTS, OWN, Cost, Round
 from throughline.settings import EMULATED_MODEL, PipelineConfig
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
-OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"  # the heats
 SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
 LOOKS = 5  # at whether all is decided, by chance of which equals would differ in 10 of 100 races
@@ -58,8 +57,8 @@ class Starter:
 
 @dataclass(kw_only=True)
 class Measured:
-    """What a race has measured: its rounds, who was the model alone of each configuration, which
-    contestant has tried each change, and what their trainings take once.
+    """The measurements of a race: its rounds, the contestant that was the model alone of each
+    configuration, the one that has tried each change, and the costs of their trainings.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -100,7 +99,7 @@ class ConfigurationRace:
     ) -> None:
         self._params, self._starters = params, starters
         self._root, self._folder = root, folder
-        self._environments = local_environments(params)
+        self._environments, self.worker = local_environments(params), find_worker(params)
         self.on_accelerator = bool(visible_gpus()[0]) or params.model.name == EMULATED_MODEL
         self._entries: dict[str, tuple[str, PipelineConfig]] = {}
         self.measured = Measured()
@@ -108,8 +107,11 @@ class ConfigurationRace:
     @property
     def share(self) -> float:
         """How many times as many processes train as there are on this host."""
-        worker = find_worker(self._params)
-        return worker.count / len(self._environments)
+        return self.worker.count / len(self._environments)
+
+    def remote_address(self, name: str) -> str:
+        """The given tf.data service of a configuration, whose workers do not stand still."""
+        return self._starters[name].config.remote_address
 
     def run(self) -> Measured:
         """Race all of them, as many at once as there is memory for."""
@@ -143,7 +145,7 @@ class ConfigurationRace:
         """Open the next configurations with their models alone, as many as there is room for."""
         group: list[str] = []
         for batch in _in_batches(left, size=usable_cores()):
-            frozen = [name for name in batch if not self._starters[name].config.remote_address]
+            frozen = [name for name in batch if not self.remote_address(name)]
             needed = [*(self.measured.models[name] for name in batch), *frozen]
             missing = [each for each in dict.fromkeys(needed) if each not in pool.names]
             if group and not pool.has_room(len(missing)):
@@ -236,20 +238,20 @@ class ConfigurationRace:
                 return False
         best = race.fastest(present) if present else ""
         pairs = [(name, other) for other in {best, *present[:1]} for name in present]
-        return _are_clear(race, pairs)
+        return are_clear(race, pairs)
 
     def _are_gains_decided(self, names: Sequence[str]) -> bool:
         """Whether more rounds would not change what the changes gain."""
         tried = self.measured.changes.items()
         pairs = [(change, name) for (name, _), change in tried if change in names]
-        return _are_clear(self.measured.heat(OWN, CHANGES), pairs)
+        return are_clear(self.measured.heat(OWN, CHANGES), pairs)
 
     def _add(self, one: Round) -> None:
         self.measured.rounds.append(one)
         self.measured.seconds += sum(turn.seconds for turn in one.turns.values())
 
     def _job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
-        """What the processes of a contestant do."""
+        """The job of a contestant, and an entry for each of its processes."""
         job, config = self._entries[name]
         return job, [
             (
@@ -289,7 +291,7 @@ class _RacePool(Pool):
         )
 
 
-def _are_clear(race: Race, pairs: Sequence[tuple[str, str]]) -> bool:
+def are_clear(race: Race, pairs: Sequence[tuple[str, str]]) -> bool:
     """Whether each ratio of those that have met certainly is not 1, or is known as well as anybody
     needs. It is asked after every round, and so has to be more certain than what is shown.
     """

@@ -77,7 +77,7 @@ class Contestant:
             each.close()
 
     def wait_until_open(self, timeout_s: float = OPENING_S) -> Any:
-        """What the job says when it is ready, in the first process.
+        """Wait until the job is ready in each process; returns its answer in the first one.
 
         Raises:
           ContestantLost: it failed, was killed, or is not ready in time.

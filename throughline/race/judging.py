@@ -1,23 +1,23 @@
-"""What a race says of each configuration: its rates, the verdict, cause and fix. Pure."""
+"""The conclusions from a race about each configuration: rates, verdict, cause and fix. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from throughline.measurement.rounds import Race
 from throughline.measurement.verdict import APART_PCT, OtherFigures, Stall, Verdict, judge
-from throughline.race.configurations import INPUTS, Measured
+from throughline.race.configurations import ConfigurationRace, Measured
 from throughline.results.base import Estimate
-from throughline.results.profiling import Finding
-from throughline.results.race import Cost, Raced
+from throughline.results.profiling import Effort, Finding
+from throughline.results.race import INPUTS, Cost, Raced, RaceResult
 from throughline.results.train import TrainResult
 from throughline.settings import TrainSettings
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 WORTH = 1.05  # times as fast, from which on a change is worth it
 TIE = 1.05  # gains within this factor are alike: then the smaller change comes first
-EFFORTS = ("setting", "disk", "memory", "results")
 SLOW_SERVICE, GPU_IDLE = "slow_service", "gpu_idle"  # rules whose changes cannot be tried
 FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
@@ -48,6 +48,34 @@ class Subject:
     same_machine: bool = True
 
 
+def judge_race(
+    racing: ConfigurationRace, subjects: Sequence[Subject], *, machine: Mapping[str, Any]
+) -> RaceResult:
+    """The result of a race that has run on a `machine`, of those that took part."""
+    measured, accelerated = racing.measured, racing.on_accelerator
+    raced, lost = dict[str, Raced](), dict(measured.lost)
+    for subject in subjects:
+        name, judged = subject.name, None
+        if address := racing.remote_address(name):
+            why = f"by its epochs, since the workers of {address} do not stand still between turns"
+            judged = judge_by_epochs(subject, measured, on_accelerator=accelerated, why=why)
+        elif measured.is_raced(name):
+            judged = judge_raced(subject, measured, on_accelerator=accelerated)
+        if judged:
+            raced[name] = judged
+        else:
+            lost.setdefault(name, lost.get(measured.models[name], "it has not raced"))
+    return RaceResult(
+        machine=machine,
+        processes=racing.worker.count,
+        seconds=measured.seconds,
+        disturbed_by=measured.training.disturbed_by() or "",
+        rounds=tuple(measured.rounds),
+        configurations=raced,
+        lost=lost,
+    )
+
+
 def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -> Raced:
     """The result of a configuration that has raced."""
     race, name = measured.training, subject.name
@@ -66,10 +94,13 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
         disturbed=bool(race.disturbed_by()),
     ).contradict(training)
     findings = [_with_gain(each, name, measured) for each in subject.findings]
-    result = _conclude(Stall.of(gain), contradiction, findings, race, on_accelerator=on_accelerator)
     opened = measured.opened.get(name)
-    return replace(
-        result,
+    return _conclude(
+        Stall.of(gain),
+        contradiction,
+        findings,
+        race,
+        on_accelerator=on_accelerator,
         training=training,
         input=fed,
         model_alone=_scale(race.speed(model), subject.share),
@@ -99,8 +130,20 @@ def judge_by_epochs(
         high=training.high / alone.value,
         rounds=0,
     )
-    result = _conclude(Stall.of(gain), "", subject.findings, race, on_accelerator=on_accelerator)
-    return replace(result, training=training, model_alone=alone, model=model, note=why)
+    return _conclude(
+        Stall.of(gain),
+        "",
+        subject.findings,
+        race,
+        on_accelerator=on_accelerator,
+        training=training,
+        input=None,
+        model_alone=alone,
+        model=model,
+        cost=Cost(),
+        first_batch_s=None,
+        note=why,
+    )
 
 
 def _conclude(
@@ -110,12 +153,12 @@ def _conclude(
     race: Race,
     *,
     on_accelerator: bool,
+    **measured: Any,
 ) -> Raced:
-    """Verdict, cause and fix; rates are still to be filled in."""
+    """The result with verdict, cause and fix; `measured` are its other fields."""
     verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
     ranked = rank_findings(findings)
     first = _find_first(ranked, verdict)
-    unknown = Estimate(value=0.0, low=0.0, high=0.0, rounds=0)
     if verdict.name == UNDECIDED:
         cause, fix = verdict.cause, verdict.fix
         if disturbed := race.disturbed_by():
@@ -135,15 +178,10 @@ def _conclude(
         stall_pct=stall.pct,
         stall_pct_low=stall.low_pct,
         stall_pct_high=stall.high_pct,
-        training=unknown,
-        input=None,
-        model_alone=unknown,
-        model="",
-        cost=Cost(),
-        first_batch_s=None,
         contradiction=contradiction,
         gain=first.gain.value if first and first.gain else None,
         findings=tuple(ranked),
+        **measured,
     )
 
 
@@ -156,14 +194,14 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
     def order(finding: Finding) -> tuple[bool, int, float]:
         gain = finding.gain.value if finding.gain else 0.0
         enough = gain * TIE >= most
-        return not enough, EFFORTS.index(finding.effort) if enough else 0, -gain
+        return not enough, Effort[finding.effort.upper()] if enough else 0, -gain
 
     return sorted(findings, key=order)
 
 
 def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
-    """What to act on first: where the input holds training up, what has gained most; else what
-    explains time whose end cannot be tried.
+    """The finding to act on first: the one that has gained most, where the input holds training
+    up; else one that explains time and cannot be tried.
     """
     bound = verdict.name != COMPUTE_BOUND
     tried = (each for each in ranked if bound and _is_worth(each.gain))
@@ -201,7 +239,7 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """What a step of a training by several processes takes beyond one in the race, in which they
+    """Time of a step of a training by several processes beyond a step in the race, in which they
     exchange nothing.
     """
     step = subject.trained.step

@@ -17,7 +17,6 @@ from throughline.race.jobs import Opened
 from throughline.results.race import Round, Turn
 from throughline.shared.limits import available_memory, usable_cores
 
-LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
 MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
 
 # The job of a contestant by its name, with the arguments of each of its processes.
@@ -34,7 +33,6 @@ class Pool:
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, tuple[Contestant, ExitStack]] = {}
         self.lost: dict[str, str] = {}
-        self.opened: dict[str, Opened] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +67,6 @@ class Pool:
                 if opened and opened.has_cache and start + number and time.monotonic() > until:
                     self.end(name)
                 elif opened:  # caches are filled one after another
-                    self.opened[name] = opened
                     self.admit(name, opened, until)
 
     def is_out(self, name: str) -> bool:
@@ -104,7 +101,7 @@ class Pool:
         return self._open[name][0].ask(order, timeout_s=timeout_s)
 
     def memory_bytes(self, name: str) -> int:
-        """What a contestant holds now."""
+        """Memory that a contestant holds now."""
         return self._open[name][0].memory_bytes()
 
     def race(

@@ -1,5 +1,5 @@
-"""What contestants do, each in a process of its own: train through a configuration for a moment, as
-`fit` does, or run the model on a batch that is ready.
+"""The jobs of contestants, each in a process of its own: train through a configuration for a
+moment, as `fit` does, or run the model on a batch that is ready.
 """
 
 from __future__ import annotations

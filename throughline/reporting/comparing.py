@@ -96,7 +96,7 @@ def compare(
     """
     raced = {name: one for name, one in race.configurations.items() if name in results}
     if not raced:
-        why = next(iter(race.lost.values()), "it has not raced")
+        why = next((race.lost[name] for name in results if name in race.lost), "it has not raced")
         raise MissingInput(
             f"{layout.race}: no configuration has raced: {why}; run `dvc repro race`"
         )
@@ -200,7 +200,6 @@ def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> 
         verdict=raced.verdict,
         cause=raced.cause,
         fix=raced.fix,
-        contradiction=raced.contradiction,
         note=raced.note,
         steady_examples_per_s=raced.training.value,
         steady_examples_per_s_low=raced.training.low,

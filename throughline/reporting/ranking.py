@@ -16,7 +16,7 @@ from functools import cached_property
 from throughline.measurement.rounds import Race
 from throughline.results.base import Estimate
 from throughline.results.comparison import Row
-from throughline.results.race import Cost, Raced, RaceResult
+from throughline.results.race import OWN, Cost, Raced, RaceResult
 from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 from whowaits.timing.verdict import UNDECIDED
 
@@ -50,8 +50,8 @@ class Ranking:
 
     @cached_property
     def race(self) -> Race:
-        """All turns."""
-        return Race(rounds=[each for each in self.result.rounds if each.heat != "input alone"])
+        """The configurations against each other, in the rounds that their rates are of."""
+        return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
         """How many times as fast one trains as the other; of those that have not met, by the

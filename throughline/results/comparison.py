@@ -17,9 +17,9 @@ class Row:
 
     `steady_examples_per_s`, the ceilings and speed-ups over the baseline are of the race;
     `train_examples_per_s` is that of the epochs of its own training, warm ones if it
-    `has_warm_epoch`, and `fit_step_ms_…` are its steps. `contradiction` says which figures of it
-    contradict each other. `validation_examples` counts the validation split, `held_out` describes
-    the split of the final metric. None: not measured, or there is no such thing.
+    `has_warm_epoch`, and `fit_step_ms_…` are its steps. `validation_examples` counts the validation
+    split, `held_out` describes the split of the final metric. None: not measured, or there is no
+    such thing.
     """
 
     pipeline: str
@@ -28,7 +28,6 @@ class Row:
     verdict: str
     cause: str
     fix: str
-    contradiction: str
     note: str
     steady_examples_per_s: float
     steady_examples_per_s_low: float

@@ -1,11 +1,12 @@
-"""What profile says about a configuration: what a trace of real steps shows, and the changes that
-the rules propose.
+"""The results of profile about a configuration: a trace of real steps summed up, and the changes
+that the rules propose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar
 
 from throughline.results.base import Estimate, ResultFile
@@ -90,6 +91,17 @@ class Breakdown(ResultFile):
         """
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
+
+
+class Effort(IntEnum):
+    """The price of a change: a setting, the snapshot on disk (which the DAG makes once), memory in
+    every run, or other results.
+    """
+
+    SETTING = 0
+    DISK = 1
+    MEMORY = 2
+    RESULTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the race says: every turn that was measured and, for each configuration, its rates, its
+"""The result of a race: every turn that was measured and, for each configuration, its rates, its
 verdict, cause and fix.
 """
 
@@ -15,6 +15,8 @@ from throughline.results.train import TrainResult, train_metrics
 
 DISTURBED_PCT = 10.0  # of all cores, that others took in a round
 METRICS_FILE = "metrics.json"
+# The heats: configurations against their models alone, changes of them, the input of each alone.
+OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
 # What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
 # with them.
 COMPARED = (

@@ -11,12 +11,13 @@ from dataclasses import replace
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.race.contestant import OPENING_S, ContestantLost
 from throughline.race.jobs import Opened
-from throughline.race.pool import LEAST_FILL_S, Jobs, Pool
+from throughline.race.pool import Jobs, Pool
 from throughline.results.race import Cost, Round
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
 from throughline.tuning.space import CEILING
 
+LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
 FILL = "fill"  # the heat in which caches are filled
 FILL_SHARE = 0.5  # of the whole time, within which it would have to be full
 

@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
 from throughline.diagnosis.facts import Facts
+from throughline.results.profiling import Effort
 
 Detector = Callable[[Facts], str | None]
-
-
-class Effort(IntEnum):
-    """The price of a change: a setting, the snapshot on disk (which the DAG makes once), memory in
-    every run, or other results.
-    """
-
-    SETTING = 0
-    DISK = 1
-    MEMORY = 2
-    RESULTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
