@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from benchmarks import data
 from benchmarks.command_line import command_line, open_work, write_results
 from benchmarks.racing import half_a_core, race
 from throughline.measurement.rounds import Race
-from throughline.race.configurations import LEAST_ROUNDS, are_clear
+from throughline.race.configurations import LEAST_ROUNDS, find_unclear
 from throughline.reporting.ranking import BASELINE, Ranking
 from throughline.results.base import Estimate
 from throughline.results.race import OWN, Cost, Raced, RaceResult, Round, Turn
@@ -68,13 +69,18 @@ def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], rounds: int)
 
 
 def until_decided(rounds: Sequence[Round]) -> Sequence[Round]:
-    """As many of them as the race stage would race."""
-    for count in range(LEAST_ROUNDS, len(rounds)):
-        so_far = Race(rounds=rounds[:count])
+    """As much of them as the race stage would race."""
+    raced = list(rounds[:LEAST_ROUNDS])
+    for each in rounds[LEAST_ROUNDS:]:
+        so_far = Race(rounds=raced)
         leaders = {so_far.fastest(so_far.names), BASELINE}
-        if are_clear(so_far, [(one, other) for one in leaders for other in so_far.names]):
-            return rounds[:count]
-    return rounds
+        pairs = [(one, other) for one in leaders for other in so_far.names]
+        if not (still := set[str]().union(*find_unclear(so_far, pairs))):
+            break
+        still.add(so_far.reference)
+        turns = {name: turn for name, turn in each.turns.items() if name in still}
+        raced.append(replace(each, turns=turns))
+    return raced
 
 
 def rank(rounds: Sequence[Round]) -> Ranking:

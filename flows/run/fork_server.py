@@ -35,6 +35,7 @@ from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
 from throughline.shared.code_identity import PROGRAM
 from throughline.shared.fork_client import HEAVY_STAGES, READY, REFUSED, STAGE_SERVER, STREAMS
 from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_collection
+from throughline.shared.program import digest_code
 from throughline.shared.scratch import Scratch
 
 # The last is what no stage imports before it needs it, and train and profile do need.
@@ -78,6 +79,7 @@ def main() -> None:
     if max(imported.values()) > started_ns:
         return  # imported before or after the change?
     Path(address + READY).touch()
+    fill_caches()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process is left to be waited for
     while True:
         connection, _ = listener.accept()
@@ -87,6 +89,15 @@ def main() -> None:
             connection.sendall(answer)
             os._exit(0)
         connection.close()
+
+
+def fill_caches() -> None:
+    """Do once what takes each training a second: read the program, of which it keeps a digest, and
+    list the installed packages, which MLflow checks a model's requirements against.
+    """
+    digest_code("train")
+    if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
+        requirements.warn_dependency_requirement_mismatches(["mlflow"])
 
 
 def list_imported_files() -> dict[str, int]:

@@ -88,7 +88,7 @@ def test_without_cudas_driver_there_is_no_gpu_and_the_reason_is_given(libraries)
 
 @pytest.mark.slow
 def test_readings_that_fail_are_reported_and_the_others_count(libraries):
-    answer, caught = ask(libraries / "both", FAKE_CUDA="2", FAKE_NVML_LOST_AFTER="2")
+    answer, caught = ask(libraries / "both", FAKE_CUDA="2", FAKE_NVML_LOST_AFTER="1")
     assert answer["gpu_utilization_pct_mean"] == 96
     assert len(caught) == 1 and "readings of the GPU failed (NVML: GPU is lost)" in caught[0]
 

@@ -29,6 +29,17 @@ def test_only_rounds_that_both_took_part_in_count():
     assert math.isnan(apart.value)
 
 
+def test_who_is_left_out_is_compared_by_its_pace_relative_to_the_one_in_all_rounds():
+    slow, fast = [100.0, 90.0, 110.0], [200.0, 210.0, 190.0]  # the machine itself
+    rates = {"a": [50.0, 45.0, 55.0], "model": [*slow, *fast], "b": [80.0, 72.0, 88.0, *fast]}
+    one = race({**rates, "a": [*rates["a"], None, None, None]})
+    assert one.reference == "model"
+    assert one.speed("a").value == pytest.approx(0.5 * 150) and one.speed("model").value == 150
+    assert one.gain("b", "a").value == pytest.approx(one.speed("b").value / one.speed("a").value)
+    assert one.gain("b", "a").rounds == 3 and one.gain("b", "model").rounds == 6
+    assert one.gain("a", "model").high == pytest.approx(0.5), "the machine's pace does not blur it"
+
+
 def test_two_rounds_decide_nothing():
     ratio = race({"a": [200.0, 200.0], "b": [100.0, 100.0]}).ratio("a", "b")
     assert ratio.high < 1 and not ratio.below_one

@@ -90,7 +90,11 @@ def test_a_heat_ends_when_all_is_decided_and_else_when_its_time_is_up(
     monkeypatch.setitem(RATES, "optimized", 50.0)  # as fast as naive, up to the noise
     assert len(run(tmp_path).heat(OWN).rounds) < 9, "known as well as anybody needs"
     monkeypatch.setattr(configurations, "PRECISE_PCT", 0.1)
-    assert 30 < len(run(tmp_path).heat(OWN).rounds) < 50, "six tenths of a minute"
+    measured = run(tmp_path, {**STARTERS, "slow": Starter(config=PipelineConfig(), plan="s")})
+    assert 30 < len(measured.heat(OWN).rounds) < 50, "six tenths of a minute"
+    assert (measured.gain("slow").rounds, measured.gain("naive").rounds > 30) == (5, True), (
+        "who is certainly slower is left out of the rounds of those that are not"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ who leaves. Pure.
 
 A round is one turn of every contestant within seconds, so what slows the machine down slows all of
 them. A rate is all examples by all seconds of the rounds that count, not a median over turns: a
-turn in which an epoch begins, and its buffers fill, belongs to the pace of a training. Intervals
-are Student's, from leaving out one round at a time (the jackknife: Quenouille 1956, Tukey 1958).
-Those of several comparisons, which are to hold together, share what they may be wrong (Bonferroni).
+turn in which an epoch begins, and its buffers fill, belongs to the pace of a training. A contestant
+that was left out of some rounds is compared by its pace relative to the one that was in most, so
+all rates and ratios agree with each other. Intervals are Student's, from leaving out one round at a
+time (the jackknife: Quenouille 1956, Tukey 1958). Those of several comparisons, which are to hold
+together, share what they may be wrong (Bonferroni).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from scipy.special import stdtrit
 
@@ -24,21 +27,26 @@ WRONG = 0.05  # of all races, in which an interval may lie beside the truth
 
 
 def estimate(
-    measure: Callable[[Sequence[Round]], float], rounds: Sequence[Round], *, compared: int = 1
+    measure: Callable[[Sequence[Round]], float],
+    rounds: Sequence[Round],
+    *,
+    fewest: int | None = None,
+    compared: int = 1,
 ) -> Estimate:
-    """Estimate a positive number, which `measure` computes from rounds; one of `compared` intervals
-    that are to hold together.
+    """Estimate a positive number, which `measure` computes from rounds, of which each part of it
+    has at least the `fewest`; one of `compared` intervals that are to hold together.
     """
-    count = len(rounds)
+    all_of_them = len(rounds)
+    count = all_of_them if fewest is None else fewest
     if not count:
         return Estimate(value=math.nan, low=0.0, high=math.inf, rounds=0)
     value, margin = measure(rounds), math.inf
     if count > 1:
         without = [
             math.log(measure([*rounds[:left_out], *rounds[left_out + 1 :]]))
-            for left_out in range(count)
+            for left_out in range(all_of_them)
         ]
-        error = math.sqrt((count - 1) * statistics.pvariance(without))
+        error = math.sqrt((all_of_them - 1) * statistics.pvariance(without))
         margin = float(stdtrit(count - 1, 1 - WRONG / compared / 2)) * error
     return Estimate(
         value=value, low=value * math.exp(-margin), high=value * math.exp(margin), rounds=count
@@ -65,19 +73,27 @@ class Race:
         """Examples per second over all of its rounds."""
         return _rate(name, self._rounds_of(name))
 
+    @cached_property
+    def reference(self) -> str:
+        """The first contestant of those that took part in most rounds."""
+        return max(self.names, key=lambda name: len(self._rounds_of(name)))
+
     def speed(self, name: str) -> Estimate:
-        """The same with its interval."""
-        return estimate(lambda rounds: _rate(name, rounds), self._rounds_of(name))
+        """Examples per second at the pace that the machine had over all rounds."""
+        reference = self.reference
+
+        def measure(rounds: Sequence[Round]) -> float:
+            return self._relative(name, rounds) * _rate(reference, _with(rounds, reference))
+
+        return self._estimate(measure, name, reference)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """How many times as fast one is as the other, by the rounds that both took part in; one of
-        `compared` intervals.
-        """
-        return estimate(
-            lambda rounds: _rate(one, rounds) / _rate(other, rounds),
-            self._rounds_of(one, other),
-            compared=compared,
-        )
+        """How many times as fast one is as the other; one of `compared` intervals."""
+
+        def measure(rounds: Sequence[Round]) -> float:
+            return self._relative(one, rounds) / self._relative(other, rounds)
+
+        return self._estimate(measure, one, other, compared=compared)
 
     def seconds(self, name: str) -> Estimate:
         """Time of its training [s]."""
@@ -160,7 +176,25 @@ class Race:
         )
 
     def _rounds_of(self, *names: str) -> list[Round]:
-        return [each for each in self.rounds if all(name in each.turns for name in names)]
+        return _with(self.rounds, *names)
+
+    def _estimate(
+        self,
+        measure: Callable[[Sequence[Round]], float],
+        one: str,
+        other: str,
+        *,
+        compared: int = 1,
+    ) -> Estimate:
+        """An estimate from all rounds in which either of two met the reference."""
+        met = self._rounds_of(self.reference) if self.rounds else []
+        fewest = min(len(_with(met, one)), len(_with(met, other)))
+        rounds = [each for each in met if one in each.turns or other in each.turns]
+        return estimate(measure, rounds, fewest=fewest, compared=compared)
+
+    def _relative(self, name: str, rounds: Sequence[Round]) -> float:
+        shared = _with(rounds, name, self.reference)
+        return _rate(name, shared) / _rate(self.reference, shared)
 
     def _divide(self, one: str, other: str, rounds: Sequence[Round], epochs: int) -> float:
         return self._total_s(one, rounds, epochs) / self._total_s(other, rounds, epochs)
@@ -168,6 +202,10 @@ class Race:
     def _total_s(self, name: str, rounds: Sequence[Round], epochs: int) -> float:
         cost, rate = self.costs.get(name, Cost()), _rate(name, rounds)
         return cost.total_s(rate, examples=self.examples, epochs=epochs)
+
+
+def _with(rounds: Sequence[Round], *names: str) -> list[Round]:
+    return [each for each in rounds if all(name in each.turns for name in names)]
 
 
 def _rate(name: str, rounds: Sequence[Round]) -> float:

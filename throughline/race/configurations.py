@@ -80,7 +80,9 @@ class Measured:
 
     def change_gain(self, name: str, rule: str) -> Estimate:
         """How many times as fast a configuration is with a change that a rule proposes."""
-        return self.heat(OWN, CHANGES).gain(self.changes.get((name, rule), ""), name)
+        contestant = self.changes.get((name, rule), "")
+        heat = OWN if contestant in self.models else CHANGES
+        return self.heat(heat).gain(contestant, name)
 
     def is_raced(self, name: str) -> bool:
         """Whether a configuration and its model have raced for enough rounds."""
@@ -157,15 +159,21 @@ class ConfigurationRace:
         return group
 
     def _race(self, pool: Pool, heat: str, names: Sequence[str], share: float) -> None:
-        """Race these contestants until all is decided that the heat is for."""
-        is_decided = self._are_places_decided if heat == OWN else self._are_gains_decided
+        """Race these contestants until all is decided that the heat is for; after the least rounds
+        those alone of which something is open, and what all are compared with.
+        """
+        find_open = self._find_open_places if heat == OWN else self._find_open_gains
         allowed_s = SHARES[heat] * share * self._params.measure.seconds
         turn_s = min(TURN_S, allowed_s / LEAST_ROUNDS / max(1, len(names)))
         started_at, number = time.monotonic(), 0
         while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
-            if number >= LEAST_ROUNDS and is_decided(names):
-                break
-            self._add(pool.race(names, heat, number=number, turn_s=turn_s))
+            present = names
+            if number >= LEAST_ROUNDS:
+                if not (still := find_open(names)):
+                    break
+                still.add(self.measured.heat(heat).reference)
+                present = [name for name in names if name in still]
+            self._add(pool.race(present, heat, number=number, turn_s=turn_s))
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
@@ -227,24 +235,24 @@ class ConfigurationRace:
         verdict = judge(stall, "", on_accelerator=self.on_accelerator)
         return verdict.name not in (COMPUTE_BOUND, UNDECIDED)
 
-    def _are_places_decided(self, names: Sequence[str]) -> bool:
-        """Whether more rounds would change no verdict and no place."""
-        race = self.measured.training
+    def _find_open_places(self, names: Sequence[str]) -> set[str]:
+        """The contestants of which more rounds may change a verdict or a place."""
+        race, still = self.measured.training, set[str]()
         present = [name for name in names if name in self._starters and name in race.names]
         for name in filter(self.measured.is_raced, present):
             stall = Stall.of(self.measured.gain(name))
             verdict = judge(stall, "", on_accelerator=self.on_accelerator)
             if verdict.name == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
-                return False
+                still |= {name, self.measured.models[name]}
         best = race.fastest(present) if present else ""
         pairs = [(name, other) for other in {best, *present[:1]} for name in present]
-        return are_clear(race, pairs)
+        return still.union(*find_unclear(race, pairs))
 
-    def _are_gains_decided(self, names: Sequence[str]) -> bool:
-        """Whether more rounds would not change what the changes gain."""
+    def _find_open_gains(self, names: Sequence[str]) -> set[str]:
+        """The contestants of which more rounds may change what a change gains."""
         tried = self.measured.changes.items()
-        pairs = [(change, name) for (name, _), change in tried if change in names]
-        return are_clear(self.measured.heat(OWN, CHANGES), pairs)
+        pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
+        return set[str]().union(*find_unclear(self.measured.heat(CHANGES), pairs))
 
     def _add(self, one: Round) -> None:
         self.measured.rounds.append(one)
@@ -291,17 +299,17 @@ class _RacePool(Pool):
         )
 
 
-def are_clear(race: Race, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Whether each ratio of those that have met certainly is not 1, or is known as well as anybody
-    needs. It is asked after every round, and so has to be more certain than what is shown.
+def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Find the pairs whose ratio may be 1 and is known less well than anybody needs. This is asked
+    after every round, and so wants more certainty than what is shown.
     """
-    compared = LOOKS * len(pairs)
-    ratios = [race.gain(one, other, compared=compared) for one, other in pairs if one != other]
-    return all(
-        not each.low <= 1 <= each.high or 100 * each.width <= PRECISE_PCT
-        for each in ratios
-        if each.rounds
-    )
+    unclear = []
+    for one, other in pairs:
+        ratio = race.gain(one, other, compared=LOOKS * len(pairs))
+        may_be_one = ratio.low <= 1 <= ratio.high and 100 * ratio.width > PRECISE_PCT
+        if one != other and ratio.rounds and may_be_one:
+            unclear.append((one, other))
+    return unclear
 
 
 def _in_batches(names: Sequence[str], *, size: int) -> list[list[str]]:
