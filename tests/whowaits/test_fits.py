@@ -79,7 +79,25 @@ def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
     ]:
         assert tried_dataset(of, given) is None
         assert said in explain_untried(of, given)
-    assert "num_workers=2 or more" in explain_loader(0) and "persistent" in explain_loader(2)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "persistent", "helps"),
+    [
+        ("Dataset", 0, False, "num_workers=2 or more, which"),
+        ("Dataset", 2, False, "more workers, where there are cores for them; persistent_workers"),
+        ("Dataset", 2, True, "more workers, where there are cores for them"),
+        ("IterableDataset", 0, False, "2 or more, if the dataset gives each of them its own part"),
+        ("TensorDataset", 0, False, "whole batches at once"),
+    ],
+)
+def test_what_helps_a_loader_goes_by_its_dataset(dataset, workers, persistent, helps):
+    made = type(dataset, (), {})()
+    loader = SimpleNamespace(num_workers=workers, persistent_workers=persistent, dataset=made)
+    iterator = SimpleNamespace(**{f"_{name}": value for name, value in vars(loader).items()})
+    said = explain_loader(loader)
+    assert helps in said and explain_loader(iterator) == said
+    assert ("persistent" in said) == (workers > 0 and not persistent)
 
 
 class Small(keras.Sequential):

@@ -198,6 +198,21 @@ def test_a_loop_over_iterators_that_no_loader_has_made_is_timed(run_loop):
     assert not training.on_accelerator and training.synchronous
 
 
+def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
+    class Schedule:
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+
+    hooks, schedule = make_hooks(torch_hooks), Schedule()
+    hooks.patch_schedules(SimpleNamespace(__name__=__name__, Schedule=Schedule, Other=Optimizer))
+    schedule.step()
+    monkeypatch.setattr(LoopWatch, "repeats", True)
+    schedule.step()
+    assert schedule.steps == 1
+
+
 def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     torch: Any = make_torch(xpu=Kind(), mps=Kind(), cuda=Kind())
     devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]

@@ -36,7 +36,7 @@ class Script:
     def wait(self, seconds):
         self.now += seconds
 
-    def loop(self, batches, key="train.py:7", **source):
+    def loop(self, batches, key="train.py:7", opening_s=None, **source):
         """What `for batch in batches` does in a line of the script."""
 
         def take():
@@ -47,7 +47,8 @@ class Script:
         made = Source(key=key, name=lambda: f"the loop at {key}", facts=dict, **source)
         while True:
             try:
-                yield self.watch.pull(made, batches, take)
+                yield self.watch.pull(made, batches, take, opening_s=opening_s)
+                opening_s = None
             except StopIteration:
                 return
 
@@ -88,6 +89,27 @@ def test_a_loop_that_trains_is_measured_and_ended():
     assert timing.seen < given, "the model alone trains on some from memory"
     script.session.print_report()
     assert script.written[0].startswith("train.py: ")
+
+
+def test_an_epoch_has_as_many_steps_as_the_script_counts():
+    script, repeats = Script(), set()
+    with pytest.raises(Ended):
+        while True:
+            for _, _ in zip(range(20), script.loop(Batches(1000), copy=list), strict=False):
+                repeats.add(script.watch.repeats)
+                script.train()
+    assert script.training.timing.steps_per_epoch == 20
+    assert repeats == {True, False}, "some of them are on batches from memory"
+
+
+def test_an_iterator_that_is_begun_again_opens_an_epoch():
+    script, batches = Script(keep=True), Batches(1000)  # as of persistent workers
+    for _ in range(4):
+        for _, _ in zip(range(20), script.loop(batches, opening_s=0.3), strict=False):
+            script.train()
+    timing = script.training.timing
+    assert [block.gaps for block in timing.epochs] == [0, 1, 1, 1]
+    assert timing.gap_s == pytest.approx(0.304) and timing.steps_per_epoch == 20
 
 
 def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():

@@ -59,6 +59,20 @@ def _is_of_others(name: str) -> bool:
     return others or not INSTALLED.isdisjoint(Path(name).parts)
 
 
+def calls_by_itself(frame: Any) -> bool:
+    """Whether the script makes a call, perhaps through Python's own library: not an installed
+    package, and not this one.
+    """
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _is_of_others(name):
+            return True
+        if name.startswith(OURS) or not INSTALLED.isdisjoint(Path(name).parts):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def is_of_keras(frame: Any) -> bool:
     """Whether it is a frame of Keras."""
     return str(frame.f_globals.get("__name__")).startswith(KERAS)

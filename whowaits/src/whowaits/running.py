@@ -23,6 +23,7 @@ from .hooks import tensorflow as tensorflow_hooks
 from .hooks import torch as torch_hooks
 from .hooks.fits import COUNTING, FitWatch
 from .hooks.loops import LoopWatch
+from .hooks.saves import SaveWatch
 from .imports import ImportWatch
 from .session import EXIT_UNMEASURED, Options, Session
 from .timing.waits import Waits
@@ -65,6 +66,7 @@ def observe(session: Session) -> FitWatch:
     if not _observers:
         imports = ImportWatch(lambda error: fits.session.fail(error))
         fits, loops = FitWatch(session, Waits()), LoopWatch(session)
+        saves = SaveWatch(session)
         imports.install()
         if session.options.channel is not None:
             _set_seeds(imports)
@@ -74,7 +76,9 @@ def observe(session: Session) -> FitWatch:
             imports.on_import(name, fits.patch)
         for name in COUNTING:
             imports.on_import(name, fits.patch_counting)
-        _observers.extend((fits, loops))
+        saves.install(imports)
+        _observers.extend((fits, loops, saves))
+    session.on_other_batches = _observers[2].watch_files
     for observer in _observers:
         observer.session = session
     return _observers[0]

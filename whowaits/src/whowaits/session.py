@@ -173,6 +173,8 @@ class Session:
         self._exit_code: int | None = None  # once the report is printed
         self._failures: set[str] = set()
         self.refusal = ""  #: why nothing is timed
+        self.on_other_batches: Callable[[], object] = lambda: None
+        self._left_out: list[str] | None = None  # saves, once they are
 
     @property
     def here(self) -> bool:
@@ -207,10 +209,31 @@ class Session:
             f" {timing.passive.waited_pct:.0f} % of its time"
             + ("" if self.options.keep else "; now the model alone is timed")
         )
+        timing.on_took = self.leave_saves_out
         if training.passive_because:
             timing.active = False
         self.trainings.append(training)
         return training
+
+    def leave_saves_out(self) -> None:
+        """Write nothing of what the script saves from now on: a training has had other batches, or
+        more epochs, than it meant.
+        """
+        if self._left_out is None:
+            self._left_out = []
+            self.on_other_batches()
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether what the script saves is not written."""
+        return self._left_out is not None and not self.in_child
+
+    def leave_out(self, save: str) -> None:
+        """A save is not written; the first one is said."""
+        if not self._left_out:
+            self.say(f"{save} and later saves are left out: the model has seen repeated batches")
+        if self._left_out is not None:
+            self._left_out.append(save)
 
     def beat(self, *, expects: float | None = STEP_S) -> None:
         """Something happened; the next thing must within `expects` seconds, None: whenever."""
@@ -286,6 +309,11 @@ class Session:
             best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
         if reason:
             best.notes.append(reason)
+        if self._left_out:
+            best.notes.append(
+                f"{len(self._left_out)} saves of the script were left out, since the model had seen"
+                f" repeated batches; the first was {self._left_out[0]}"
+            )
         number = self.trainings.index(best) + 1
         if len(self.trainings) > 1:
             best.notes.append(

@@ -338,6 +338,8 @@ class _Clock:
             self.timed.close_epoch()
         if self.training:
             self.training.finished += 1
+            if self.training.timing.active and self.training.finished >= self.training.epochs:
+                self.session.leave_saves_out()
         self.session.beat(expects=None)  # the next epoch's first batch may fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # What else would stop a measured training, such as EarlyStopping, sees repeated batches.

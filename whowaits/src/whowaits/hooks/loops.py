@@ -75,6 +75,8 @@ class _Loop:
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     batches: int = 0  # in this epoch
     taken: int = 0  # batches for another purpose, in this epoch
+    repeated: int = 0  # batches from memory that were given, in this epoch
+    ended: bool = False  # whether the iterator of this epoch has no more
     opens: bool = True
     exhausted: bool = False
     memory: list[Any] = field(default_factory=list)
@@ -93,13 +95,16 @@ class _Loop:
         return self.shared >= FEWEST_SHARED and 2 * self.shared > self.trained
 
     def begin_epoch(self, iterator: Any) -> None:
-        """It takes its batches from another iterator from now on."""
+        """It takes its batches from another iterator from now on, or from the same one again."""
         self.single = self.single + 1 if self.batches + self.taken == 1 else 0
         if self.training is not None and self.confirmed:
-            self.training.timing.steps_per_epoch = self.batches + self.taken
+            # A script that counts its steps counts those on batches from memory, too.
+            besides = self.taken if self.ended else self.repeated
+            self.training.timing.steps_per_epoch = self.batches + besides
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
         self.epoch += int(self.confirmed)
-        self.confirmed, self.batches, self.taken = False, 0, 0
+        self.confirmed, self.ended = False, False
+        self.batches = self.taken = self.repeated = 0
         self.pulls = _Pulls()
 
     def forget(self) -> None:
@@ -132,10 +137,23 @@ class LoopWatch:
         """Gradients taken so far."""
         return self.session.marks
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the script is at work on a batch from memory."""
+        loops = self.session.loops.values()
+        return any(loop.from_memory and loop.handed is not None for loop in loops)
+
     def pull(
-        self, source: Source, iterator: Any, take: Callable[[], Any], *, opening_s: float = 0.0
+        self,
+        source: Source,
+        iterator: Any,
+        take: Callable[[], Any],
+        *,
+        opening_s: float | None = None,
     ) -> Any:
-        """A loop's next batch; `opening_s`: how long it took to make its iterator."""
+        """A loop's next batch; `opening_s`: how long it took to make its iterator, or to begin it
+        again, just before.
+        """
         if self._taking:
             return take()
         self._taking = True
@@ -145,12 +163,12 @@ class LoopWatch:
             self._taking = False
 
     def _pull(
-        self, source: Source, iterator: Any, take: Callable[[], Any], opening_s: float
+        self, source: Source, iterator: Any, take: Callable[[], Any], opening_s: float | None
     ) -> Any:
         entered = self.session.clock()
         loop = self._find(source, iterator)
-        begins = loop.current is not iterator
-        if begins and loop.batches > 1:
+        begins = opening_s is not None or loop.current is not iterator
+        if begins and loop.batches + loop.repeated > 1:
             loop.handed = None  # it was left before its end: what came then is no step's work
         try:
             if loop.handed is not None:
@@ -166,9 +184,9 @@ class LoopWatch:
         if batch is not None:
             return batch[0]
         if loop.exhausted:
-            loop.iterator = None
+            loop.iterator, loop.ended = None, True
             raise StopIteration
-        return self._hand_out(loop, take, opening_s)
+        return self._hand_out(loop, take, opening_s or 0.0)
 
     def pass_by(self, take: Callable[[], Any], *, validates: bool = True) -> Any:
         """A batch of no training: of a validation, which makes a step that is open none, or of what
@@ -226,7 +244,7 @@ class LoopWatch:
         try:
             batch = take()
         except StopIteration:
-            loop.iterator = None
+            loop.iterator, loop.ended = None, True
             if loop.training is not None:
                 self.session.beat(expects=None)
             raise
@@ -335,6 +353,7 @@ class LoopWatch:
             timing.pause_alone()
             loop.copies.extend(map(loop.source.copy, loop.memory))
             timing.settle()
+        loop.repeated += 1
         self._hand_over(loop, from_memory=True)
         return (loop.copies.popleft(),)
 

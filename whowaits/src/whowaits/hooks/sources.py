@@ -53,7 +53,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
     if workers is not None and any(
         kind.__module__.startswith("torch.") for kind in type(x).__mro__
     ):
-        return explain_loader(workers)
+        return explain_loader(x)
     if inspect.isgenerator(x):
         return GENERATOR
     return ARRAYS if _holds_arrays(x) else ""
@@ -79,12 +79,30 @@ def _holds_arrays(x: Any) -> bool:
     return hasattr(x, "shape") or isinstance(x, (list, tuple, dict))
 
 
-def explain_loader(workers: int) -> str:
-    """What helps a DataLoader of PyTorch."""
-    if workers:
-        helps = "more workers, and persistent_workers=True where the gap between epochs is long"
+def explain_loader(loader: Any) -> str:
+    """What helps a DataLoader of PyTorch, or one of its iterators, which names the same parts with
+    an underscore.
+    """
+
+    def part(name: str) -> Any:
+        return getattr(loader, name, getattr(loader, f"_{name}", None))
+
+    workers, dataset = part("num_workers") or 0, part("dataset")
+    kinds = {each.__name__ for each in type(dataset).__mro__}
+    if "TensorDataset" in kinds:
+        helps = (
+            "whole batches at once: sampler=BatchSampler(RandomSampler(dataset), n, False) with"
+            " batch_size=None; workers would only copy"
+        )
+    elif "IterableDataset" in kinds:
+        helps = "more workers" if workers else "num_workers=2 or more"
+        helps += ", if the dataset gives each of them its own part by get_worker_info()"
+    elif workers:
+        helps = "more workers, where there are cores for them"
     else:
         helps = "num_workers=2 or more, which make batches while the model trains"
+    if workers and not part("persistent_workers"):
+        helps += "; persistent_workers=True where the gap between epochs is long"
     return f"no change is tried of a DataLoader(num_workers={workers}); what helps: {helps}"
 
 

@@ -22,6 +22,7 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
     hooks = _Hooks(fits, loops)
     imports.on_import("torch.utils.data.dataloader", hooks.patch_loader)
     imports.on_import("torch.optim.optimizer", hooks.patch_optimizer)
+    imports.on_import("torch.optim.lr_scheduler", hooks.patch_schedules)
     imports.on_import("keras", hooks.patch_keras)
 
 
@@ -41,6 +42,22 @@ class _Hooks:
             self._optimizers.add(optimizer)
             for group in optimizer.param_groups:
                 self._devices.update(each.device for each in group["params"])
+
+    def patch_schedules(self, module: Any) -> None:
+        """Let no schedule go on, and run out, in steps on batches from memory."""
+        for owner in list(vars(module).values()):
+            is_own = isinstance(owner, type) and owner.__module__ == module.__name__
+            if is_own and "step" in vars(owner):
+                self._patch_schedule(owner)
+
+    def _patch_schedule(self, owner: Any) -> None:
+        original, loops = owner.step, self._loops
+
+        @functools.wraps(original)
+        def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if loops.repeats else original(schedule, *args, **kwargs)
+
+        owner.step = step
 
     def patch_keras(self, keras: Any) -> None:
         """Know the steps of Keras' own optimizers in a loop that trains with them."""
@@ -108,16 +125,15 @@ class _Hooks:
             where = iterator.whowaits_loop = find_caller(caller)
         if not where:
             return take()
-        workers = getattr(iterator, "_num_workers", 0)
         line = getattr(iterator, "whowaits_line", where)
         source = Source(
             key=where,
             name=lambda: f"the loop at {line}",
-            facts=lambda: _facts(torch, workers, self._accelerators(torch)),
+            facts=lambda: _facts(torch, iterator, self._accelerators(torch)),
             copy=lambda batch: copy_batch(torch, batch),
             settle=lambda: self._settle(torch),
         )
-        opening = self._opening.pop(id(iterator), 0.0)
+        opening = self._opening.pop(id(iterator), None)
         return self._loops.pull(source, iterator, take, opening_s=opening)
 
     def _accelerators(self, torch: Any) -> set[Any]:
@@ -134,11 +150,12 @@ class _Hooks:
             synchronize(torch, device.type, device)
 
 
-def _facts(torch: Any, workers: int, accelerators: set[Any]) -> dict[str, Any]:
+def _facts(torch: Any, iterator: Any, accelerators: set[Any]) -> dict[str, Any]:
+    workers = getattr(iterator, "_num_workers", 0)
     in_step = in_step_with_others(torch)
     return {
         "passive_because": ON_SEVERAL_HOSTS if in_step else "",
-        "untried": explain_loader(workers),
+        "untried": explain_loader(iterator),
         "backend": f"PyTorch, DataLoader(num_workers={workers})",
         "on_accelerator": bool(accelerators),
         "synchronous": not accelerators,

@@ -188,6 +188,7 @@ class Timing:
     steps_per_epoch: int | None = None  #: if that is known
     took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
+    on_took: Callable[[], object] = lambda: None
     _later: Block | None = None  # without the first epoch: `passive`, once it has enough steps
     _pause_s: float = 0.0
     _announced: bool = False
@@ -293,8 +294,12 @@ class Timing:
 
     def drained(self) -> None:
         """Nothing lies prepared any more."""
-        self.took = True
+        self._take_batches()
         self._next("train")
+
+    def _take_batches(self) -> None:
+        self.took = True
+        self.on_took()
 
     def collected(self, batches: int) -> None:
         """So many batches lie in memory; none: the input has ended, and goes on with the next
@@ -304,7 +309,7 @@ class Timing:
             if self.over:
                 self._finish()
             return
-        self.took = True
+        self._take_batches()
         self._rested = self.rest(min(REST_S, self.seconds / 10))
         self._alone = Block()
         self.settle()

@@ -185,7 +185,8 @@ def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
             continue
         if conditions.distance_pct:
             reason = (
-                f"{_disturbance(conditions)}, too much for a verdict this near to {threshold:.0f} %"
+                f"{_disturbance(conditions)}; a stall would have to be"
+                f" {conditions.distance_pct:.0f} points away from {threshold:.0f} %"
             )
         else:
             reason = (

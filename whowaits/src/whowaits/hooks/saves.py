@@ -1,0 +1,116 @@
+"""Saves of a training that are left out once it has trained on other batches than the script
+meant: a later run would go on from them, or take them for results.
+
+What libraries save by functions of their own is a table. What the script replaces, moves or deletes
+by itself is known by the frame that calls; what it writes goes to the null device.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from whowaits.callers import calls_by_itself, find_caller
+from whowaits.imports import ImportWatch
+from whowaits.session import Session
+
+# Modules, and what of them saves a training, or deletes what one has saved.
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "torch.serialization": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "safetensors.numpy": ("save_file",),
+    "safetensors.tensorflow": ("save_file",),
+    "safetensors.flax": ("save_file",),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model"),
+    "accelerate.accelerator": (
+        "Accelerator.save_state",
+        "Accelerator.save_model",
+        "Accelerator.save",
+    ),
+    **dict.fromkeys(
+        (
+            "lightning.pytorch.strategies.strategy",
+            "pytorch_lightning.strategies.strategy",
+            "lightning.fabric.strategies.strategy",
+        ),
+        ("Strategy.save_checkpoint", "Strategy.remove_checkpoint"),
+    ),
+    "orbax.checkpoint": ("CheckpointManager.save", "Checkpointer.save", "AsyncCheckpointer.save"),
+    "keras": ("Model.save", "Model.save_weights", "Model.export"),
+    "tf_keras": ("Model.save", "Model.save_weights", "Model.export"),
+    "tensorflow.python.checkpoint.checkpoint": ("Checkpoint.save", "Checkpoint.write"),
+    "tensorflow.python.checkpoint.checkpoint_management": ("CheckpointManager.save",),
+    "tensorflow.python.saved_model.save": ("save",),
+    "numpy": ("save", "savez", "savez_compressed"),
+    "joblib": ("dump",),
+}
+REMOVING = {os: ("replace", "rename", "remove", "unlink"), shutil: ("rmtree", "move")}
+REPLACING = frozenset("wx")  # modes of `open`
+
+
+class SaveWatch:
+    """Leaves saves out from the moment on when a session asks for it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def install(self, imports: ImportWatch) -> None:
+        """Know the functions that save, once their libraries are imported."""
+        for module, names in LIBRARIES.items():
+            imports.on_import(module, functools.partial(self._patch, names=names))
+
+    def watch_files(self) -> None:
+        """Know what the script writes by itself from now on."""
+        for module, names in REMOVING.items():
+            for name in names:
+                called = f"{module.__name__}.{name}"
+                by_itself = lambda *_: calls_by_itself(sys._getframe(2))  # noqa: E731
+                self._wrap(module, name, by_itself, called=called)
+        original = builtins.open
+
+        @functools.wraps(original)
+        def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            replaces = not REPLACING.isdisjoint(mode) and not isinstance(file, int)
+            if replaces and self.session.leaves_out and calls_by_itself(sys._getframe(1)):
+                self.session.leave_out(f"open at {find_caller(sys._getframe(1))}")
+                file, mode = os.devnull, mode.replace("x", "w")
+            return original(file, mode, *args, **kwargs)
+
+        builtins.open = io.open = open_file
+
+    def _patch(self, module: Any, names: tuple[str, ...]) -> None:
+        for path in names:
+            *above, name = path.split(".")
+            owner: Any = module
+            for each in above:
+                owner = getattr(owner, each, None)
+            if isinstance(owner, type):
+                owner = next((each for each in owner.__mro__ if name in vars(each)), None)
+            if owner is not None and hasattr(owner, name):
+                package = "" if above else f"{module.__name__.partition('.')[0]}."
+                self._wrap(owner, name, _goes_to_a_file, called=package + path)
+
+    def _wrap(self, owner: Any, name: str, is_save: Callable[..., bool], *, called: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self.session.leaves_out and is_save(*args, *kwargs.values()):
+                self.session.leave_out(f"{called} at {find_caller(sys._getframe(1))}")
+                return None
+            return original(*args, **kwargs)
+
+        setattr(owner, name, save)
+
+
+def _goes_to_a_file(*arguments: Any) -> bool:
+    """Whether it is no save to a buffer in memory."""
+    return not any(isinstance(each, io.BytesIO) for each in arguments)
