@@ -33,11 +33,7 @@ pipelines: {naive: {read: shards}}
         (["my/spam/1.txt", "my/ham/1.txt"], {}, "text_folder"),
         (["my/train-00000-of-00002.tfrecord", "my/b.tfrecord-00001-of-00002"], {}, "tfrecord"),
         (["my/1.0.0/dataset_info.json", "my/1.0.0/features.json"], {}, "tfds"),
-        (
-            ["my/cat/1.jpg", "my/cat/1.txt"],
-            {},
-            "is not certain of .*, with 1 .jpg, 1 .txt; set data",
-        ),
+        (["my/a/1.jpg", "my/a/1.txt"], {}, "is not certain of .*, with 1 .jpg, 1 .txt; set data"),
         (["my/a.csv", "my/b.csv", "my/c.txt"], {}, "my holds a.csv, b.csv; name one of them"),
         (["my/a.csv", "my/b.npz"], {}, "my holds a.csv; name one of them"),
         (["a.json.gz"], {}, "a.json.gz is compressed; unpack it with gunzip"),

@@ -4,7 +4,9 @@ which form, or a sentence that lists the arrays and the keys.
 
 from __future__ import annotations
 
+import struct
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -80,18 +82,14 @@ def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, s
 
 
 def test_each_split_has_its_own_examples(tmp_path):
-    files = {
-        **{"x_test": IMAGES[:3], "y_test": CLASSES[:3], "x_train": IMAGES[3:]},
-        **{"y_train": CLASSES[3:]},
-    }
-    found = scan(tmp_path, files)
-    read = zip(found.values[:], found.labels, found.splits, strict=True)
-    at = dict(zip(found.ids, read, strict=True))
-    for number in range(12):
-        name = f"test/{number:08d}" if number < 3 else f"train/{number - 3:08d}"
-        image, label, split = at[name]
-        assert (image[..., 0] == IMAGES[number]).all()
-        assert (label, split) == (str(CLASSES[number]), "test" if number < 3 else None)
+    test = {"x_test": IMAGES[:3], "y_test": CLASSES[:3]}
+    found = scan(tmp_path, {**test, "x_train": IMAGES[3:], "y_train": CLASSES[3:]})
+    np.testing.assert_array_equal(found.values[:], IMAGES[..., None])
+    assert list(found.labels) == [str(label) for label in CLASSES]
+    assert found.splits == ["test"] * 3 + [None] * 9
+    assert [found.ids[place] for place in (0, 2, 3, 11)] == [
+        *("test/00000000", "test/00000002", "train/00000000", "train/00000008")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,23 +118,19 @@ def test_arrays_that_may_be_read_in_several_ways_are_listed(tmp_path, files, sai
 
 NUMBER, CLASS = {"label_kind": "number"}, {"label_kind": "class"}
 WORDS = np.array(["owl", "cat", "owl"] * 4)
+TURNED = "one-hot label read as the number of its class"
 
 
 @pytest.mark.parametrize(
     ("labels", "more", "classes", "note"),
     [
         (COLUMN, {}, ["0", "1", "2"], ""),
-        (ONE_HOT, {}, ["0", "1", "2"], "one-hot label read as the number of its class"),
+        (ONE_HOT, {}, ["0", "1", "2"], TURNED),
         (CLASSES.astype(np.float32), {}, ["0", "1", "2"], ""),
         (CLASSES.astype(float), CLASS, ["0", "1", "2"], ""),
         (CLASSES, NUMBER, [], ""),
         # Neighbors of these.
-        (
-            ONE_HOT.astype(bool),
-            {},
-            ["0", "1", "2"],
-            "one-hot label read as the number of its class",
-        ),
+        (ONE_HOT.astype(bool), {}, ["0", "1", "2"], TURNED),
         (CLASSES / 2, {}, [], ""),
         (CLASSES[:, None] * 2 - 1, {}, ["-1", "1", "3"], ""),
         (WORDS[:, None], {}, ["cat", "owl"], ""),
@@ -146,7 +140,7 @@ WORDS = np.array(["owl", "cat", "owl"] * 4)
     ],
 )
 def test_labels_are_read_from_columns_one_hot_rows_and_floats(
-    tmp_path, labels, more, classes, note
+    labels, more, classes, note, tmp_path
 ):
     found = scan(tmp_path, {"x": IMAGES, "y": labels}, **more)
     assert (found.classes, dict(found.notes)) == (classes, {note: 12} if note else {})
@@ -179,20 +173,15 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
 @pytest.mark.parametrize(
     ("files", "more", "said"),
     [
-        (
-            {"x": IMAGES, "y": np.ones((12, 3))},
-            {},
-            r"y has shape \(12, 3\), needed is \(12,\), \(12",
-        ),
-        (
-            {"x": IMAGES, "y": CLASSES / 2},
-            CLASS,
-            "no whole number: 0.5; set data.label_kind: number",
-        ),
+        ({"x": IMAGES, "y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\), needed is \(12,\), "),
+        ({"x": IMAGES, "y": CLASSES / 2}, CLASS, "no whole number: 0.5; set data.label_kind: num"),
         ({"x": IMAGES, "y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
         ({"x": IMAGES, "y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
         ({"x": RGB[..., :2], "y": CLASSES}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),
         ({"x": IMAGES.reshape(12, 20), "y": CLASSES}, {}, r"shape \(12, 20\); needed is uint8"),
+        ({"x": IMAGES * 1.0, "y": CLASSES}, {}, "dtype float64"),
+        ({"x": IMAGES[:7], "y": CLASSES}, {"features": "x"}, "one class per image"),
+        ({"x": IMAGES, "y": CLASSES}, {"features": "z"}, "no array z; known: x, y"),
         (
             {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES[:, 1:], "y_test": CLASSES},
             {},
@@ -204,18 +193,17 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
             "y_test and y_train holds text or booleans",
         ),
     ],
-    ids=["multi-label", "fractions", "nan", "text", "channels", "flat", "sizes", "kinds"],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
 def test_arrays_of_other_forms_are_refused_by_name(tmp_path, files, more, said):
     with pytest.raises(UnreadableSource, match=said):
         scan(tmp_path, files, **more)
 
 
-def test_a_test_split_without_labels_is_not_read_and_named(tmp_path):
-    found = scan(tmp_path, {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES})
+@pytest.mark.parametrize("names", [("x_train", "y_train"), ("x", "y")])
+def test_a_test_split_without_labels_is_not_read_and_named(tmp_path, names):
+    found = scan(tmp_path, dict(zip(names, (IMAGES, CLASSES), strict=True)) | {"x_test": IMAGES})
     assert found.splits == [None] * 12
-    assert found.warnings == ["arrays that are not read: x_test uint8 (12, 4, 5)"]
-    found = scan(tmp_path, {"x": IMAGES, "y": CLASSES, "x_test": IMAGES})
     assert found.warnings == ["arrays that are not read: x_test uint8 (12, 4, 5)"]
 
 
@@ -250,19 +238,33 @@ def test_any_archive_gives_the_arrays_that_were_saved(tmp_path, save):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_pickled_members_are_never_loaded(tmp_path, save):
-    save(tmp_path / "data.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(UnreadableSource, match=r"x cannot be read .*; pickled arrays are refused"):
-        read_array(tmp_path / "data.npz", "x")
+        scan(tmp_path, {"x": np.array([{"a": 1}], dtype=object), "y": CLASSES}, save=save)
 
 
-def test_a_damaged_member_is_named_though_it_is_mapped(tmp_path):
+@pytest.mark.parametrize(
+    ("save", "damage", "said"),
+    [
+        (np.savez, lambda data, at: put(data, at + 200, 1), r"x cannot be read .*Bad CRC-32"),
+        (np.savez_compressed, lambda data, at: put(data, at, 0xFF), "x cannot .*invalid block ty"),
+        (np.savez, lambda data, at: data[:9], "data.npz"),
+    ],
+    ids=["mapped", "packed", "cut off"],
+)
+def test_a_damaged_file_is_named_with_its_member(tmp_path, save, damage, said):
     path = tmp_path / "data.npz"
-    np.savez(path, x=RGB, y=CLASSES)
-    content = bytearray(path.read_bytes())
-    content[content.index(RGB.tobytes()) + 50] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UnreadableSource, match=r"x cannot be read .*Bad CRC-32"):
-        read_array(path, "x")
+    save(path, x=np.zeros_like(RGB), y=CLASSES)
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("x.npy").header_offset
+    data = path.read_bytes()
+    start += 30 + sum(struct.unpack_from("<HH", data, start + 26))  # of the member's content
+    path.write_bytes(damage(data, start))
+    with pytest.raises(UnreadableSource, match=said):
+        arrays.scan(DataSettings(source="arrays", path=str(path)))
+
+
+def put(data: bytes, at: int, value: int) -> bytes:
+    return data[:at] + bytes([value]) + data[at + 1 :]
 
 
 def test_arrays_that_are_not_compressed_are_ingested_without_holding_them(tmp_path):

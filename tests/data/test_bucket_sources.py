@@ -14,7 +14,7 @@ import pytest
 
 from tasks.upload import upload
 from tests.support.external_records import example, png, write
-from tests.support.small_data import data_settings, picture, read_files, read_reasons
+from tests.support.small_data import data_settings, picture, read_files, read_reasons, save_photos
 from throughline.data import ingest as stage
 from throughline.data import object_folder
 from throughline.data.ingest import ingest
@@ -36,10 +36,7 @@ SHARDS = ShardSettings(min_shards=2, writers=2)
 
 def write_photos(root: Path) -> None:
     """Photos of three classes, some of which must be converted or cannot be used."""
-    for number in range(30):
-        path = root / ("cat", "dog", "bird/owl")[number % 3] / f"{number:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
+    save_photos(root, 30, "cat", "dog", "bird/owl")
     picture(99).save(root / "cat" / "converted ü#1%20.webp")
     shutil.copy(root / "cat" / "00.jpg", root / "dog" / "copy.jpg")
     (root / "cat" / "broken.png").write_bytes(b"no image")
@@ -59,10 +56,8 @@ def write_arrays(root: Path) -> None:
 
 def write_image_records(root: Path) -> None:
     for part in range(2):
-        write(
-            root / f"data-{part:05d}-of-00002",
-            [example(image=[png(20 * part + n)], label=[n % 2]) for n in range(20)],
-        )
+        records = [example(image=[png(20 * part + n)], label=[n % 2]) for n in range(20)]
+        write(root / f"data-{part:05d}-of-00002", records)
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
@@ -119,12 +114,7 @@ def test_dask_workers_read_a_bucket_as_threads_do(photos, bucket_url, tmp_path):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     """Photos of two classes."""
-    root = tmp_path_factory.mktemp("photos")
-    for number in range(20):
-        path = root / ("cat", "dog")[number % 2] / f"{number:02d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        picture(number).save(path)
-    return root
+    return save_photos(tmp_path_factory.mktemp("photos"), 20, "cat", "dog")
 
 
 @pytest.fixture
@@ -154,8 +144,7 @@ def test_objects_that_have_not_changed_are_not_read_again_but_to_verify_them(
     assert len(asked_for(proxy)) == 20
     assert "20 have the sizes, times and tags of an earlier ingest" in capsys.readouterr().out
     for number, name in enumerate(("cat/00.jpg", "dog/new.jpg")):
-        picture(100 + number).save(tmp_path / "other.jpg")
-        store.write(name, (tmp_path / "other.jpg").read_bytes())
+        store.write(name, png(100 + number))
     store.delete(["dog/03.jpg"])
     after = ingest(settings, out, inspections=kept)
     assert asked_for(proxy) == ["00.jpg", "new.jpg"]
@@ -187,34 +176,27 @@ def test_an_object_that_has_gone_or_changed_since_ingest_is_named(photos, bucket
     assert not (tmp_path / "shards").exists()
 
 
-def test_an_object_that_changes_after_it_was_listed_is_named(
-    photos, bucket_url, monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("module", "step", "name", "said"),
+    [
+        (object_folder, "list_all", "cat/02.jpg", r"/cat/02\.jpg has changed since it was listed"),
+        (stage, "examine", "cat/late.jpg", r"late\.jpg changed while ingest was reading"),
+    ],
+    ids=["listed", "read"],
+)
+def test_an_object_that_changes_or_arrives_after_all_were_listed_or_read_is_named(
+    photos, bucket_url, monkeypatch, tmp_path, module, step, name, said
 ):
     """Neither what was there before nor what is there now is taken for the other."""
-    store = open_store(bucket_url)
-    list_all = object_folder.list_all
+    store, real = open_store(bucket_url), getattr(module, step)
 
-    def change_afterwards(opened):
-        listed = list_all(opened)
-        store.write("cat/02.jpg", b"another content")
-        return listed
-
-    monkeypatch.setattr(object_folder, "list_all", change_afterwards)
-    with pytest.raises(ObjectStoreFailed, match=r"/cat/02\.jpg has changed since it was listed"):
-        ingest(data_settings(bucket_url), tmp_path / "manifest")
-    assert not (tmp_path / "manifest").exists()
-
-
-def test_ingest_lists_the_bucket_again_before_it_is_complete(
-    photos, bucket_url, monkeypatch, tmp_path
-):
-    def add_afterwards(*arguments, examine=stage.examine):
-        found = examine(*arguments)
-        open_store(bucket_url).write("cat/late.jpg", b"x")
+    def change_afterwards(*arguments):
+        found = real(*arguments)
+        store.write(name, b"another content")
         return found
 
-    monkeypatch.setattr(stage, "examine", add_afterwards)
-    with pytest.raises(ObjectStoreFailed, match=r"late\.jpg changed while ingest was reading"):
+    monkeypatch.setattr(module, step, change_afterwards)
+    with pytest.raises(ObjectStoreFailed, match=said):
         ingest(data_settings(bucket_url), tmp_path / "manifest")
     assert not (tmp_path / "manifest").exists()
 

@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from tests.support.small_data import data_settings
 from throughline.data.class_names import find_alike, join_alike
-from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.rejects import check_rejects
 from throughline.data.sources import file_folder
-from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, TooManyRejects, UnreadableSource
 
 
@@ -33,20 +32,13 @@ def lay_out(root, *names):
 
 
 def scan(root, **data):
-    found = file_folder.scan(DataSettings(source="image_folder", path=str(root), **data))
+    found = file_folder.scan(data_settings(root, **data))
     return {(file.id, file.label, file.split) for file in found.files}, found
 
 
 def test_folders_named_as_splits_are_splits(tmp_path):
-    lay_out(
-        tmp_path,
-        "train/cat/1.png",
-        "Val/cat/2.png",
-        "test/cat/3.png",
-        "test/cat/new/4.png",
-        "__MACOSX/cat/._1.png",
-    )
-    files, _ = scan(tmp_path)
+    names = ("train/cat/1.png", "Val/cat/2.png", "test/cat/3.png", "test/cat/new/4.png")
+    files, _ = scan(lay_out(tmp_path, *names, "__MACOSX/cat/._1.png"))
     assert files == {
         ("train/cat/1.png", "cat", "train"),
         ("Val/cat/2.png", "cat", "validation"),
@@ -70,11 +62,9 @@ def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_pat
 
 def test_what_an_image_is_is_said_by_its_bytes_not_by_its_name(tmp_path):
     names = ("cat/1.jpg?w=640&id=1", "cat/2", "cat/3.heic", "cat/4.png", "dog/5.png", "README")
-    image = lay_out(tmp_path / "one", "1.png") / "1.png"
+    image = (lay_out(tmp_path / "one", "1.png") / "1.png").read_bytes()
     for name in names:
-        path = tmp_path / "data" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image.read_bytes())
+        (lay_out(tmp_path / "data", name) / name).write_bytes(image)
     os.mkfifo(tmp_path / "data" / "cat" / "pipe")
     (tmp_path / "data" / "cat" / "notes").write_text("BMW and others")
     files, found = scan(tmp_path / "data")
@@ -84,8 +74,7 @@ def test_what_an_image_is_is_said_by_its_bytes_not_by_its_name(tmp_path):
 
 def test_a_class_that_is_lost_stops_ingest_and_one_that_loses_most_is_named(tmp_path):
     lay_out(tmp_path, "cat/1.png", "dog/2.png", "meta/labels.txt", "bird/.hidden.png")
-    for name in ("dog/3.tif", "dog/4.tif", "cat/5.tif", "owl/6.heic", "owl/7.heic"):
-        lay_out(tmp_path, name)
+    lay_out(tmp_path, "dog/3.tif", "dog/4.tif", "cat/5.tif", "owl/6.heic", "owl/7.heic")
     with pytest.raises(UnreadableSource, match=r"folder owl holds 2 \.heic and no.*\[owl\]"):
         scan(tmp_path)
     _, found = scan(tmp_path, leave_out=["owl"])
@@ -102,21 +91,21 @@ def test_masks_next_to_their_images_are_refused_until_a_pattern_leaves_them_out(
 
 
 def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is_refused(tmp_path):
-    lay_out(tmp_path, "README.txt", "a/License", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
-    settings = DataSettings(source="text_folder", path=str(tmp_path), leave_out=["c"])
+    root = tmp_path / "in"
+    lay_out(root, "README.txt", "a/License", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
+    settings = data_settings(root, "text_folder", leave_out=["c"])
     with pytest.raises(UnreadableSource, match=r"data\.leave_out: c is no folder, file or class"):
-        ingest(settings, tmp_path.with_name("out"))
-    kept = ingest(settings.model_copy(update={"leave_out": ["a/1.txt"]}), tmp_path.with_name("out"))
+        ingest(settings, tmp_path / "out")
+    kept = ingest(settings.model_copy(update={"leave_out": ["a/1.txt"]}), tmp_path / "out")
     assert len(kept.examples) == 59 and kept.stats["left_out"] == {"data.leave_out: a/1.txt": 1}
 
 
 def test_a_file_beside_the_class_folders_is_left_out_as_its_refusal_says(tmp_path):
-    lay_out(tmp_path / "x", "notes.txt", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
-    settings = DataSettings(source="text_folder", path=str(tmp_path / "x"))
+    lay_out(tmp_path / "in", "notes.txt", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
+    settings = data_settings(tmp_path / "in", "text_folder", max_reject_fraction=0.01)
     with pytest.raises(TooManyRejects, match=r"set data\.leave_out: \[notes\.txt\]"):
         ingest(settings, tmp_path / "out")
-    said = settings.model_copy(update={"leave_out": ["notes.txt"]})
-    kept = ingest(said, tmp_path / "out")
+    kept = ingest(settings.model_copy(update={"leave_out": ["notes.txt"]}), tmp_path / "out")
     assert len(kept.examples) == 60 and kept.stats["left_out"] == {"data.leave_out: notes.txt": 1}
 
 
@@ -135,9 +124,7 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
     said = find_alike("classes", classes, "join them")
     assert len(said) == (how != "ignore_marks")
     if how == "exact":
-        assert said[0].startswith(
-            "classes that differ only by case, blanks or marks: 'Cat' and 'cat'"
-        )
+        assert said[0].startswith("classes that differ only by case, blanks or marks: 'Cat' and")
 
 
 @pytest.mark.parametrize(
@@ -145,20 +132,15 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
     [
         ("leads outside the data root", "cp -rL"),
         ("link to nothing: x is not there", "dvc pull"),
-        (
-            "is outside any class folder",
-            r"data\.leave_out: \[0\.png, 1\.png, 2\.png, 3\.png, 4\.png, …\]",
-        ),
+        ("is outside any class folder", r"data\.leave_out: \[0\.png, 1\.png, .*4\.png, …\]"),
         ("is outside any split's folder", "named train, validation or test"),
         ("not a JPEG: cut off", r"raise data\.max_reject_fraction"),
         ("not utf-8: byte 0xe9 at 3", "set data.encoding, such as cp1252 or latin-1"),
     ],
 )
 def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, reason, remedy):
-    rejects = pd.DataFrame(
-        [(f"a/{number}.png", reason) for number in range(9)] + [("b", "empty file")],
-        columns=["id", "reason"],
-    ).assign(cause="of one kind")
+    rows = [*((f"a/{number}.png", reason) for number in range(9)), ("b", "empty file")]
+    rejects = pd.DataFrame(rows, columns=["id", "reason"]).assign(cause="of one kind")
     with pytest.raises(TooManyRejects, match=remedy):
         check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
     check_rejects(rejects, total=100, limit=0.1, folder=tmp_path)
@@ -166,8 +148,7 @@ def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, rea
 
 def test_a_copy_of_a_folder_is_named_with_the_key_that_leaves_it_out(tmp_path):
     rows = [(f"all/pets/cat/{n}.png", f"duplicate of pets/cat/{n}.png") for n in range(9)]
-    rejects = pd.DataFrame([*rows, ("b", "empty file")], columns=["id", "reason"])
-    rejects["cause"] = "duplicate"
+    rejects = pd.DataFrame(rows, columns=["id", "reason"]).assign(cause="duplicate")
     with pytest.raises(TooManyRejects, match=r"all/pets holds the files of pets once more: set .*"):
         check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
 
@@ -182,9 +163,7 @@ def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
         return real(path, *arguments, **more)
 
     monkeypatch.setattr(os, "open", fail)
-    settings = DataSettings(
-        source="image_folder", path=str(tmp_path / "photos"), max_reject_fraction=0.5
-    )
+    settings = data_settings(tmp_path / "photos")
     with pytest.raises(UnreadableSource, match=r"7\.png: cannot be read: .*run the stage again"):
         ingest(settings, tmp_path / "manifest")
     assert not (tmp_path / "manifest").exists()
@@ -193,52 +172,43 @@ def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
 def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
     names = [f"{name}/{row}.png" for name in ("caf\xe9", "cafe\u0301", "bar") for row in range(9)]
     lay_out(tmp_path / "photos", *names)
-    settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
     with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
-        ingest(settings, tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "photos"), tmp_path / "manifest")
 
 
 def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):
-    for name in ("cat", "cat ", "dog"):
-        (tmp_path / "folders" / name).mkdir(parents=True)
-        (tmp_path / "lines").mkdir(exist_ok=True)
-        lines = [f"{name} {number}" for number in range(20)]
-        (tmp_path / "lines" / f"{name}.txt").write_text("\n".join(lines))
-        for line in lines:
-            (tmp_path / "folders" / name / f"{line}.txt").write_text(line)
-    names = np.resize(["cat", "cat ", "dog"], 60)
+    (tmp_path / "lines").mkdir()
+    names = ("cat", "cat ", "dog")
+    lay_out(tmp_path / "folders", *(f"{name}/{n}.txt" for name in names for n in range(20)))
+    for name in names:
+        lines = (f"{name} {number}\n" for number in range(20))
+        (tmp_path / "lines" / f"{name}.txt").write_text("".join(lines))
     images = np.arange(60 * 4, dtype=np.uint8).reshape(60, 2, 2)
-    np.savez(tmp_path / "images.npz", x=images, y=names)
-    for source, path in {
-        "text_folder": "folders", "text_lines": "lines", "arrays": "images.npz",
-    }.items():  # fmt: skip
-        settings = DataSettings(source=source, path=str(tmp_path / path))
-        manifest = ingest(settings, tmp_path / source)
+    np.savez(tmp_path / "images.npz", x=images, y=np.resize(names, 60))
+    sources = {"text_folder": "folders", "text_lines": "lines", "arrays": "images.npz"}
+    for source, path in sources.items():
+        manifest = ingest(data_settings(tmp_path / path, source), tmp_path / source)
         assert manifest.classes == ("cat", "dog")
         assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
 
 
 def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tmp_path):
-    for name in ("bird/owl/1.JPG", "cat/2.png", "cat/.hidden.png", "cat/notes.txt", "3.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    lay_out(tmp_path, "bird/owl/1.JPG", "cat/2.png", "cat/.hidden.png", "cat/notes.txt", "3.png")
     (tmp_path / "dog").mkdir()
     (tmp_path / "tomcat").symlink_to("cat")
-    scanned = file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
-    assert scanned.files == [
-        ExampleFile(id="bird/owl/1.JPG", path=tmp_path / "bird/owl/1.JPG", label="bird/owl"),
-        ExampleFile(id="cat/2.png", path=tmp_path / "cat/2.png", label="cat"),
-    ]
-    assert {item.id: item.reason for item in scanned.rejected} == {
+    files, found = scan(tmp_path)
+    assert files == {("bird/owl/1.JPG", "bird/owl", None), ("cat/2.png", "cat", None)}
+    assert [file.path for file in found.files] == [tmp_path / name for name, *_ in sorted(files)]
+    assert {item.id: item.reason for item in found.rejected} == {
         "3.png": "is outside any class folder",
         "tomcat": "folder is a link to one that is listed itself: cat",
     }
-    assert scanned.empty_classes == ["dog"]
+    assert found.empty_classes == ["dog"]
 
 
 def test_a_folder_without_class_folders_is_refused_with_what_is_there(tmp_path):
     (tmp_path / "1.png").touch()
     with pytest.raises(DataNotFound, match=r"1\.png: is outside any class folder"):
-        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
+        scan(tmp_path)
     with pytest.raises(DataNotFound, match="is not a folder"):
-        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path / "1.png")))
+        scan(tmp_path / "1.png")

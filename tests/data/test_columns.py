@@ -37,21 +37,15 @@ VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": 
 @pytest.fixture
 def written(tmp_path):
     allocate(tmp_path, "train", COLUMNS, 10)
-    chunks = tuple(
-        write_rows(
-            tmp_path,
-            "train",
-            COLUMNS,
-            start=start,
-            values={name: array[start : start + 5] for name, array in VALUES.items()},
-        )
-        for start in (5, 0)
-    )
+    chunks = []
+    for start in (5, 0):
+        values = {name: array[start : start + 5] for name, array in VALUES.items()}
+        chunks.append(write_rows(tmp_path, "train", COLUMNS, start=start, values=values))
     index = SnapshotIndex(
         key="k",
         statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
         columns=COLUMNS,
-        splits={"train": SplitColumns(count=10, chunks=chunks)},
+        splits={"train": SplitColumns(count=10, chunks=tuple(chunks))},
     )
     write_index(tmp_path, index)
     return tmp_path

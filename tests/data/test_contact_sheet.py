@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.support.small_data import data_settings, picture
+from tests.support.csv_tables import write
+from tests.support.small_data import data_settings, picture, save_photos
 from throughline.data.contact_sheet import write_sheet
 from throughline.data.glance import describe_sheet, tabulate, to_rows
 from throughline.data.ingest import ingest
@@ -19,59 +20,44 @@ from throughline.data.ingest import ingest
 pytestmark = pytest.mark.integration
 
 
-def write_photos(root, *, classes=("cat", "dog"), count=40, suffix="png", size=(40, 30)):
-    for number in range(count):
-        path = root / classes[number % len(classes)] / f"{number:02d}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number, size=size).save(path)
-    return root
-
-
 def as_folder(root):
-    return data_settings(write_photos(root))
+    return data_settings(save_photos(root, 40, "cat", "dog"))
 
 
 def as_webp(root):
-    return data_settings(write_photos(root, suffix="webp"))
+    return data_settings(save_photos(root, 40, "cat", "dog", suffix="webp"))
 
 
 def as_parquet(root):
-    write_photos(root / "photos")
+    save_photos(root / "photos", 40, "cat", "dog")
     files = sorted((root / "photos").glob("*/*"))
-    columns = {
-        "image": [file.read_bytes() for file in files],
-        "label": [file.parent.name for file in files],
-    }
-    pq.write_table(pa.table(columns), root / "all.parquet")
+    content, labels = zip(*((file.read_bytes(), file.parent.name) for file in files), strict=True)
+    pq.write_table(pa.table({"image": content, "label": labels}), root / "all.parquet")
     return data_settings(root / "all.parquet", "image_table")
 
 
 def as_list(root):
-    write_photos(root)
+    save_photos(root, 40, "cat", "dog")
     rows = [f"{file.parent.name}/{file.name},{file.parent.name}" for file in root.glob("*/*")]
     (root / "list.csv").write_text("\n".join(["path,label", *rows]))
     return data_settings(root, "image_table")
 
 
-def as_arrays(root):
-    pixels = np.stack([np.asarray(picture(number, size=(28, 28))) for number in range(40)])
+def as_numbers(root):
+    save_photos(root, 40, "cat", "dog")
+    rows = [f"{file.parent.name}/{file.name},{n / 8}" for n, file in enumerate(root.glob("*/*"))]
+    (root / "list.csv").write_text("\n".join(["path,label", *rows]))
+    return data_settings(root, "image_table", label_kind="number")
+
+
+def as_arrays(root, size=(28, 28), mode="RGB"):
+    pixels = np.stack([np.asarray(picture(number, size=size, mode=mode)) for number in range(40)])
     np.savez(root / "a.npz", x=pixels, y=np.arange(40) % 2)
     return data_settings(root / "a.npz", "arrays")
 
 
 def as_gray_arrays(root):
-    pixels = np.stack([np.asarray(picture(n, size=(8, 8), mode="L")) for n in range(40)])
-    np.savez(root / "a.npz", x=pixels, y=np.arange(40) % 2)
-    return data_settings(root / "a.npz", "arrays")
-
-
-def as_numbers(root):
-    write_photos(root)
-    rows = [
-        f"{file.parent.name}/{file.name},{place / 8}" for place, file in enumerate(root.glob("*/*"))
-    ]
-    (root / "list.csv").write_text("\n".join(["path,label", *rows]))
-    return data_settings(root, "image_table", label_kind="number")
+    return as_arrays(root, (8, 8), "L")
 
 
 KINDS = (as_folder, as_webp, as_parquet, as_list, as_arrays, as_gray_arrays, as_numbers)
@@ -127,8 +113,6 @@ def test_none_is_drawn_where_reading_is_dear_or_there_are_no_images(tmp_path):
     for examples in (far, gone):
         write_sheet(replace(manifest, examples=examples, folder=folder), ["cat", "dog"], out=folder)
         assert not sheet.exists()
-    (tmp_path / "a.csv").write_text(
-        "x,label\n" + "".join(f"{n}.5,{'ab'[n % 2]}\n" for n in range(60))
-    )
-    ingest(data_settings(tmp_path / "a.csv", "table"), tmp_path / "rows")
+    table = write(tmp_path, "x,label", [[n + 0.5, "ab"[n % 2]] for n in range(60)])
+    ingest(data_settings(table, "table"), tmp_path / "rows")
     assert not (tmp_path / "rows" / "glance.png").exists()

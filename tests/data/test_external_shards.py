@@ -8,25 +8,22 @@ import doctest
 import gzip
 import subprocess
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support.external_records import example, png, vectors, write
-from tests.support.small_data import SPLIT, flip_bit, picture
+from tests.support.small_data import SPLIT, flip_bit, picture, prepared
 from throughline.data import class_names, rejects, split_names
 from throughline.data import found as forms
 from throughline.data import ingest as ingest_module
-from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.example_features import bytes_places, parse_features, read_numbers
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
-from throughline.data.shards.writing import shard
 from throughline.data.sources import tfrecord
-from throughline.settings import DataSettings, RecordSettings, ShardSettings
+from throughline.settings import DataSettings, RecordSettings
 from throughline.shared import wording
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -111,27 +108,19 @@ def test_bytes_of_a_given_shape_are_images(tmp_path):
     records = [example(image=[image.tobytes()], label=[b"owl"]) for image in images]
     with pytest.raises(UnreadableSource, match=r"image holds 20 bytes .* set data\.records\.shape"):
         scan_records(tmp_path, records)
-    with pytest.raises(
-        UnreadableSource, match=r"records\.shape: \[4, 4\] has 16 values, image has 20"
-    ):
+    with pytest.raises(UnreadableSource, match=r"shape: \[4, 4\] has 16 values, image has 20"):
         scan(tmp_path, records={"shape": [4, 4]})
     found = scan(tmp_path, records=RecordSettings(shape=[4, 5]))
     np.testing.assert_array_equal(found.values, images[..., None])
-    assert (found.schema.input.name, found.schema.input.channels, found.classes) == (
-        "image",
-        1,
-        ["owl"],
-    )
+    value = found.schema.input
+    assert (value.name, value.channels, found.classes) == ("image", 1, ["owl"])
 
 
 def test_a_float_label_is_a_number_to_predict(tmp_path):
     records = [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])]
     found = scan_records(tmp_path, records)
-    assert (list(found.labels), found.classes, found.schema.target.encoding.name) == (
-        [0.25, 3.0],
-        [],
-        "number",
-    )
+    assert (list(found.labels), found.classes) == ([0.25, 3.0], [])
+    assert found.schema.target.encoding.name == "number"
     write(tmp_path / "b.tfrecord", [example(x=[1.0], label=[float("nan")])])
     assert [(item.id, item.reason) for item in scan(tmp_path).rejected] == [
         ("b.tfrecord/00000000", "label is no finite number")
@@ -152,31 +141,26 @@ def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_
         scan(tmp_path)
 
 
+def labeled(*labels):
+    return [example(x=[float(n)], label=[label]) for n, label in enumerate(labels)]
+
+
 def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path):
-    write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[n]) for n in (0, 1, 5, -1)])
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    found = scan(tmp_path)
-    assert {item.id: item.reason for item in found.rejected} == {
-        "a.tfrecord/00000002": "label beyond the classes: 5, labels.txt names 2",
-    }
+    found = scan_records(tmp_path, labeled(0, 1, 5, -1))
+    said = "label beyond the classes: 5, labels.txt names 2"
+    assert [(item.id, item.reason) for item in found.rejected] == [("a.tfrecord/00000002", said)]
     assert (list(found.labels), found.classes) == (["cat", "dog", "-1"], ["cat", "dog"])
     (tmp_path / "a.tfrecord").unlink()
-    write(
-        tmp_path / "train-0.tfrecord",
-        [example(x=[float(n)], label=[label]) for n, label in enumerate((2, 1, 0))],
-    )
-    write(tmp_path / "val-0.tfrecord", [example(x=[9.0], label=[1])])
+    write(tmp_path / "train-0.tfrecord", labeled(2, 1, 0))
+    write(tmp_path / "val-0.tfrecord", labeled(1))
     found = scan(tmp_path)
-    assert [item.reason for item in found.rejected] == [
-        "label beyond the classes: 2, labels.txt names 2"
-    ]
-    assert (found.values.tolist(), list(found.labels), found.splits) == (
-        [[1], [2], [9]],
-        ["dog", "cat", "dog"],
-        ["train", "train", "validation"],
-    )
+    assert [item.reason for item in found.rejected] == [said.replace("5", "2")]
+    assert found.values.tolist() == [[1], [2], [0]]
+    assert list(found.labels) == ["dog", "cat", "dog"]
+    assert found.splits == ["train", "train", "validation"]
     (tmp_path / "val-0.tfrecord").unlink()
-    write(tmp_path / "train-0.tfrecord", [example(x=[1.0], label=[n]) for n in (1, 2)])
+    write(tmp_path / "train-0.tfrecord", labeled(1, 2))
     with pytest.raises(UnreadableSource, match="counts from 1 to 2: every example would get"):
         scan(tmp_path)
 
@@ -185,27 +169,15 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
     ("features", "records", "said"),
     [
         ({"image": [1.0], "image/encoded": [2.0], **LABELED}, {}, "image and image/encoded could"),
-        (
-            {"pixels": [1.0], **LABELED},
-            {},
-            r"data\.records\.input is not set.*pixels \(float × 1\)",
-        ),
-        (
-            {"pixels": [1.0], **LABELED},
-            {"input": "pixel"},
-            "no record has a feature pixel; did you mean pixels",
-        ),
+        ({"pixels": [1.0], **LABELED}, {}, r"records\.input is not set.*pixels \(float × 1\)"),
+        ({"pixels": [1.0], **LABELED}, {"input": "pixel"}, "no .* pixel; did you mean pixels"),
         ({"image": [b"a", b"b"], **LABELED}, {}, r"image holds several values .*\(bytes × 2\)"),
-        (
-            {"image": [b"ab"]},
-            {},
-            r"hold image \(bytes: .*\) and no other feature; an example takes",
-        ),
+        ({"image": [b"ab"]}, {}, r"hold image \(bytes: .*\) and no other feature; an example"),
         ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
     ],
 )
 def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
-    tmp_path, features, records, said
+    features, records, said, tmp_path
 ):
     with pytest.raises(UnreadableSource, match=said):
         scan_records(tmp_path, [example(**features)] * 3, records=records)
@@ -227,27 +199,19 @@ def test_a_shard_of_another_schema_is_refused(tmp_path, other, said):
 
 
 def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_path):
-    odd = [
-        example(x=[1.0, 2.0]),
-        example(x=[1.0, 2.0], label=[1, 2]),
-        example(x=[1.0, 2.0], label=[b"owl"]),
-        example(x=[1.0], label=[1]),
-        example(x=[1.0, float("inf")], label=[1]),
-        example(label=[1]),
-        b"not an example",
-    ]
+    odd = {
+        example(x=[1.0, 2.0]): "label missing: no feature label",
+        example(x=[1.0, 2.0], label=[1, 2]): "label has several values: 2",
+        example(x=[1.0, 2.0], label=[b"owl"]): "label has another kind: bytes, not int64",
+        example(x=[1.0], label=[1]): "feature x has another length than its shape: 1 values",
+        example(x=[1.0, float("inf")], label=[1]): "feature x is not finite",
+        example(label=[1]): "feature x missing",
+        b"not an example": "no tf.train.Example: ",
+    }
     found = scan_records(tmp_path, [*vectors(20), *odd])
     assert len(found.values) == 20
-    *reasons, last = [item.reason for item in found.rejected]
-    assert reasons == [
-        "label missing: no feature label",
-        "label has several values: 2",
-        "label has another kind: bytes, not int64",
-        "feature x has another length than its shape: 1 values",
-        "feature x is not finite",
-        "feature x missing",
-    ]
-    assert last.startswith("no tf.train.Example: ")
+    for item, reason in zip(found.rejected, odd.values(), strict=True):
+        assert item.reason.startswith(reason)
 
 
 def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refused(tmp_path):
@@ -260,9 +224,8 @@ def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refus
         ("a.tfrecord/00000001", "the checksum of the data does not match")
     ]
     path.write_bytes(data[:-3])
-    with pytest.raises(
-        UnreadableSource, match=f"a.tfrecord: record 3 at byte {3 * size}: the file ends within"
-    ):
+    said = f"a.tfrecord: record 3 at byte {3 * size}: the file ends within"
+    with pytest.raises(UnreadableSource, match=said):
         scan(tmp_path)
 
 
@@ -330,17 +293,13 @@ def test_one_file_is_a_data_set_too(tmp_path):
     (tmp_path / "labels.txt").write_text("owl\nduck\n")
     unnamed = scan(tmp_path / "one.tfrecord")
     assert unnamed.classes == ["0", "1"]
-    assert unnamed.warnings[0].startswith(
-        "labels.txt is not read, since data.path names the shard alone"
-    )
+    assert unnamed.warnings[0].startswith("labels.txt is not read, since data.path names the shard")
 
 
 def shards_of(path, folder):
-    """Manifest and shards of a folder of records."""
-    settings = DataSettings(source="tfrecord", path=str(path), split=SPLIT)
-    manifest = replace(ingest(settings, folder / "manifest"), folder=folder / "manifest")
-    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
-    return manifest
+    """Manifest of a folder of records, of which there are shards then."""
+    prepared(DataSettings(source="tfrecord", path=str(path), split=SPLIT), folder)
+    return read_manifest(folder / "manifest")
 
 
 def contents(folder, split):
@@ -354,24 +313,22 @@ def contents(folder, split):
     return found
 
 
-def photo_records(folder):
-    """The photos of a folder as anybody would write them, and their class as text."""
-    for path in sorted(folder.rglob("*.jpg")):
-        label = path.parent.relative_to(folder).as_posix().encode()
-        yield example(**{"image/encoded": [path.read_bytes()], "image/class/text": [label]})
-
-
 def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
     photos, photo_folder, tmp_path
 ):
-    records = list(photo_records(photo_folder))
+    """Written as anybody would, with their class as text."""
+    records = []
+    for path in sorted(photo_folder.rglob("*.jpg")):
+        label = path.parent.relative_to(photo_folder).as_posix().encode()
+        features = {"image/encoded": [path.read_bytes()], "image/class/text": [label]}
+        records.append(example(**features))
     for number, part in enumerate((records[:25], records[25:])):
         write(tmp_path / "in" / f"photos-{number:05d}-of-00002", part)
     manifest = shards_of(tmp_path / "in", tmp_path)
     assert manifest.classes == read_manifest(photos / "manifest").classes
     for split in ("train", "validation", "test"):
         assert contents(tmp_path, split) == contents(photos, split)
-    assert not (manifest.folder / "values.npy").exists()
+    assert not (tmp_path / "manifest" / "values.npy").exists()
     features = manifest.stats["features"]
     assert features["image/class/text"].startswith("bytes: text or values, 3 to 8 bytes")
     assert features["image/encoded"].startswith("bytes: JPEG")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.csv_tables import write
-from throughline.data.glance import (
-    read_problems,
-    tabulate,
-    tabulate_columns,
-    to_rows,
-    to_text,
-)
+from throughline.data.glance import read_problems, tabulate, tabulate_columns, to_rows, to_text
 from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 
+RANGE = ["column", "lowest", "median", "highest"]
+NO_WORDS = {"ignore": ["words"]}
 LENGTHS = ["least bytes", "median bytes", "most bytes"]
 
 
@@ -22,25 +18,16 @@ LENGTHS = ["least bytes", "median bytes", "most bytes"]
     ("settings", "heading", "first"),
     [
         (
-            {"source": "table", "label_column": "kind", "ignore": ["words"]},
+            {"source": "table", "label_column": "kind", **NO_WORDS},
             ["class", "train", "validation", "test", "first"],
             "odd",
         ),
         (
-            {
-                "source": "table",
-                "label_column": "size",
-                "label_kind": "number",
-                "ignore": ["words"],
-            },
-            ["column", "lowest", "median", "highest"],
+            {"source": "table", "label_column": "size", "label_kind": "number", **NO_WORDS},
+            RANGE,
             "label 1",
         ),
-        (
-            {"source": "time_series", "ignore": ["kind", "words"]},
-            ["column", "lowest", "median", "highest"],
-            "size",
-        ),
+        ({"source": "time_series", "ignore": ["kind", "words"]}, RANGE, "size"),
         (
             {"source": "text_table", "text_column": "words", "label_column": "kind"},
             ["class", "train", "validation", "test", *LENGTHS, "first"],
@@ -87,9 +74,7 @@ COLUMNS = {
     ),
     "texts with a column": (
         {"source": "text_table", "text_column": "note", "numeric": ["rank"]},
-        [
-            ["rank", "number", "0", "39.5", "79", "80", "0"],
-        ],
+        [["rank", "number", "0", "39.5", "79", "80", "0"]],
     ),
     "texts alone": ({"source": "text_table", "text_column": "note"}, None),
 }
@@ -98,14 +83,9 @@ COLUMNS = {
 @pytest.mark.parametrize("case", COLUMNS)
 def test_columns_are_shown_with_kind_range_and_missing_cells(case, tmp_path):
     settings, expected = COLUMNS[case]
+    kinds = ("odd", "even")
     rows = [
-        [
-            row / 8 if row % 8 else "",
-            "abc"[row % 3],
-            ("odd", "even")[row % 5 > 0],
-            f"word {row}",
-            row,
-        ]
+        [row / 8 if row % 8 else "", "abc"[row % 3], kinds[row % 5 > 0], f"word {row}", row]
         for row in range(80)
     ]
     path = write(tmp_path, "size,town,kind,note,rank", rows)

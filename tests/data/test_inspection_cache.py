@@ -19,7 +19,7 @@ import pytest
 
 from tasks import ingest as stage
 from tests.support.project import SMALL, write_params
-from tests.support.small_data import data_settings, picture, read_files
+from tests.support.small_data import data_settings, picture, read_files, save_photos
 from throughline.data import file_inspection, inspection_cache
 from throughline.data.encodings.base import FileInfo, Root, StoredFile
 from throughline.data.file_inspection import FileInspection
@@ -35,27 +35,22 @@ SECOND = 1_000_000_000
 FOUND = {"bytes": 4, "digest": digest_blake2b(b"1234"), "shape": (1, 2, 3)}
 
 
-class Clock:
-    """A clock that is so many seconds ahead of the machine's."""
-
-    def __init__(self, ahead: int = 10) -> None:
-        self.ahead = ahead
-
-    def __call__(self) -> int:
-        return time.time_ns() + self.ahead * SECOND
-
-
 class Opened:
-    """A cache of a folder with one file, `a/x.jpg`, and a clock that the test sets."""
+    """A cache of a folder with one file, `a/x.jpg`, and a clock so many seconds ahead of the
+    machine's.
+    """
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self.root, self.clock = folder / "in", clock
+    def __init__(self, folder: Path) -> None:
+        self.root, self.ahead = folder / "in", 10
         self.path = self.root / "a" / "x.jpg"
         self.path.parent.mkdir(parents=True)
         self.path.write_bytes(b"1234")
         self.file = ExampleFile(id="a/x.jpg", path=self.path, label="a")
         self.database = sqlite3.connect(folder / "kept.sqlite")
         self.cache = self.open("one")
+
+    def clock(self) -> int:
+        return time.time_ns() + self.ahead * SECOND
 
     def open(self, key: str) -> InspectionCache:
         cache = InspectionCache(self.database, root=Root(self.root), key=key, now=self.clock)
@@ -73,7 +68,7 @@ class Opened:
 
 @pytest.fixture
 def opened(tmp_path):
-    one = Opened(tmp_path, Clock())
+    one = Opened(tmp_path)
     with closing(one.database):
         yield one
 
@@ -129,9 +124,9 @@ def test_a_file_that_has_changed_is_read_again(opened, change):
 @pytest.mark.parametrize("ahead", [0, 3600], ids=["just changed", "a clock that was ahead"])
 def test_what_was_kept_at_another_time_is_not_believed(opened, ahead):
     """The next change of a file that has just changed might leave the same times."""
-    opened.clock.ahead = ahead
+    opened.ahead = ahead
     opened.keep()
-    opened.clock.ahead = 10
+    opened.ahead = 10
     assert opened.find() is None
     opened.keep()
     assert opened.find()
@@ -156,9 +151,8 @@ def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened, tmp_pat
     inspection = FileInspection(
         inspect=inspect, cache=opened.cache, root=Root(opened.root), converted=tmp_path
     )
-    assert inspection.inspect_all([opened.file], verify=False) == [
-        FileInfo(path=opened.path, **FOUND)
-    ]
+    (found,) = inspection.inspect_all([opened.file], verify=False)
+    assert found == FileInfo(path=opened.path, **FOUND)
     assert opened.find() is None
 
 
@@ -188,17 +182,11 @@ def test_what_the_disk_has_changed_is_not_believed(opened, change):
 
 
 def test_a_damaged_database_is_replaced(tmp_path):
-    root = Root(tmp_path)
-
-    def count_databases() -> int:
-        with open_inspection_cache(tmp_path / "kept", root=root, key="one") as cache:
+    for _ in range(2):
+        with open_inspection_cache(tmp_path / "kept", root=Root(tmp_path), key="one") as cache:
             assert not cache.damaged
-        return len(list((tmp_path / "kept").iterdir()))
-
-    assert count_databases() == 1
-    (path,) = (tmp_path / "kept").iterdir()
-    path.write_bytes(b"no database at all" * 100)
-    assert count_databases() == 1
+        (path,) = (tmp_path / "kept").iterdir()
+        path.write_bytes(b"no database at all" * 100)
 
 
 def test_where_nothing_can_be_kept_all_files_are_read(photos, tmp_path, capsys):
@@ -215,16 +203,14 @@ class Photos:
     def __init__(self, folder: Path) -> None:
         self.root, self.out, self.kept = folder / "in", folder / "manifest", folder / "kept"
         self.settings = data_settings(self.root, layout="class")
-        for number in range(16):
-            self.add(f"{('a', 'b')[number % 2]}/{number:02d}.jpg", number)
+        save_photos(self.root, 16, "a", "b")
 
-    def add(self, name: str, seed: int, *, mode: str = "RGB") -> None:
+    def add(self, name: str, seed: int) -> None:
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(seed, mode=mode).save(path)
+        path.parent.mkdir(exist_ok=True)
+        picture(seed).save(path)
 
-    def ingest(self, **changes: object) -> Manifest:
-        verify = bool(changes.pop("verify", False))
+    def ingest(self, *, verify: bool = False, **changes: object) -> Manifest:
         settings = self.settings.model_copy(update=changes)
         return ingest(settings, self.out, inspections=self.kept, verify=verify)
 
@@ -304,9 +290,8 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, monkeypat
     assert changed.digest != first.digest
     assert photos.ingest().digest == changed.digest
     photos.ingest(verify=True)
-    assert "16 have the sizes, times and inodes of an earlier ingest, and none" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "16 have the sizes, times and inodes of an earlier ingest, and none" in said
 
 
 def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
@@ -339,40 +324,28 @@ def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(
 
 def inspect_in(process: int, stored: StoredFile, converted: Path) -> FileInfo:
     """Read a file in this process; any other lacks its folder."""
-    seen = (
-        stored
-        if os.getpid() == process
-        else dataclasses.replace(stored, path=stored.path / "elsewhere")
-    )
-    seen.read(lambda *_: None)
+    away = "" if os.getpid() == process else "elsewhere"
+    dataclasses.replace(stored, path=stored.path / away).read(lambda *_: None)
     return FileInfo(path=stored.path, **FOUND)
 
 
-def find_in(folder: Path, process: int) -> FileInfo | Rejected:
+def find_in(opened: Opened, process: int) -> FileInfo | Rejected:
     """What is found in a file that `process` alone can read."""
-    path = folder / "a" / "x.jpg"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"1234")
-    root = Root(folder)
-    inspection = FileInspection(
-        inspect=partial(inspect_in, process),
-        cache=InspectionCache(None, root=root, key=""),
-        root=root,
-        converted=folder,
-    )
-    file = ExampleFile(id="a/x.jpg", path=path, label="a")
-    (finding,) = inspection.inspect_all([file], verify=False)
+    inspect, root = partial(inspect_in, process), Root(opened.root)
+    cache = InspectionCache(None, root=root, key="")
+    inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=opened.root)
+    (finding,) = inspection.inspect_all([opened.file], verify=False)
     return finding
 
 
 @pytest.mark.slow
-def test_what_a_worker_alone_cannot_read_names_its_machine(tmp_path, monkeypatch):
+def test_what_a_worker_alone_cannot_read_names_its_machine(opened, tmp_path, monkeypatch):
     """And what nobody can read is a reject."""
     monkeypatch.chdir(tmp_path)
     node = os.uname().nodename
     with use_engine(workers=1):
         with pytest.raises(EngineFailed, match=rf"worker at {node} .*x\.jpg cannot be read: Not a"):
-            find_in(tmp_path / "in", os.getpid())
-        finding = find_in(tmp_path / "in", -1)
+            find_in(opened, os.getpid())
+        finding = find_in(opened, -1)
     assert isinstance(finding, Rejected)
     assert (finding.id, finding.reason) == ("a/x.jpg", "cannot be read: Not a directory")

@@ -144,9 +144,7 @@ def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(case, roo
 def test_a_cycle_within_the_root_is_rejected_by_name(root, tmp_path):
     (root / "a" / "again").symlink_to("..")
     manifest = ingest(data_settings(root), tmp_path / "manifest")
-    assert read_reasons(manifest) == {
-        "a/again": "folder is a link to one that is listed itself: .",
-    }
+    assert read_reasons(manifest) == {"a/again": "folder is a link to one that is listed itself: ."}
 
 
 def test_linked_texts_and_tables_are_read_too(root, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.small_data import data_settings, picture
+from tests.support.small_data import data_settings, save_photos
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
 from throughline.data.local_files import list_files
@@ -64,11 +64,7 @@ def test_what_no_source_reads_and_what_ingest_writes_may_change(root, tmp_path):
 
 def test_ingest_refuses_a_file_that_arrives_while_it_reads(tmp_path, monkeypatch):
     """DVC would record it as ingested, and never run ingest for it."""
-    root = tmp_path / "in"
-    for number in range(20):
-        path = root / "ab"[number % 2] / f"{number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
+    root = save_photos(tmp_path / "in", 20, "a", "b", suffix="png")
     settings = data_settings(root)
 
     def add_afterwards(*arguments, examine=stage.examine):

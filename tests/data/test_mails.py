@@ -9,6 +9,7 @@ import tarfile
 
 import pytest
 
+from tests.support.small_data import read_files
 from throughline.data import mails
 from throughline.data.mails import ARCHIVE, fetch_mails
 from throughline.shared.errors import DataNotFound
@@ -30,10 +31,7 @@ EXPECTED = {
 
 
 def written(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
-        for path in folder.rglob("*.txt")
-    }
+    return {name: content.decode() for name, content in read_files(folder).items()}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from datetime import UTC, datetime
 
 import boto3
 import pytest
@@ -25,11 +24,9 @@ def test_what_changes_until_all_has_been_read_is_named(bucket_url):
     """DVC compares the bucket when the stage has ended, and would take it for what was read."""
     store = open_store(bucket_url)
     store.write("cat/old.jpg", b"x")
-    for change in (
-        lambda: store.write("cat/new.jpg", b"x"),
-        lambda: store.write("cat/new.jpg", b"y"),
-        lambda: store.delete(["cat/new.jpg"]),
-    ):
+    name = "cat/new.jpg"
+    write, delete = store.write, store.delete
+    for change in (lambda: write(name, b"x"), lambda: write(name, b"y"), lambda: delete([name])):
         folder = open_folder(bucket_url)
         folder.check_unchanged()
         change()
@@ -40,23 +37,13 @@ def test_what_changes_until_all_has_been_read_is_named(bucket_url):
         folder.check_unchanged()
 
 
-def open_folder_of(sizes: dict[str, int], url: str) -> ObjectFolder:
-    """A folder of objects that nobody has put there."""
-    now = datetime.now(UTC)
-    objects = [
-        StoredObject(name=name, bytes=size, modified_at=now, tag="x")
-        for name, size in sizes.items()
-    ]
-    return ObjectFolder(store=open_store(url), objects=objects)
-
-
 def test_a_copy_that_does_not_fit_is_refused_with_both_sizes(bucket_url, monkeypatch, tmp_path):
     usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
     monkeypatch.setattr(object_folder.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(
-        DiskRefused, match=r"needs 2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"
-    ):
-        open_folder_of({"a.csv": 2 << 20}, bucket_url).copy_into(tmp_path)
+    large = StoredObject(name="a.csv", bytes=2 << 20, modified_at=None, tag="x")
+    folder = ObjectFolder(store=open_store(bucket_url), objects=[large])
+    with pytest.raises(DiskRefused, match=r"2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"):
+        folder.copy_into(tmp_path)
 
 
 def test_objects_that_stand_for_folders_are_none_of_files(bucket_url, object_store, tmp_path):
@@ -115,13 +102,10 @@ def test_parts_of_files_here_and_of_objects_are_read_in_their_order(bucket_url, 
     contents = [bytes(range(100)), bytes(range(100, 200))] * 20
     open_store(bucket_url).write("one", contents[0])
     (tmp_path / "other").write_bytes(contents[1])
-    parts = [
-        FilePart(example_id="", uri=uri, offset=-1, bytes=100)
-        for uri in [f"{bucket_url}/one", str(tmp_path / "other")] * 20
-    ]
-    inner = [FilePart(example_id="", uri=part.uri, offset=10, bytes=7) for part in parts]
-    assert [*read_parts(parts)] == contents
-    assert [*read_parts(inner)] == [data[10:17] for data in contents]
+    uris = [f"{bucket_url}/one", str(tmp_path / "other")] * 20
+    for offset, size, part in ((-1, 100, slice(None)), (10, 7, slice(10, 17))):
+        parts = [FilePart(example_id="", uri=uri, offset=offset, bytes=size) for uri in uris]
+        assert [*read_parts(parts)] == [data[part] for data in contents]
 
 
 def test_results_that_wait_are_bounded():

@@ -7,14 +7,15 @@ from pydantic import ValidationError
 
 from tests.support.csv_tables import scan, write
 from throughline.data.class_names import find_unlabeled
+from throughline.data.groups import find_crossing, find_name_groups, read_groups
 from throughline.data.ingest import ingest
-from throughline.data.sources import image_table, text_table
 from throughline.data.tables.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 SENTINEL = "repeats and is unlike all other numbers of x"
 SENTINELS = "repeat and are unlike all other numbers of x"
+BY_COLUMN = '{x: [98, 99], "x 2": [98, 99]}'
 LEAK = "column x has one label for each of its values"
 
 
@@ -52,13 +53,8 @@ def noise(row):
     ],
 )
 def test_numbers_and_columns_that_say_something_else_are_named(tmp_path, cell, warning):
-    path = write(
-        tmp_path,
-        "x;y;label",
-        [[cell(row), row % 17, noise(row)] for row in range(80)],
-        delimiter=";",
-    )
-    said = " · ".join(scan(path).warnings)
+    rows = [[cell(row), row % 17, noise(row)] for row in range(80)]
+    said = " · ".join(scan(write(tmp_path, "x;y;label", rows, delimiter=";")).warnings)
     assert warning in said if warning else not said
 
 
@@ -72,9 +68,9 @@ def test_a_mark_of_three_rows_in_thousands_is_named_in_columns_and_labels(tmp_pa
     ("other", "settings", "marks"),
     [
         (lambda row: row % 7, {}, "[98, 99]"),
-        (lambda row: row, {}, '{x: [98, 99], "x 2": [98, 99]}'),
-        (lambda row: row, {"categorical": ["y"]}, '{x: [98, 99], "x 2": [98, 99]}'),
-        (lambda row: row % 7, {"missing_values": {"y": [0]}}, '{x: [98, 99], "x 2": [98, 99]}'),
+        (lambda row: row, {}, BY_COLUMN),
+        (lambda row: row, {"categorical": ["y"]}, BY_COLUMN),
+        (lambda row: row % 7, {"missing_values": {"y": [0]}}, BY_COLUMN),
     ],
 )
 def test_marks_are_advised_by_column_where_others_have_these_numbers(
@@ -91,11 +87,7 @@ def test_marks_are_advised_by_column_where_others_have_these_numbers(
 @pytest.mark.parametrize(
     ("labels", "source", "warned"),
     [
-        (
-            ["a", "b", "?"],
-            "table",
-            "column label: classes named as if there were no label: ? (20 examples); data.leave",
-        ),
+        (["a", "b", "?"], "table", "column label: classes named as if there were no label: ? (20 "),
         (["a", "b", "NA"], "table", "data.leave_out: ['NA'] leaves these out"),
         (["a", "b", "Unknown"], "image_table", "no label: Unknown (20 examples)"),
         (["a", "b", "None"], "arrays", "None (20 examples); data.leave_out: ['None']"),
@@ -119,18 +111,14 @@ def test_a_class_named_as_a_missing_label_stays_one_until_told(tmp_path):
     assert any("no label: ? (100 examples)" in each for each in found.stats["warnings"])
     told = settings.model_copy(update={"leave_out": ["?"]})
     assert ingest(told, tmp_path / "told").classes == ("a", "b")
-    told = settings.model_copy(update={"missing_values": {"label": ["?"]}})
-    assert {
-        item.reason for item in scan(settings.path, missing_values=told.missing_values).rejected
-    } == {"label missing"}
+    rejected = scan(settings.path, missing_values={"label": ["?"]}).rejected
+    assert {item.reason for item in rejected} == {"label missing"}
 
 
 def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_path):
     rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
-    found = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number")
-    assert [text[:40] for text in found.warnings] == [
-        "column fahrenheit is the label in another un"[:40]
-    ]
+    (said,) = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number").warnings
+    assert said.startswith("column fahrenheit is the label in another")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +137,7 @@ def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_pat
     ],
 )
 def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
-    tmp_path, marks, cell, missing, unused
+    marks, cell, missing, unused, tmp_path
 ):
     rows = [[cell if row % 5 == 0 else row % 13 + 0.5, noise(row)] for row in range(40)]
     path = write(tmp_path, "x,label", rows)
@@ -164,19 +152,12 @@ def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
 def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
     rows = [[row % 3, row % 5, noise(row)] for row in range(60)]
     path = write(tmp_path, "x,y,label", rows)
-    (reason,) = {
-        item.reason.split(" (")[0] for item in scan(path, missing_values={"x": [0]}).rejected
-    }
-    assert reason == "x is missing"
-    with pytest.raises(
-        UnreadableSource, match=r"data.missing_values: no column X; known: label, x"
-    ):
+    rejected = scan(path, missing_values={"x": [0]}).rejected
+    assert {item.reason.split(" (")[0] for item in rejected} == {"x is missing"}
+    with pytest.raises(UnreadableSource, match=r"data.missing_values: no column X; known: la"):
         scan(path, missing_values={"X": [0]})
-    texts = DataSettings(
-        source="text_table", path=str(path), text_column="x", missing_values={"y": [0]}
-    )
     with pytest.raises(UnreadableSource, match=r"data.missing_values: no column y"):
-        text_table.scan(texts)
+        scan(path, "text_table", text_column="x", missing_values={"y": [0]})
     for wrong in ([None], [True], {"x": 0}):
         with pytest.raises(ValidationError):
             DataSettings(source="table", path="x", missing_values=wrong)
@@ -193,11 +174,7 @@ def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
         (['"1,234"', '"2,345"', "15"], {}, "data.thousands: ',' for a separator"),
         (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "in a notation that is not read"),
         (["$1003.75", "$998.20", "$12"], {}, "in a notation that is not read"),
-        (
-            ["(12.5)", "(3)", "15"],
-            {},
-            r"'\(12.5\)', in .* brackets are not read as a minus; write -12.5",
-        ),
+        (["(12.5)", "(3)", "15"], {}, r"'\(12.5\)', .*brackets are not read as a minus; write -12"),
         (["\u22125", "\u22123", "15"], {}, r"the character U\+2212; write -5"),
     ],
 )
@@ -267,14 +244,13 @@ def test_a_row_of_units_is_no_example(tmp_path, first, rejected):
 def test_rows_of_one_person_are_in_one_split(tmp_path, group):
     rows = [[f"p{row % 40}", row * 37 % 101 / 8, noise(row)] for row in range(400)]
     path = write(tmp_path, "patient_id,x,label", rows)
-    manifest = ingest(
-        DataSettings(source="table", path=str(path), group=group), tmp_path / "manifest"
-    )
+    settings = DataSettings(source="table", path=str(path), group=group)
+    manifest = ingest(settings, tmp_path / "manifest")
     people = manifest.examples["row"].to_numpy() % 40
     splits = manifest.examples["split"].groupby(people).nunique()
     assert (splits.max() == 1) == bool(group)
-    hint = "data.group: patient_id keeps them together"
-    assert any(hint in warning for warning in manifest.stats["warnings"]) == (not group)
+    said = " · ".join(manifest.stats["warnings"])
+    assert ("data.group: patient_id keeps them together" in said) == (not group)
     assert ("patient_id" in manifest.schema.input.columns.names) == (not group)
 
 
@@ -301,15 +277,48 @@ def test_rows_of_one_person_are_in_one_split(tmp_path, group):
 )
 def test_a_list_of_images_with_several_of_one_thing_says_so(tmp_path, name, cell, count):
     rows = [[f"{row}.png", cell(row), noise(row)] for row in range(400)]
-    (tmp_path / "images").mkdir()
-    for row in range(400):
-        (tmp_path / "images" / f"{row}.png").touch()
-    write(tmp_path / "images", f"path,{name},label", rows)
-
-    def warn(**more):
-        settings = DataSettings(source="image_table", path=str(tmp_path / "images"), **more)
-        return image_table.scan(settings).warnings
-
+    for image, *_ in rows:
+        (tmp_path / image).touch()
+    write(tmp_path, f"path,{name},label", rows)
     said = f"column {name} has the same values in several rows, {count} in 400: "
-    assert [one.startswith(said) for one in warn()] == [True] * bool(count)
-    assert not warn(group=name)
+    warnings = scan(tmp_path, "image_table").warnings
+    assert [one.startswith(said) for one in warnings] == [True] * bool(count)
+    assert not scan(tmp_path, "image_table", group=name).warnings
+
+
+@pytest.mark.parametrize(
+    ("names", "noticed"),
+    [
+        ([f"run/v_run_g{n % 9:02}_c{n // 9:02}.avi" for n in range(45)], True),
+        ([f"smile/person{n % 9}-{n // 9}.png" for n in range(45)], True),
+        ([f"scan/P{n % 9:03}_slice_{n // 9}.jpg" for n in range(45)], True),
+        ([f"cat/cat.{n}.jpg" for n in range(45)], False),
+        ([f"n{n % 2:08}/n{n % 2:08}_{n}.JPEG" for n in range(45)], False),  # of its class alone
+        ([f"a/{n:06}.png" for n in range(45)], False),
+        ([f"a/img_{n * 7919 % 1000}_{n}.png" for n in range(45)], False),
+    ],
+)
+def test_names_of_several_files_of_one_person_or_video_are_noticed(names, noticed):
+    found = find_name_groups(names, classes=2)
+    assert len(found) == noticed and all("data.group: '" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ("(p[0-9)", "is no regular expression: unterminated character set"),
+        ("p[0-9]", r"names no column; of a regular expression, it needs a \(…\)"),
+        ("(p[0-9])", r"is found in 2 of 3 ids, and not in a/q1_1\.png"),
+    ],
+)
+def test_a_group_that_finds_none_is_refused(group, words):
+    settings = DataSettings(source="image_folder", path="photos", group=group)
+    with pytest.raises(UnreadableSource, match=words):
+        read_groups(["a/p1_1.png", "a/p1_2.png", "a/q1_1.png"], None, settings)
+
+
+def test_groups_that_the_source_divides_are_named():
+    assert find_crossing(["p1", "p1", "p2"], ["train", "test", "test"]) == [
+        "1 groups are in several splits, as the source names these: p1"
+    ]
+    assert not find_crossing(["p1", "p1", "p2"], ["train", "train", "test"])

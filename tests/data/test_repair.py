@@ -13,13 +13,7 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
-from throughline.data.shards.tfrecord import (
-    Compression,
-    frame,
-    read_records,
-    shard_name,
-    write_frames,
-)
+from throughline.data.shards.tfrecord import frame, read_records, shard_name, write_frames
 from throughline.plan.schema import Schema
 from throughline.shared.errors import CorruptShard
 from throughline.shared.files import digest_blake3
@@ -28,7 +22,7 @@ RECORDS = [b"first", b"second", b"third", b"fourth"]
 SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data
 
 
-def write_shard(folder: Path, number: int = 0, compression: Compression = "none") -> Shard:
+def write_shard(folder: Path, number: int = 0, compression="none") -> Shard:
     name = shard_name("train", number, 2, compression)
     frames = (part for record in RECORDS for part in frame(record))
     digest = write_frames(folder / name, frames, compression=compression)
@@ -64,12 +58,8 @@ def plain(tmp_path) -> Shard:
 def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
     whole = write_shard(tmp_path, 1)
     problems = find_damaged_shards(index_of(plain, whole), files_in(tmp_path))
-    assert problems == {
-        plain.name: [
-            f"{tmp_path / plain.name}: record 1 at byte {SECOND_AT}: the checksum of the data does"
-            " not match"
-        ]
-    }
+    said = f"record 1 at byte {SECOND_AT}: the checksum of the data does not match"
+    assert problems == {plain.name: [f"{tmp_path / plain.name}: {said}"]}
 
 
 def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: str) -> list[Shard]:

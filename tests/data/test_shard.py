@@ -26,11 +26,8 @@ from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, M
 def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compression):
     manifest = read_manifest(arrays / "manifest")
     for writers in (1, 3):
-        shard(
-            manifest,
-            tmp_path / str(writers),
-            settings=ShardSettings(min_shards=4, writers=writers, compression=compression),
-        )
+        settings = ShardSettings(min_shards=4, writers=writers, compression=compression)
+        shard(manifest, tmp_path / str(writers), settings=settings)
     assert read_files(tmp_path / "1") == read_files(tmp_path / "3")
 
 
@@ -43,12 +40,8 @@ def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_
 
 
 def test_every_example_is_in_exactly_one_shard(photos):
-    shards = read_shard_index(photos / "shards").shards
-    records = [
-        record
-        for item in shards
-        for record in read_records(photos / "shards" / item.name, compression="none")
-    ]
+    paths = [photos / "shards" / one.name for one in read_shard_index(photos / "shards").shards]
+    records = [record for path in paths for record in read_records(path, compression="none")]
     assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
 
 

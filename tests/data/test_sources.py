@@ -19,9 +19,7 @@ from throughline.shared.errors import DataNotFound, UnreadableSource
 
 def write_idx(path: Path, values: np.ndarray, *, shape: tuple[int, ...] | None = None) -> None:
     """Write a gzipped IDX file of unsigned bytes, whose header may say another shape."""
-    header = bytes((0, 0, 8, values.ndim)) + struct.pack(
-        f">{values.ndim}I", *(shape or values.shape)
-    )
+    header = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *(shape or values.shape))
     path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
 
 
@@ -63,9 +61,8 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
     for name in "abc":
         (tmp_path / f"{name}.png").touch()
     scanned = image_table.scan(DataSettings(source="image_table", path=str(path)))
-    assert scanned.files == [
-        ExampleFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
-    ]
+    (found,) = scanned.files
+    assert found == ExampleFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
     assert scanned.rejected == [
         Rejected(id="row 2: b.png", reason="label missing"),
         Rejected(id="row 3", reason="path missing"),

@@ -36,9 +36,7 @@ def digest(content: bytes) -> str:
 @given(contents, contents, st.integers(0, 5))
 def test_adding_data_never_moves_an_example(old, new, seed):
     before = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old}
-    after = {
-        content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old + new
-    }
+    after = {one: assign_split(digest(one), shares=SHARES, seed=seed) for one in old + new}
     assert all(after[content] == split for content, split in before.items())
 
 
@@ -53,30 +51,25 @@ def test_shares_are_kept_and_seeds_deal_differently():
 
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=40, unique=True))
 def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
-    examples = pd.DataFrame(
-        {"digest": [digest(item) for item in items], "id": [item.hex() for item in items]}
-    )
+    examples = pd.DataFrame({"digest": map(digest, items), "id": [item.hex() for item in items]})
     order = shard_order(examples)
     assert sorted(order) == list(range(len(items)))
     backwards = examples.iloc[::-1]
-    assert (
-        examples["id"].iloc[order].tolist() == backwards["id"].iloc[shard_order(backwards)].tolist()
-    )
+    again = backwards["id"].iloc[shard_order(backwards)]
+    assert examples["id"].iloc[order].tolist() == again.tolist()
 
 
-@given(
-    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=300),
-    st.integers(1, 20),
-    st.integers(1, 50_000),
-)
+def many(most: int) -> st.SearchStrategy:
+    return st.lists(st.integers(0, most), min_size=1, max_size=300)
+
+
+@given(many(2**64 - 1), st.integers(1, 20), st.integers(1, 50_000))
 def test_ranges_of_digests_cover_everything_once_in_its_own_part(digests, min_shards, target):
     first = np.sort(np.asarray(digests, np.uint64))
     total = 100 * len(first)
     sizes = [100] * len(first)
     bounds = shard_ranges(first, sizes, target_bytes=target, min_shards=min_shards)
-    assert [index for start, stop in bounds for index in range(start, stop)] == list(
-        range(len(first))
-    )
+    assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(first))]
     ranges = next(
         count
         for count in (min_shards, *(1 << power for power in range(30)))
@@ -122,16 +115,10 @@ def test_equal_contents_do_not_make_one_large_shard():
     assert [stop - start for start, stop in bounds] == [100] * 10
 
 
-@given(
-    st.lists(st.integers(0, 10_000), min_size=1, max_size=300),
-    st.integers(1, 20),
-    st.integers(1, 50_000),
-)
+@given(many(10_000), st.integers(1, 20), st.integers(1, 50_000))
 def test_ranges_of_blocks_cover_everything_once(sizes, min_shards, target):
     bounds = block_ranges(sizes, target_bytes=target, min_shards=min_shards)
-    assert [index for start, stop in bounds for index in range(start, stop)] == list(
-        range(len(sizes))
-    )
+    assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(sizes))]
     assert all(stop > start for start, stop in bounds)
     assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
 
@@ -173,7 +160,6 @@ def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_pa
     shutil.copytree(arrays / "manifest", tmp_path / "manifest")
     table = tmp_path / "manifest" / "examples.parquet"
     pd.read_parquet(table).iloc[:-1].to_parquet(table, index=False)
-    with pytest.raises(
-        DamagedFile, match=r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"
-    ):
+    said = r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"
+    with pytest.raises(DamagedFile, match=said):
         read_manifest(tmp_path / "manifest")

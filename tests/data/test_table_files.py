@@ -17,7 +17,6 @@ from throughline.data.documents import write_documents
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, table, text_table
 from throughline.data.tables.table_files import find_table_files
-from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 pytestmark = pytest.mark.integration
@@ -72,8 +71,8 @@ def write_folder(root, files, **how):
     return root
 
 
-def settings(path, **changes):
-    return data_settings(path, "image_table", **changes)
+def settings(path, source="image_table", **changes):
+    return data_settings(path, source, **changes)
 
 
 @pytest.fixture
@@ -89,24 +88,12 @@ LZ4 = {"options": pa.ipc.IpcWriteOptions(compression="lz4")}
 PARTS = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
 FORMS = {
     "a folder of Parquet": (PARTS, {}, {}),
-    "a folder for each split": (
-        ["default/train/0000.parquet", "default/train/0001.parquet"],
-        {},
-        {},
-    ),
+    "a folder for each split": (["all/train/0000.parquet", "all/train/0001.parquet"], {}, {}),
     "one Parquet file": (["all.parquet"], {}, {}),
     "one of another suffix": (["all.pq"], {}, {}),
     "uncompressed": (PARTS, {"compression": "none"}, {}),
-    "by zstd, in pages of a newer kind": (
-        PARTS,
-        {"compression": "zstd", "data_page_version": "2.0"},
-        {},
-    ),
-    "save_to_disk": (
-        ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"],
-        {"form": "stream"},
-        {},
-    ),
+    "zstd, newer pages": (PARTS, {"compression": "zstd", "data_page_version": "2.0"}, {}),
+    "save_to_disk": ([f"data-0000{n}-of-00002.arrow" for n in range(2)], {"form": "stream"}, {}),
     "Arrow files": (["a.arrow", "b.arrow"], {"form": "file"}, {}),
     "compressed Arrow files": (["a.arrow", "b.arrow"], {"form": "file", **LZ4}, {}),
     "one stream without a suffix": (["table"], {"form": "stream"}, {}),
@@ -121,11 +108,9 @@ FORMS = {
 def test_pictures_in_tables_are_the_examples_that_they_are_as_files(form, as_files, tmp_path):
     names, how, what = FORMS[form]
     step = 24 // len(names)
-    files = {
-        name: pictures(range(place * step, (place + 1) * step), **what)
-        for place, name in enumerate(names)
-    }
-    root = write_folder(tmp_path / "tables", files, **how)
+    root = tmp_path / "tables"
+    for place, name in enumerate(names):
+        write(root / name, pictures(range(place * step, (place + 1) * step), **what), **how)
     path = root if len(names) > 1 else root / names[0]
     found = ingest(settings(path), tmp_path / "of tables")
     assert found.classes == as_files.classes == ("cat", "dog")
@@ -139,17 +124,15 @@ def _contents(manifest):
 
 
 def test_paths_that_all_examples_have_make_the_same_shards_as_files(tmp_path):
-    files = pictures(range(24), path="{}.png", names=None)
-    paths = [f"{NAMES[number % 2]}/{number}.png" for number in range(24)]
-    image = [
-        {**one, "path": name} for one, name in zip(files["image"].to_pylist(), paths, strict=True)
-    ]
-    files = files.set_column(0, "image", pa.array(image, IMAGE))
-    files = files.replace_schema_metadata(named_classes())
-    write(tmp_path / "all.parquet", files)
-    for path, content in zip(paths, image, strict=True):
-        (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "files" / path).write_bytes(content["bytes"])
+    content = pictures(range(24), path="{}.png")
+    images = content["image"].to_pylist()
+    for number, image in enumerate(images):
+        image["path"] = f"{NAMES[number % 2]}/{number}.png"
+        path = tmp_path / "files" / image["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image["bytes"])
+    content = content.set_column(0, "image", pa.array(images, IMAGE))
+    write(tmp_path / "all.parquet", content.replace_schema_metadata(named_classes()))
     by_table = prepared(settings(tmp_path / "all.parquet"), tmp_path / "1")
     by_file = prepared(data_settings(tmp_path / "files"), tmp_path / "2")
     one, other = (read_files(folder / "shards") for folder in (by_table, by_file))
@@ -165,101 +148,69 @@ def test_splits_of_images_texts_and_rows_are_those_of_the_files_names(tmp_path):
     assert found.stats["examples"]["test"] == 4
     assert found.stats["examples"].keys() == {"train", "validation", "test"}
     texts = pa.table({"text": ["a", "b"], "label": [0, 1]}).replace_schema_metadata(named_classes())
-    root = write_folder(
-        tmp_path / "texts", {"train/0000.parquet": texts, "val/0000.parquet": texts}
-    )
-    rows, _ = write_documents(
-        text_table.scan(DataSettings(source="text_table", path=str(root))),
-        tmp_path,
-        encoding="utf-8",
-    )
+    root = write_folder(tmp_path / "texts", {"train/0.parquet": texts, "val/0.parquet": texts})
+    source = text_table.scan(settings(root, "text_table"))
+    rows, _ = write_documents(source, tmp_path, encoding="utf-8")
     assert rows[["id", "label", "split"]].values.tolist() == [
-        ["train/0000.parquet:00000001", "cat", "train"],
-        ["train/0000.parquet:00000002", "dog", "train"],
-        ["val/0000.parquet:00000001", "cat", "validation"],
-        ["val/0000.parquet:00000002", "dog", "validation"],
+        ["train/0.parquet:00000001", "cat", "train"],
+        ["train/0.parquet:00000002", "dog", "train"],
+        ["val/0.parquet:00000001", "cat", "validation"],
+        ["val/0.parquet:00000002", "dog", "validation"],
     ]
-    numbers = [pa.table({"x": [1.5, 2.5 + place], "label": ["a", "b"]}) for place in range(2)]
-    root = write_folder(
-        tmp_path / "rows", {"train.parquet": numbers[0], "test.parquet": numbers[1]}
-    )
-    arrays = table.scan(DataSettings(source="table", path=str(root)))
-    assert (arrays.values[:, 0].tolist(), arrays.splits) == (
-        [1.5, 3.5, 1.5, 2.5],
-        ["test", "test", None, None],
-    )
+    train, test = (pa.table({"x": [1.5, 2.5 + n], "label": ["a", "b"]}) for n in range(2))
+    root = write_folder(tmp_path / "rows", {"train.parquet": train, "test.parquet": test})
+    arrays = table.scan(settings(root, "table"))
+    assert arrays.values[:, 0].tolist() == [1.5, 3.5, 1.5, 2.5]
+    assert arrays.splits == ["test", "test", None, None]
 
 
+FOUR = pictures(range(4))
+WORDS = pa.table({"image": FOUR["image"], "label": ["x"] * 4})
+ALONE = pa.table({"image": pa.array([{"path": "1.png"}] * 4, IMAGE), "label": [0] * 4})
 REFUSED = {
-    "paths alone": (
-        {
-            "a.parquet": [
-                {"image": {"bytes": None, "path": f"{n}.png"}, "label": 0} for n in range(4)
-            ]
-        },
-        "column image holds the paths of images, and the bytes are not in the table",
-    ),
+    "paths alone": ([ALONE], "column image holds the paths of images, and the bytes are not in"),
     "several columns of images": (
-        {"a.parquet": pictures(range(4), mask=[b"x"] * 4)},
+        [pictures(range(4), mask=[b"x"] * 4)],
         r"the columns image, mask may all hold the images.*set data\.path_column: image",
     ),
-    "another type": (
-        {
-            "a.parquet": pictures(range(4)),
-            "b.parquet": pictures(range(4), names=None, label=0).set_column(
-                1, "label", pa.array(["x"] * 4)
-            ),
-        },
-        r"b\.parquet: column label numbers other classes than in .*a\.parquet",
-    ),
+    "another type": ([FOUR, WORDS], r"b\.parquet: column label numbers other .*a\.parquet"),
     "other classes": (
-        {"a.parquet": pictures(range(4)), "b.parquet": pictures(range(4), names=["dog", "cat"])},
+        [FOUR, pictures(range(4), names=["dog", "cat"])],
         r"b\.parquet: column label numbers other classes",
     ),
     "a column more": (
-        {"a.parquet": pictures(range(4)), "b.parquet": pictures(range(4), size=[1] * 4)},
+        [FOUR, pictures(range(4), size=[1] * 4)],
         r"a\.parquet: no column size, which .*b\.parquet has",
     ),
     "a column of another type": (
-        {
-            "a.parquet": pictures(range(4), size=[1] * 4),
-            "b.parquet": pictures(range(4), size=["1"] * 4),
-        },
+        [pictures(range(4), size=[1] * 4), pictures(range(4), size=["1"] * 4)],
         r"b\.parquet: column size is string, in .*a\.parquet int64",
     ),
     "a class without a name": (
-        {"a.parquet": pictures(range(4), label=2)},
+        [pictures(range(4), label=2)],
         r"a\.parquet: column label holds 2, and its metadata name 2 classes",
     ),
-    "half of the names say a split": (
-        {"train.parquet": pictures(range(4)), "more.parquet": pictures(range(4))},
-        "train.parquet is named as a split, more.parquet is not",
-    ),
-    "another label": (
-        {"a.parquet": pictures(range(4)).rename_columns(["image", "labels"])},
-        "no column label; did you mean labels",
-    ),
-    "cut off": (
-        {"a.parquet": b"PAR1 and no more"},
-        r"a\.parquet is not a readable Parquet or Arrow table",
-    ),
+    "another label": ([FOUR.rename_columns(["image", "labels"])], "no column label; .* labels"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_tables_that_would_be_read_otherwise_are_refused_in_words(what, tmp_path):
-    files, words = REFUSED[what]
-    for name, content in files.items():
-        if isinstance(content, bytes):
-            (tmp_path / name).write_bytes(content)
-        else:
-            write(
-                tmp_path / name,
-                pa.Table.from_pylist(content) if isinstance(content, list) else content,
-            )
-    path = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
+    tables, words = REFUSED[what]
+    for name, content in zip("ab", tables, strict=False):
+        write(tmp_path / f"{name}.parquet", content)
+    path = tmp_path if len(tables) > 1 else tmp_path / "a.parquet"
     with pytest.raises(UnreadableSource, match=f"(?s){words}"):
         ingest(settings(path), tmp_path / "manifest")
+
+
+def test_a_table_that_is_cut_off_and_a_split_that_half_of_the_names_say_are_refused(tmp_path):
+    write_folder(tmp_path, {"train.parquet": FOUR, "more.parquet": FOUR})
+    with pytest.raises(UnreadableSource, match=r"train\.parquet is named as a split, more\.parq"):
+        ingest(settings(tmp_path), tmp_path / "manifest")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UnreadableSource, match=r"cut\.parquet is not a readable Parquet or Arrow"):
+        ingest(settings(tmp_path / "cut.parquet"), tmp_path / "manifest")
 
 
 def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
@@ -271,11 +222,11 @@ def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
     cells[6]["image"]["bytes"] = encode(6, "WEBP")
     train = pa.Table.from_pylist(cells, pictures(range(1)).schema)
     files = {"train-0.parquet": train, "test-0.parquet": pictures(range(40, 44), label=-1)}
-    write_folder(tmp_path / "in", files)
-    (tmp_path / "in" / "README.md").write_text("what it is")
-    (tmp_path / "in" / ".cache").mkdir()
-    (tmp_path / "in" / ".cache" / "old.parquet").write_bytes(b"left over")
-    found = ingest(settings(tmp_path / "in"), tmp_path / "manifest")
+    root = write_folder(tmp_path / "in", files)
+    (root / "README.md").write_text("what it is")
+    (root / ".cache").mkdir()
+    (root / ".cache" / "old.parquet").write_bytes(b"left over")
+    found = ingest(settings(root), tmp_path / "manifest")
     reasons = {name.rpartition("/")[2]: reason for name, reason in read_reasons(found).items()}
     assert reasons == {
         "00000002": "image missing",
@@ -285,20 +236,15 @@ def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
         "00000039": "label missing",
     }
     assert len(found.examples) == 35
-    assert (
-        "test-0.parquet, 4 rows, is left out: in all of them label is −1, no class"
-        in (found.stats["warnings"])
-    )
+    said = "test-0.parquet, 4 rows, is left out: in all of them label is −1, no class"
+    assert said in found.stats["warnings"]
 
 
 def test_columns_next_to_images_and_numbers_to_predict_are_read_with_them(tmp_path):
     more = {"area": [*map(float, range(12))], "price": [*range(100, 112)]}
     write(tmp_path / "a.parquet", pictures(range(12), names=None, **more))
-    source = image_table.scan(
-        settings(
-            tmp_path / "a.parquet", numeric=["area"], label_column="price", label_kind="number"
-        )
-    )
+    columns = {"numeric": ["area"], "label_column": "price", "label_kind": "number"}
+    source = image_table.scan(settings(tmp_path / "a.parquet", **columns))
     assert [file.numbers for file in source.files] == [(100.0 + n,) for n in range(12)]
     assert source.listed is not None
     assert source.listed.values[:, 0].tolist() == [*range(12)]
@@ -315,7 +261,7 @@ def test_a_column_without_a_value_is_of_any_type_and_folders_of_one_split_are_na
     other = pa.table({"label": ["a", "b"], "note": ["u", "v"], "x": [3.0, 4.0]})
     root = write_folder(tmp_path, {"year=2020/a.parquet": rows, "year=2021/a.parquet": other})
     (tmp_path / "more.csv").write_text("x,note,label\n5.0,w,a\n")
-    found = table.scan(DataSettings(source="table", path=str(root), missing="category"))
+    found = table.scan(settings(root, "table", missing="category"))
     assert found.values[:, 0].tolist() == [1, 2, 3, 4]
     assert found.warnings[0] == "other files of data are left out: more.csv"
     assert found.warnings[1].startswith("files of 2 folders (year=2020, year=2021) are read as one")
@@ -357,15 +303,15 @@ def test_files_next_to_those_of_splits_are_left_out_by_name_and_counted(form, tm
             path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         else:
             write(path, pa.Table.from_pylist(rows))
-    data = {"source": source, "path": str(tmp_path / "imdb"), "label_column": "label"}
+    data = {"path": tmp_path / "imdb", "source": source, "max_reject_fraction": 0.01}
     data |= {"ignore": ["text"]} if source == "table" else {}
     short = other if "/" in other else other.partition("-")[0]
     with pytest.raises(UnreadableSource, match=rf"leave it out with data\.leave_out: \[{short}"):
-        ingest(DataSettings(**data), tmp_path / "manifest")
-    found = ingest(DataSettings(**data, leave_out=[named]), tmp_path / "manifest")
+        ingest(settings(**data), tmp_path / "manifest")
+    found = ingest(settings(**data, leave_out=[named]), tmp_path / "manifest")
     assert found.stats["left_out"] == {f"data.leave_out: {named}": 7}
     assert found.classes == ("0", "1") and len(found.for_split("test")) == len(LABELS)
     with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing is no folder"):
-        ingest(DataSettings(**data, leave_out=[named, "nothing"]), tmp_path / "manifest")
+        ingest(settings(**data, leave_out=[named, "nothing"]), tmp_path / "manifest")
     with pytest.raises(UnreadableSource, match=r"data\.leave_out names all of its files"):
-        ingest(DataSettings(**data, leave_out=["*"]), tmp_path / "manifest")
+        ingest(settings(**data, leave_out=["*"]), tmp_path / "manifest")

@@ -1,4 +1,6 @@
-"""A table is read as it is written, or refused: nothing is joined, shifted, or read two ways."""
+"""A table is read as it is written, or refused: nothing is joined, shifted, or read two ways, and
+no title, comment or first row is taken for a header.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.csv_tables import measured, scan, write
-from throughline.data.sources import text_table, time_series
 from throughline.data.tables import tabular
 from throughline.data.tables.number_text import is_number, read_numbers
 from throughline.data.tables.table_start import read_start
-from throughline.data.tables.tabular import read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
+
+
+def read(path, source="table", **settings):
+    return tabular.read_table(path, DataSettings(source=source, path=str(path), **settings))
+
+
+def delimiter_of(path, **settings):
+    return read_start(path, DataSettings(source="table", path=str(path), **settings)).delimiter
 
 
 @pytest.mark.parametrize("stray", [('"a', 'b"'), ('"a', '"b')], ids=["as a pair", "both open"])
@@ -35,9 +43,7 @@ def test_stray_quotes_do_not_join_rows(tmp_path, stray):
 def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     rows = [["1.5", '"a, b"', "x"], ["2.5", '"c\nd"', "y"]]
     path = write(tmp_path, "size,color,label", rows)
-    with pytest.raises(
-        UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*multi_line"
-    ):
+    with pytest.raises(UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*mul"):
         scan(path)
     assert scan(path, quoting="multi_line").schema.input.columns.categories == (("a, b", "c\nd"),)
     path.write_text('"size\nin m",color,label\n1,a,x\n2,b,y\n')
@@ -99,16 +105,13 @@ def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
     rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
     rows[10][0], rows[30][0] = '"text 10', 'text 30"'
     path = write(tmp_path, "text,label", rows)
-    settings = DataSettings(source="text_table", path=str(path))
     with pytest.raises(UnreadableSource, match=r"line 12: a quoted text goes on to line 32"):
-        list(text_table.scan(settings).documents)
-    kept = list(text_table.scan(settings.model_copy(update={"quoting": "none"})).documents)
+        list(scan(path, "text_table").documents)
+    kept = list(scan(path, "text_table", quoting="none").documents)
     assert len(kept) == 50 and kept[10].content == '"text 10'
     path.write_text('text,label\n"two\nlines, of, text",a\nother,b\n')
-    assert [item.content for item in text_table.scan(settings).documents] == [
-        "two\nlines, of, text",
-        "other",
-    ]
+    found = [item.content for item in scan(path, "text_table").documents]
+    assert found == ["two\nlines, of, text", "other"]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -122,12 +125,11 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, end):
     path = write(tmp_path, "load", [[1.5], [""], [""], [2.5], [""]], end=end)
-    settings = DataSettings(source="time_series", path=str(path))
-    assert read_table(path, settings).cells("load") == ["1.5", "", "", "2.5"]
+    assert read(path, "time_series").cells("load") == ["1.5", "", "", "2.5"]
     with pytest.raises(UnreadableSource, match="row 2, column load is missing, and 1 more values"):
-        time_series.scan(settings)
+        scan(path, "time_series")
     path = write(tmp_path, "load,wind", [[1.5, 2], [""], [2.5, 3]], end=end)
-    assert read_table(path, settings).cells("load") == ["1.5", "2.5"]
+    assert read(path, "time_series").cells("load") == ["1.5", "2.5"]
 
 
 @pytest.mark.parametrize(
@@ -162,17 +164,16 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
         "image": pa.array([{"bytes": b"x", "path": "a"}] * 3),
     }
     pq.write_table(pa.table(cells), path)
-    read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert read.describe_unread() == [
+    table = read(path)
+    assert table.describe_unread() == [
         "column bytes is left out: its cells are binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
-    assert {cells.type for cells in read.columns.values()} == {pa.large_string()}, "2 GiB and more"
-    assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
-    assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
-    assert read.numbers("price")[:2].tolist() == [1.125, 2.25]
-    comma = read_table(path, DataSettings(source="table", path=str(path), decimal=","))
-    assert comma.numbers("price")[:2].tolist() == [1.125, 2.25], "only texts have commas"
+    assert {cells.type for cells in table.columns.values()} == {pa.large_string()}, "2 GiB and more"
+    assert table.cells("whole") == ["1", "", "3"] and table.cells("wide") == ["1", "2.5", ""]
+    assert table.cells("truth") == ["True", "False", ""] and table.cells("word") == ["a", "", ""]
+    for decimal in ("auto", ","):  # only texts have commas
+        assert read(path, decimal=decimal).numbers("price")[:2].tolist() == [1.125, 2.25]
     with pytest.raises(UnreadableSource, match=r"cells of column image are struct<bytes: binary"):
         scan(path, label_column="image")
 
@@ -189,28 +190,23 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
 def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lines, delimiter):
     path = tmp_path / "table.csv"
     path.write_text("\n".join(lines))
-    settings = DataSettings(source="table", path=str(path))
-    assert read_start(path, settings).delimiter == delimiter
-    assert read_start(path, settings.model_copy(update={"delimiter": "tab"})).delimiter == "\t"
+    assert delimiter_of(path) == delimiter
+    assert delimiter_of(path, delimiter="tab") == "\t"
 
 
 def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("load, MW;temp, C\n310,5;4,1\n298,0;3,9\n")
     with pytest.raises(UnreadableSource, match=r"divide every line alike.*set data\.delimiter"):
-        read_start(path, DataSettings(source="table", path=str(path)))
-    assert (
-        read_start(path, DataSettings(source="table", delimiter=";", path=str(path))).delimiter
-        == ";"
-    )
+        delimiter_of(path)
+    assert delimiter_of(path, delimiter=";") == ";"
     path.write_text("\nx;label\n1,5;a\n2,5;b\n")
-    assert read_start(path, DataSettings(source="table", path=str(path))).delimiter == ";"
+    assert delimiter_of(path) == ";"
 
 
 def test_only_plain_notation_is_a_number():
-    cells = pa.array(
-        ["1", "-.5", "2.", "1e-3", "+7", "", "inf", "nan", "1_000", "0x1", "1,5", "1 2"]
-    )
+    others = ["", "inf", "nan", "1_000", "0x1", "1,5", "1 2"]
+    cells = pa.array(["1", "-.5", "2.", "1e-3", "+7", *others])
     assert is_number(cells, ".").tolist() == [True] * 5 + [False] * 7
     np.testing.assert_array_equal(read_numbers(cells, ".")[:5], [1, -0.5, 2, 1e-3, 7])
     assert np.isnan(read_numbers(cells, ".")[5:]).all()
@@ -230,12 +226,91 @@ def test_a_column_of_parquet_with_bytes_that_are_no_utf_8_is_named(tmp_path):
 
 
 def test_a_table_is_read_in_parts_of_few_cells_as_in_one(tmp_path, monkeypatch):
-    path, columns = tmp_path / "wide.csv", [f"c{number}" for number in range(9)]
     rows = [[f"{row}.{column}" for column in range(9)] for row in range(25)]
-    path.write_text("\n".join(map(",".join, [columns, *rows])))
-    settings = DataSettings(source="table", path=str(path))
-    whole = tabular.read_table(path, settings).columns
+    path = write(tmp_path, ",".join(f"c{number}" for number in range(9)), rows)
+    whole = read(path).columns
     monkeypatch.setattr(tabular, "_CELLS_AT_ONCE", 30)
-    parts = tabular.read_table(path, settings).columns
+    parts = read(path).columns
     assert [*map(list, zip(*(one.to_pylist() for one in parts.values()), strict=True))] == rows
     assert parts == whole
+
+
+ROWS = "".join(f"{row / 8},{row % 7},{'ab'[row % 2]}\n" for row in range(30))
+TABLE = "size,age,label\n" + ROWS
+NAMED, UNNAMED = ["size", "age", "label"], ["column_1", "column_2", "column_3"]
+
+
+def read_text(tmp_path, content, **settings):
+    (tmp_path / "table.csv").write_bytes(content)
+    return read(tmp_path / "table.csv", **settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "note"),
+    [
+        (TABLE.encode(), NAMED, ""),
+        (TABLE.encode("utf-16"), NAMED, "the file is UTF-16, as its first bytes say"),
+        (b"\xfe\xff" + TABLE.encode("utf-16-be"), NAMED, "the file is UTF-16"),
+        (b"sep=;\r\n" + TABLE.replace(",", ";").encode(), NAMED, ""),
+        (b"\xef\xbb\xbfSEP=:\n" + TABLE.replace(",", ":").encode(), NAMED, ""),
+        (b"|1x3 Cross validator\n" + TABLE.encode(), NAMED, "'|1x3 Cross validator'"),
+        (TABLE.replace(",", "|").encode(), NAMED, "cells are divided by bars"),
+        (b"# of 2024\n# two\n" + TABLE.encode(), NAMED, "header: '# of 2024' and 1 more"),
+        (b"# " + TABLE.encode(), NAMED, ""),
+        (b"#" + TABLE.encode(), NAMED, ""),
+        (b"# measured, at home, by us\n" + TABLE.encode(), NAMED, "'# measured, at home, by us'"),
+        (b"Sizes of 2024\n\n" + TABLE.encode(), NAMED, "header: 'Sizes of 2024'"),
+        (b"Sizes,,\nby us,,\n" + TABLE.encode(), NAMED, "header: 'Sizes,,' and 1 more"),
+        (b"left,,right\n" + ROWS.encode(), ["left", "Unnamed: 1", "right"], ""),
+        (b"1990,1991,1992\n" + ROWS.encode(), ["1990", "1991", "1992"], ""),
+        (b"400.5,401.0,401.5\n" + ROWS.encode(), ["400.5", "401.0", "401.5"], ""),
+        (b"0,1,label\n" + ROWS.encode(), ["0", "1", "label"], ""),
+        (TABLE.encode() + b",,\n , ,\n", NAMED, "2 empty rows at the end are left out"),
+    ],
+)
+def test_what_stands_above_the_header_is_left_out_and_said(tmp_path, content, names, note):
+    table = read_text(tmp_path, content)
+    assert list(table.columns) == names and len(table) == 30
+    assert table.cells(names[0])[:3] == ["0.0", "0.125", "0.25"]
+    assert note in " · ".join(table.notes) if note else not table.notes
+
+
+@pytest.mark.parametrize("first", ["5.1,3.5,a\n", "5,0,0\n", "2.5,1,a\n", "0.5,1,a\n"])
+def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
+    with pytest.raises(UnreadableSource, match=r"set data\.header: none .* column_1 … column_3"):
+        read_text(tmp_path, (first + ROWS).encode())
+    table = read_text(tmp_path, (first + ROWS).encode(), header="none")
+    assert list(table.columns) == UNNAMED and len(table) == 31
+    if len({*first.strip().split(",")}) == 3:
+        table = read_text(tmp_path, (first + ROWS).encode(), header="names")
+        assert list(table.columns) == first.strip().split(",") and len(table) == 30
+
+
+def test_lines_are_counted_in_the_file(tmp_path):
+    with pytest.raises(UnreadableSource, match="line 5 has 4"):
+        read_text(tmp_path, b"# by us\n# two\nsize,age,label\n1.5,2,a\n1.5,2,a,b\n1.5,2,a\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (f"By us, and others\n{TABLE}", r"Lines with 3 cells begin in line 2; .* titles\? Remove"),
+        (f"a,b,c,d\ne,f\n{TABLE}", "Lines with 3 cells begin in line 3"),
+        (f"{TABLE}\nSource: us, 2024\n", r"from line 33 on \('Source: us, 2024'\), if it is a n"),
+        (f"{TABLE}note\nsecond, note\n", r"from line 32 on \('note'\)"),
+        (f"{TABLE}1,2,a,b\n{ROWS}", "line 32 has 4. Quote cells that hold the delimiter"),
+        ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
+    ],
+)
+def test_titles_and_notes_that_are_no_rows_are_told_from_cells_with_delimiters(
+    tmp_path, content, words
+):
+    with pytest.raises(UnreadableSource, match=words):
+        read_text(tmp_path, content.encode())
+
+
+def test_without_a_header_a_row_may_repeat_the_first(tmp_path):
+    content = f"1.5,2,a\n{ROWS}1.5,2,a\n".encode()
+    assert len(read_text(tmp_path, content, header="none")) == 32
+    with pytest.raises(UnreadableSource, match="line 32: repeats the header"):
+        read_text(tmp_path, content, header="names")

@@ -13,7 +13,6 @@ from tests.support.csv_tables import scan, write
 from throughline.data.glance import find_rare_classes
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.data.sources import time_series
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
@@ -34,31 +33,22 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     rows[40][0] = "?"
     path = write(tmp_path, "size,age,label", rows)
     found = scan(path)
-    assert (found.schema.input.columns.names, found.schema.input.columns.categories) == (
-        ("size", "age"),
-        (),
-    )
+    columns = found.schema.input.columns
+    assert (columns.names, columns.categories) == (("size", "age"), ())
     assert [(item.id, item.reason) for item in found.rejected] == [
         ("row 41", "size is no number (data.missing_values can say that it is missing): '?'")
     ]
-    said = scan(path, missing_values=["?"])
-    assert [item.reason for item in said.rejected] == [
-        "size is missing (data.missing can be median to keep the row)"
-    ]
-    series = DataSettings(source="time_series", path=str(path))
+    (rejected,) = scan(path, missing_values=["?"]).rejected
+    assert rejected.reason == "size is missing (data.missing can be median to keep the row)"
     with pytest.raises(UnreadableSource, match=r"row 41, column size is no number: '\?'"):
-        time_series.scan(series)
+        scan(path, "time_series")
 
 
 @pytest.mark.parametrize(
     ("name", "cell", "words"),
     [
         ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
-        (
-            "paid",
-            lambda row: f"${row % 9 + 1}200.50",
-            "a notation that is not read; write them as 12",
-        ),
+        ("paid", lambda row: f"${row % 9 + 1}200.50", "a notation that is not read; write them"),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
         ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),
@@ -115,9 +105,7 @@ def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path
 def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
     rows = [[row % 50 / 8, 90_000 + 37 * (row * 7919 % 211)] for row in range(300)]
     path = write(tmp_path, "size,price", rows)
-    with pytest.raises(
-        UnreadableSource, match=r"211 different whole numbers in 300 rows; set data"
-    ):
+    with pytest.raises(UnreadableSource, match="211 different whole numbers in 300 rows; set da"):
         scan(path, label_column="price")
     assert scan(path, label_column="price", label_kind="number").classes == []
     assert len(scan(path, label_column="price", label_kind="class").classes) == 211
@@ -128,38 +116,33 @@ def test_only_the_empty_cell_is_missing(tmp_path, word):
     rows = [[row / 8, ["a", word][row % 2], ["x", word][row % 2]] for row in range(40)]
     found = scan(write(tmp_path, "size,color,label", rows))
     assert not found.rejected
-    assert found.classes == sorted(["x", word]) and found.schema.input.columns.categories == (
-        tuple(sorted(["a", word])),
-    )
+    assert found.classes == sorted(["x", word])
+    assert found.schema.input.columns.categories == (tuple(sorted(["a", word])),)
     said = scan(tmp_path / "table.csv", missing_values=[word])
     assert len(said.rejected) == 20
 
 
 def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tmp_path):
     """The median is that of the training split: of 1, 2, 9, while 1000 is for test."""
-    splits = ["train", "train", "", "train", "validation", "test"]
     rows = [
-        [size, color, "xy"[row % 2], split]
-        for row, (size, color, split) in enumerate(
-            zip(["1", "2", "", "9", "", "1000"], ["a", "", "b", "b", "a", ""], splits, strict=True)
-        )
+        ["1", "a", "x", "train"],
+        ["2", "", "y", "train"],
+        ["", "b", "x", "train"],
+        ["9", "b", "y", "train"],
+        ["", "a", "x", "validation"],
+        ["1000", "", "y", "test"],
     ]
-    rows[2][3] = "train"
     path = write(tmp_path, "size,color,label,split", rows)
-    assert [item.reason for item in scan(path).rejected] == [
-        "color is missing (data.missing can be category to keep the row)",
-        "size is missing (data.missing can be median to keep the row)",
-        "size is missing (data.missing can be median to keep the row)",
-        "color is missing (data.missing can be category to keep the row)",
-    ]
+    no_color = "color is missing (data.missing can be category to keep the row)"
+    no_size = "size is missing (data.missing can be median to keep the row)"
+    reasons = [item.reason for item in scan(path).rejected]
+    assert reasons == [no_color, no_size, no_size, no_color]
     assert [item.id for item in scan(path, missing="category").rejected] == ["row 3", "row 5"]
     settings = DataSettings(source="table", path=str(path), missing="median")
     manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.schema == read_manifest(tmp_path / "manifest").schema
-    assert (manifest.schema.input.columns.medians, manifest.schema.input.columns.categories) == (
-        {"size": 2},
-        (("", "a", "b"),),
-    )
+    columns = manifest.schema.input.columns
+    assert (columns.medians, columns.categories) == ({"size": 2}, (("", "a", "b"),))
     assert np.load(tmp_path / "manifest" / "values.npy").tolist() == [
         [1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0],
     ]  # fmt: skip
@@ -188,14 +171,9 @@ def test_a_category_in_two_spellings_of_unicode_is_not_two_categories(tmp_path):
 def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
     rows = [[number, "ab"[number % 2], number / 8, f"text {number}"] for number in range(60)]
     path = write(tmp_path, "id,shop,size,note", rows)
+    wrong = {"label_column": "pric", "categorical": ["shopp"], "ignore": ["colour"]}
     with pytest.raises(UnreadableSource) as refusal:
-        scan(
-            path,
-            label_column="pric",
-            categorical=["shopp"],
-            ignore=["colour"],
-            missing={"size": "category", "weight": "median"},
-        )
+        scan(path, **wrong, missing={"size": "category", "weight": "median"})
     (heading, *listed) = str(refusal.value).splitlines()
     assert heading == f"{path}: 6 problems:"
     assert [line for line in listed if line.startswith("  - ")] == [
@@ -265,8 +243,6 @@ def test_neither_a_new_category_nor_another_order_of_the_columns_moves_a_row(tmp
     swapped = [[other, size, label] for size, other, label in numbers]
     splits, other = assigned("color,size,label", turned, "c")
     assert splits == before and other.digest == manifest.digest  # categories come last anyway
-    (one, first), (two, second) = (
-        assigned("a,b,label", numbers, "d"),
-        assigned("b,a,label", swapped, "e"),
-    )
+    one, first = assigned("a,b,label", numbers, "d")
+    two, second = assigned("b,a,label", swapped, "e")
     assert one == two and first.digest != second.digest

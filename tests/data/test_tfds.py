@@ -23,6 +23,7 @@ def feature(kind: str, module: str = "tensor_feature", **more) -> dict:
 
 IMAGE = feature("Image", image={"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}})
 CLASS = feature("ClassLabel", classLabel={"numClasses": "2"})
+PHOTOS = {"image": IMAGE, "label": CLASS}
 
 
 def tensor(dtype: str, *sizes: int, encoding: str = "none") -> dict:
@@ -43,16 +44,11 @@ def prepare(folder, features: dict, records: list[bytes], **info) -> DataSetting
 
 
 def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
-    images = [png(1), png(2)]
-    settings = prepare(
-        tmp_path,
-        {"image": IMAGE, "label": CLASS, "name": feature("Text", "text_feature")},
-        [example(image=[image], label=[n], name=[b"a"]) for n, image in enumerate(images)],
-        splits=[
-            {"name": "train", "shardLengths": ["2"]},
-            {"name": "validation_matched", "shardLengths": ["1000", "500"]},
-        ],
-    )
+    features = {"image": IMAGE, "label": CLASS, "name": feature("Text", "text_feature")}
+    records = [example(image=[png(n)], label=[n], name=[b"a"]) for n in range(2)]
+    other = {"name": "validation_matched", "shardLengths": ["1000", "500"]}
+    splits = [{"name": "train", "shardLengths": ["2"]}, other]
+    settings = prepare(tmp_path, features, records, splits=splits)
     (tmp_path / "label.labels.txt").write_text("owl\nduck\n")
     found = tfds.scan(settings)
     assert isinstance(found, forms.Files)
@@ -68,23 +64,17 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
 
 def test_features_of_an_inner_dict_have_the_names_of_both(tmp_path):
     inner = {"pythonClassName": "FeaturesDict", "featuresDict": {"features": {"encoded": IMAGE}}}
-    settings = prepare(
-        tmp_path,
-        {"image": inner, "encoded": tensor("int64"), "label": CLASS},
-        [example(**{"image/encoded": [png(n)], "encoded": [7], "label": [n]}) for n in range(2)],
-    )
-    found = tfds.scan(settings)
+    features = {"image": inner, "encoded": tensor("int64"), "label": CLASS}
+    cells = [{"image/encoded": [png(n)], "encoded": [7], "label": [n]} for n in range(2)]
+    found = tfds.scan(prepare(tmp_path, features, [example(**each) for each in cells]))
     assert [item.label for item in found.files] == ["0", "1"]
     assert sorted(found.features) == ["encoded", "image/encoded", "label"]
 
 
 def test_shards_are_those_of_the_splits_that_are_trained_on_by_the_names_they_say(tmp_path):
+    pattern = "{SPLIT}.{SHARD_INDEX}"
     splits = [
-        {
-            "name": "train",
-            "shardLengths": ["2", "0", "1"],
-            "filepathTemplate": "{SPLIT}.{SHARD_INDEX}",
-        },
+        {"name": "train", "shardLengths": ["2", "0", "1"], "filepathTemplate": pattern},
         {"name": "unsupervised", "shardLengths": ["5"]},
         {"name": "test", "shardLengths": ["1"], "filepathTemplate": ""},
     ]
@@ -104,13 +94,10 @@ def test_tensors_are_read_in_every_encoding(tmp_path, encoding):
         "bytes": [values.tobytes()],
         "zlib": [zlib.compress(values.tobytes())],
     }[encoding]
-    settings = prepare(
-        tmp_path,
-        {"v": tensor("int16", 3, 2, encoding=encoding), "y": tensor("float32")},
-        [example(v=stored, y=[0.5])],
-        supervisedKeys={"tuple": {"items": [{"dictKey": "v"}, {"dictKey": "y"}]}},
-    )
-    found = tfds.scan(settings)
+    features = {"v": tensor("int16", 3, 2, encoding=encoding), "y": tensor("float32")}
+    keys = {"tuple": {"items": [{"dictKey": "v"}, {"dictKey": "y"}]}}
+    records = [example(v=stored, y=[0.5])]
+    found = tfds.scan(prepare(tmp_path, features, records, supervisedKeys=keys))
     np.testing.assert_array_equal(found.values, values[None].astype(np.float32))
     assert list(found.labels) == [0.5] and found.schema.predicts_number
 
@@ -131,15 +118,11 @@ def test_whole_numbers_that_float32_does_not_hold_are_counted(tmp_path, dtype, h
     ("features", "info", "said"),
     [
         ({"image": feature("Video"), "label": CLASS}, {}, "image is Video; an Image or a Tensor"),
-        ({"image": IMAGE, "label": CLASS}, {"fileFormat": "array_record"}, "only tfrecord can be"),
-        ({"image": IMAGE, "label": CLASS}, {"splits": []}, "names no split train"),
+        (PHOTOS, {"fileFormat": "array_record"}, "only tfrecord can be"),
+        (PHOTOS, {"splits": []}, "names no split train"),
         ({"photo": IMAGE, "label": CLASS}, {}, r"records.input is not set.*photo \(Image uint8"),
         ({}, {}, "names no features"),
-        (
-            {"image": IMAGE, "label": CLASS},
-            {"splits": [{"shardLengths": ["many"], "name": "train"}]},
-            "is not as TensorFlow Datasets writes it",
-        ),
+        (PHOTOS, {"splits": [{"shardLengths": ["x"], "name": "train"}]}, "is not as TensorFlow"),
         ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
     ],
 )
@@ -151,7 +134,7 @@ def test_a_prepared_data_set_that_cannot_be_read_is_refused(tmp_path, features, 
 
 def test_metadata_of_other_shards_is_refused(tmp_path):
     records = [example(image=[png(n)], label=[n]) for n in range(2)]
-    settings = prepare(tmp_path, {"image": IMAGE, "label": CLASS}, records)
+    settings = prepare(tmp_path, PHOTOS, records)
     names = tmp_path / "label.labels.txt"
     names.write_text("owl\nduck\nswan\n")
     with pytest.raises(UnreadableSource, match=r"txt names 3 classes, features\.json has 2"):

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.csv_tables import scan, write
-from throughline.data.sources import time_series
+from tests.support.csv_tables import scan as scan_table
+from tests.support.csv_tables import write
 from throughline.data.tables.moments import TimeProblem, find_time_problem, read_moments
-from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 FORMATS = [
@@ -22,6 +21,10 @@ FORMATS = [
     "%m/%d/%Y %I:%M %p",
     "%d %b %Y %H:%M",
 ]
+
+
+def scan(path, **data):
+    return scan_table(path, "time_series", **data)
 
 
 def find_problem(cells):
@@ -60,33 +63,26 @@ def test_dates_have_to_increase_in_each_way_that_they_can_be_read(cells, problem
 
 
 def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
-    path = tmp_path / "series.csv"
-    path.write_text("day,place,heat,rain\n2026-01-01,x,1,0.5\n2026-01-02,y,2,0.25\n")
-    series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
-    assert (series.schema.input.columns.names, series.schema.input.shape) == (
-        ("heat", "rain"),
-        (2,),
-    )
+    rows = [["2026-01-01", "x", 1, 0.5], ["2026-01-02", "y", 2, 0.25]]
+    series = scan(write(tmp_path, "day,place,heat,rain", rows), time_column="day")
+    shape = series.schema.input.shape
+    assert (series.schema.input.columns.names, shape) == (("heat", "rain"), (2,))
     assert series.values.dtype == np.float32
     assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
     np.save(tmp_path / "series.npy", np.arange(4))
-    array = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+    array = scan(tmp_path / "series.npy")
     assert array.schema.input.columns.names == ("column_0",)
     assert array.values.tolist() == [[0], [1], [2], [3]]
 
 
 def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
-    path = tmp_path / "series.csv"
     days = [f"2026-01-{day:02d}" for day in range(1, 32) if day not in (9, 20, 21)]
-    settings = DataSettings(source="time_series", path=str(path), time_column="day")
     for times in (days, [day[-2:].lstrip("0") for day in days]):
-        rows = [f"{day},{number / 8}" for number, day in enumerate(times)]
-        path.write_text("\n".join(["day,heat", *rows]))
-        (warning,) = time_series.scan(settings).warnings
+        rows = [[day, number / 8] for number, day in enumerate(times)]
+        (warning,) = scan(write(tmp_path, "day,heat", rows), time_column="day").warnings
         assert warning.startswith("day grows 2 times more than 1.5 times as much as it does from")
         assert f"first before row 9 ({times[7]}, {times[8]})" in warning
-    path.write_text("\n".join(["day,heat", *rows[:8]]))
-    assert time_series.scan(settings).warnings == []
+    assert scan(write(tmp_path, "day,heat", rows[:8]), time_column="day").warnings == []
 
 
 @pytest.mark.parametrize(
@@ -104,8 +100,7 @@ def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
 )
 def test_dates_of_digits_have_the_gaps_of_the_calendar(tmp_path, times, gap):
     path = write(tmp_path, "day,heat", [[time, row / 8] for row, time in enumerate(times)])
-    settings = DataSettings(source="time_series", path=str(path), time_column="day")
-    said = " · ".join(time_series.scan(settings).warnings)
+    said = " · ".join(scan(path, time_column="day").warnings)
     assert f"({gap})" in said if gap else not said
 
 
@@ -121,7 +116,7 @@ def test_dates_of_digits_have_the_gaps_of_the_calendar(tmp_path, times, gap):
 def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason):
     np.save(tmp_path / "series.npy", values)
     with pytest.raises(UnreadableSource, match=reason):
-        time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+        scan(tmp_path / "series.npy")
 
 
 REFUSED = {
@@ -131,34 +126,16 @@ REFUSED = {
     "backwards": ("1,1\n3,1\n2,1\n", "day does not increase in row 3; sort the table and drop"),
     "units": ("d,kW\n1,1\n2,1\n3,1\n", r"row 1 holds units or a second header \(d, kW\); remove"),
     "units, and more": ("d,kW\n,Avg\n1,1\n2,1\n3,1\n4,1\n", "row 1 holds units"),
-    "no number in the first row": (
-        "2026-01-01,NA\n2026-01-02,1\n2026-01-03,1\n",
-        "column heat is no number: .NA.",
-    ),
+    "no number in the first row": ("1,NA\n2,1\n3,1\n", "column heat is no number: .NA."),
     "doubled": ("1,1\n2,1\n2,1\n", "day does not increase in row 3"),
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
     "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
     "two ways": ("01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
-    "midnight": (
-        "2026-01-01,1\n2026-01-01 24:00,2\n",
-        "in row 2 .* write midnight as 00:00 of the",
-    ),
-    "month first": (
-        "01/13/2026 23:00,1\n01/13/2026 24:00,2\n",
-        "day in row 2 is '01/13/2026 24:00'",
-    ),
-    "brackets": (
-        "1,1\n2,(12.50)\n3,1\n",
-        r"row 2, .* write -12\.50; windows need every time step$",
-    ),
-    "minus": (
-        "1,1\n2,\u22125\n3,1\n",
-        r"row 2, .* U\+2212; write -5; windows need every time step$",
-    ),
-    "mark": (
-        "1,1\n2,?\n3,1\n",
-        r"no number: '\?'; .* data.missing_values can say that it is missing; then",
-    ),
+    "midnight": ("2026-01-01,1\n2026-01-01 24:00,2\n", "in row 2 .* write midnight as 00:00 of"),
+    "month first": ("01/13/2026 23:00,1\n01/13/2026 24:00,2\n", "row 2 is '01/13/2026 24:00'"),
+    "brackets": ("1,1\n2,(12.50)\n3,1\n", r"row 2, .* write -12\.50; windows need .* step$"),
+    "minus": ("1,1\n2,\u22125\n3,1\n", r"row 2, .* U\+2212; write -5; windows need .* step$"),
+    "mark": ("1,1\n2,?\n3,1\n", r"'\?'; .* data.missing_values can say that it is missing; then"),
     "nanoseconds": ("1700000000000000001,1\n1700000000000000000,2\n", "not increase in row 2"),
 }
 
@@ -168,40 +145,33 @@ def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, rows, re
     path = tmp_path / "series.csv"
     path.write_text(f"day,heat\n{rows}")
     with pytest.raises(UnreadableSource, match=reason):
-        time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
+        scan(path, time_column="day")
 
 
 @pytest.mark.parametrize("days", [range(9, 1, -1), [f"{day}/01/2026" for day in range(28, 9, -1)]])
 def test_a_series_whose_newest_row_comes_first_is_refused_named_or_not(tmp_path, days):
     path = write(tmp_path, "day,place,load", [[day, "x", row / 8] for row, day in enumerate(days)])
-    settings = DataSettings(source="time_series", path=str(path), time_column="day")
-    with pytest.raises(
-        UnreadableSource, match=r"day falls from row to row, from (9|28/01/2026) to"
-    ):
-        time_series.scan(settings)
+    with pytest.raises(UnreadableSource, match=r"row to row, from (9|28/01/2026) to"):
+        scan(path, time_column="day")
     if isinstance(days, list):
         with pytest.raises(UnreadableSource, match=r"set data\.time_column: day"):
-            time_series.scan(settings.model_copy(update={"time_column": ""}))
-        ignored = settings.model_copy(update={"time_column": "", "ignore": ["day"]})
-        assert len(time_series.scan(ignored).values) == len(days)
+            scan(path)
+        assert len(scan(path, ignore=["day"]).values) == len(days)
 
 
 def test_a_series_learns_from_no_index_unless_told(tmp_path):
     rows = [[1_700_000_000 + 3600 * row, row, row / 8] for row in range(40)]
     path = write(tmp_path, "time,nr,load", rows)
-    settings = DataSettings(source="time_series", path=str(path))
     with pytest.raises(UnreadableSource, match=r"column time .*float32 keeps") as refused:
-        time_series.scan(settings)
+        scan(path)
     assert "column nr (0, …) numbers the rows" in str(refused.value)
     assert "data.time_column names the column of times" in str(refused.value)
-    said = settings.model_copy(update={"time_column": "time"})
     with pytest.raises(UnreadableSource, match="column nr") as refused:
-        time_series.scan(said)
+        scan(path, time_column="time")
     assert "time_column" not in str(refused.value)
-    said = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
-    assert time_series.scan(said).schema.input.columns.names == ("load",)
-    said = settings.model_copy(update={"numeric": ["nr", "load"]})
-    assert time_series.scan(said).schema.input.columns.names == ("nr", "load")
+    found = scan(path, time_column="time", ignore=["nr"])
+    assert found.schema.input.columns.names == ("load",)
+    assert scan(path, numeric=["nr", "load"]).schema.input.columns.names == ("nr", "load")
 
 
 @pytest.mark.parametrize(
@@ -214,31 +184,24 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
 )
 def test_empty_cells_between_others_are_filled_as_asked_and_counted(tmp_path, missing, filled):
     path = write(tmp_path, "load,wind", [[1, 5], ["", 5], ["", 6], [4, 7], [7, 8]])
-    settings = DataSettings(source="time_series", path=str(path), missing=missing)
-    series = time_series.scan(settings)
+    series = scan(path, missing=missing)
     assert series.values[:, 0].tolist() == filled
     way = missing if isinstance(missing, str) else "previous"
     assert series.warnings == [f"2 empty cells of load are filled ({way}), at most 2 in a row"]
     path = write(tmp_path, "load,wind", [["", 5], [2, 5], [3, 6]])
     with pytest.raises(UnreadableSource, match="row 1, column load is missing; windows need every"):
-        time_series.scan(settings)
+        scan(path, missing=missing)
 
 
 @pytest.mark.parametrize("mark", [":", "."])
 def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
-    rows = [
-        [f"{1 + row // 24:02}/03/2004", f"{row % 24:02}{mark}00{mark}00", row / 8]
-        for row in range(60)
-    ]
-    settings = DataSettings(
-        source="time_series",
-        path=str(write(tmp_path, "Date,Time,load", rows)),
-        time_column=["Date", "Time"],
-    )
-    assert time_series.scan(settings).schema.input.columns.names == ("load",)
+    times = [(f"{1 + n // 24:02}/03/2004", f"{n % 24:02}{mark}00{mark}00") for n in range(60)]
+    rows = [[*time, row / 8] for row, time in enumerate(times)]
+    path = write(tmp_path, "Date,Time,load", rows)
+    assert scan(path, time_column=["Date", "Time"]).schema.input.columns.names == ("load",)
     write(tmp_path, "Date,Time,load", [*rows, rows[5]])
     with pytest.raises(UnreadableSource, match="Date Time does not increase in row 61"):
-        time_series.scan(settings)
+        scan(path, time_column=["Date", "Time"])
 
 
 def _hours(month, day, count, step=60):
@@ -297,11 +260,8 @@ LATE = {
 @pytest.mark.parametrize("why", LATE)
 def test_the_cause_of_times_that_do_not_increase_is_named(tmp_path, why):
     header, rows, words = LATE[why]
-    settings = DataSettings(
-        source="time_series", path=str(write(tmp_path, header, rows)), time_column="t"
-    )
     with pytest.raises(UnreadableSource, match=f"t does not increase in row .*; .*{words}"):
-        time_series.scan(settings)
+        scan(write(tmp_path, header, rows), time_column="t")
 
 
 @pytest.mark.parametrize(
@@ -319,17 +279,14 @@ def test_the_cause_of_times_that_do_not_increase_is_named(tmp_path, why):
     ],
 )
 def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, times, melted):
-    header = ",".join(["place", *times])
-    rows = [
-        [f"p{row}", *[(row * 7 + n * 3) % 11 / 2 for n in range(len(times))]] for row in range(9)
-    ]
-    path = write(tmp_path, header, rows)
-    settings = DataSettings(source="time_series", path=str(path))
+    places = range(len(times))
+    rows = [[f"p{row}", *[(row * 7 + n * 3) % 11 / 2 for n in places]] for row in range(9)]
+    path = write(tmp_path, ",".join(["place", *times]), rows)
     if not melted:
-        assert len(time_series.scan(settings).values) == 9
+        assert len(scan(path).values) == 9
         return
     with pytest.raises(UnreadableSource, match="each row is a series, not a time step") as refused:
-        time_series.scan(settings)
+        scan(path)
     line = next(one for one in str(refused.value).splitlines() if one.startswith("pandas"))
     line = line.replace("'table.csv'", repr(str(path)))
     turned = path.with_name("by_time.csv")
@@ -338,5 +295,5 @@ def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, t
     assert table["time"].tolist() == [int(t) if t.isdigit() else t for t in times]
     assert table["p3"].tolist() == rows[3][1:]
     with pytest.raises(UnreadableSource, match=r"(?s)no column label.*each row is a series"):
-        scan(path)
-    assert len(time_series.scan(settings.model_copy(update={"numeric": times})).values) == 9
+        scan_table(path)
+    assert len(scan(path, numeric=times).values) == 9

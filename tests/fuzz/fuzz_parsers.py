@@ -132,15 +132,15 @@ def prepared_data() -> Path:
     return folder
 
 
-def read_as(name: str, read: Callable[[Path], object]) -> Target:
-    """Read what a stage has written, with this in place of its summary or index."""
+def read_as(name: str, read: Callable[[Path], object]) -> tuple[Target, Callable[[], list[bytes]]]:
+    """Read what a stage has written, with this in place of its summary or index; the valid one."""
 
     def target(data: bytes, folder: Path) -> None:
         path = prepared_data() / name
         path.write_bytes(data)
         read(path.parent)
 
-    return target
+    return target, lambda: [(prepared_data() / name).read_bytes()]
 
 
 def _image(kind: str) -> bytes:
@@ -157,23 +157,13 @@ def _parquet() -> bytes:
     return file.getvalue()
 
 
-def _index(name: str) -> bytes:
-    return (prepared_data() / name).read_bytes()
-
-
 _RECORD = encode_example(key=7, label=1, value=b"image")
 _ROWS = b"".join(
     b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1])
     for number in range(40)
 )
-FIGURES = {
-    "stall_pct": 12.5,
-    "verdict": "input-bound",
-    "steps": 3,
-    "gpu_pct": None,
-    "fits": True,
-    "odd": float("nan"),
-}
+FIGURES = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "fits": True}
+FIGURES["odd"] = float("nan")
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "image": (
         parse_image,
@@ -203,18 +193,9 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
             path.read_bytes() for path in (ROOT / "params.yaml", *ROOT.glob("infra/*/*.yaml"))
         ],
     ),
-    "manifest": (
-        read_as("manifest/manifest.json", read_manifest),
-        lambda: [_index("manifest/manifest.json")],
-    ),
-    "shards": (
-        read_as("shards/index.json", read_shard_index),
-        lambda: [_index("shards/index.json")],
-    ),
-    "snapshot": (
-        read_as("snapshot/index.json", read_index),
-        lambda: [_index("snapshot/index.json")],
-    ),
+    "manifest": read_as("manifest/manifest.json", read_manifest),
+    "shards": read_as("shards/index.json", read_shard_index),
+    "snapshot": read_as("snapshot/index.json", read_index),
     "condition": (
         lambda data, folder: parse_threshold(
             data.decode("utf-8", "surrogateescape"), list(FIGURES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from throughline.data.sources import table
+from throughline.data.sources import SCANNERS
 from throughline.settings import DataSettings
 
 
@@ -13,8 +13,8 @@ def write(tmp_path, header, rows, *, delimiter=",", end="\n"):
     return path
 
 
-def scan(path, **data):
-    return table.scan(DataSettings(source="table", path=str(path), **data))
+def scan(path, source="table", **data):
+    return SCANNERS[source](DataSettings(source=source, path=str(path), **data))
 
 
 def measured(count):

@@ -22,6 +22,15 @@ def picture(seed: int, *, size: tuple[int, int] = (40, 30), mode: str = "RGB") -
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode)
 
 
+def save_photos(root: Path, count: int, *classes: str, suffix: str = "jpg") -> Path:
+    """Write so many pictures into folders of classes, which take turns; returns the root."""
+    for number in range(count):
+        path = root / classes[number % len(classes)] / f"{number:02d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    return root
+
+
 def flip_bit(path: Path, at: int) -> None:
     """Change one bit of a file, in the byte at this place or, if negative, from the end."""
     content = bytearray(path.read_bytes())
