@@ -28,19 +28,11 @@ pytestmark = pytest.mark.integration
 OWN = {
     "data": {"path": "data/raw", "source": "image_folder"},
     "model": {"name": "mlp"},
-    "preprocess": [
-        "decode",
-        {"their_ops:Cut": {"size": 3}},
-        {"tokenize": {"model": "/srv/known.model"}},
-    ],
+    "preprocess": [{"their_ops:Cut": {"size": 3}}, {"tokenize": {"model": "/srv/known.model"}}],
     "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
 }
-OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = (
-    "is outside of what",
-    "is hidden",
-    "is not part of this project",
-    "is not granted",
-)
+OUTSIDE, HIDDEN, UNGRANTED = "is outside of what", "is hidden", "is not granted"
+FOREIGN = "is not part of this project"
 
 REFUSED = [
     # data.path: files
@@ -136,15 +128,12 @@ def project(tmp_path_factory) -> Path:
 
 
 def reach(project: Path) -> AccessPolicy:
-    return AccessPolicy(
-        project=project,
-        own=OWN,
-        limits=Limits(
-            data_roots=(Path("granted"),),
-            data_buckets=("s3://granted/photos/",),
-            service_addresses=("grpc://granted:1",),
-        ),
+    limits = Limits(
+        data_roots=(Path("granted"),),
+        data_buckets=("s3://granted/photos/",),
+        service_addresses=("grpc://granted:1",),
     )
+    return AccessPolicy(project=project, own=OWN, limits=limits)
 
 
 @pytest.mark.parametrize(("asked", "why"), REFUSED, ids=lambda value: str(value)[:70])
@@ -171,10 +160,9 @@ def test_what_the_project_has_and_what_is_granted_may_be_used(project, monkeypat
 
 def test_the_environment_of_a_run_grants_nothing(project, monkeypatch):
     monkeypatch.setenv("THROUGHLINE_DATA_ROOTS", "/")
+    policy = AccessPolicy(project=project, own=OWN, limits=load_limits(project))
     with pytest.raises(InvalidParams, match=OUTSIDE):
-        AccessPolicy(project=project, own=OWN, limits=load_limits(project)).check(
-            OWN | {"data": {"path": "/etc"}}
-        )
+        policy.check(OWN | {"data": {"path": "/etc"}})
 
 
 def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
@@ -184,15 +172,12 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
     (tmp_path / "elsewhere.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(project)
-    (project / "params.yaml").write_text(
-        "data: {source: image_folder, path: photos}\npipelines: {naive: {}}\n"
-    )
+    monkeypatch.setenv(CONFINED, "1")
+    data = {"source": "image_folder", "path": "photos"}
+    write_params(project, {"data": data, "pipelines": {"naive": {}}})
     for asked in ('augment=["elsewhere:Op"]', "model.name=elsewhere.inner:build"):
-        monkeypatch.setenv(CONFINED, "1")
-        with (
-            pytest.raises(InvalidParams, match=FOREIGN),
-            flow_run.start_run(Changes(overrides=[asked]), None),
-        ):
+        started = flow_run.start_run(Changes(overrides=[asked]), None)
+        with pytest.raises(InvalidParams, match=FOREIGN), started:
             pass
     assert not (tmp_path / "imported").exists()
 
@@ -205,15 +190,12 @@ def test_links_lead_out_of_data_only_where_params_yaml_names_it(monkeypatch, tmp
         (tmp_path / name).mkdir()
     data = document["data"] | {"path": "photos", "fetch": "none"}
     write_params(tmp_path, document | {"data": data})
-    found = {
-        path: resolve(tmp_path, Changes(overrides=[f"data.path={path}", "train.epochs=7"]))
+    photos, others = (
+        resolve(tmp_path, Changes(overrides=[f"data.path={path}", "train.epochs=7"]))
         for path in ("photos", "others")
-    }
-    assert {path: one.params.data.follow_links for path, one in found.items()} == {
-        "photos": True,
-        "others": False,
-    }
-    assert "follow_links: false" in found["others"].text
+    )
+    assert photos.params.data.follow_links and not others.params.data.follow_links
+    assert "follow_links: false" in others.text
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
 
 
 def list_requests(stack: Stack, server: str, training: str) -> list[tuple[str, str, Any]]:
-    """Method, URL and body of what is sent to a server."""
     address = f"{stack.server}/api" if server == "prefect" else stack.tracking
     return [
         (method, f"{address}/{path.format(training=training)}", body)

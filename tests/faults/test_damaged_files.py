@@ -62,20 +62,14 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "noise": lambda data: bytes((byte * 7 + 3) % 256 for byte in range(max(10, len(data)))),
     "nested without end": lambda data: b"[" * 200_000,
 }
-OF_ANOTHER_FORM = ("[]", "null", '{"other": 1}')
 
 
 @pytest.fixture(scope="module")
 def whole(arrays, tmp_path_factory):
     """What all stages write, as far as they write these files; results are made up."""
-    folder = tmp_path_factory.mktemp("damaged") / "data"
-    shutil.copytree(arrays, folder)
-    snapshot(
-        read_shard_index(folder / "shards"),
-        folder / "shards",
-        folder / "snapshot",
-        preprocess=(Decode(),),
-    )
+    folder = shutil.copytree(arrays, tmp_path_factory.mktemp("damaged") / "data")
+    shards = folder / "shards"
+    snapshot(read_shard_index(shards), shards, folder / "snapshot", preprocess=(Decode(),))
     fetch("none", folder)
     for kind in KINDS:
         write_made_up(kind, folder)
@@ -99,7 +93,7 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(whole, request, name, 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
 def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, kind):
     path = write_made_up(kind, tmp_path)
-    for content in OF_ANOTHER_FORM:
+    for content in ("[]", "null", '{"other": 1}'):
         path.write_text(content)
         with pytest.raises(MissingInput) as caught:
             kind.read(folder_of(kind, tmp_path))
@@ -145,10 +139,8 @@ def take(folder, manifest, settings):
 
 def test_the_example_of_a_record_that_cannot_be_decoded_is_named(undecodable):
     folder, manifest, victims = undecodable
-    with pytest.raises(
-        CorruptShard,
-        match=r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; remove the file",
-    ) as caught:
+    said = r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; remove the file"
+    with pytest.raises(CorruptShard, match=said) as caught:
         take(folder, manifest, SnapshotSettings())
     assert any(f"(example {victim})" in str(caught.value) for victim in victims)
     assert not (folder / "snapshot").exists()
@@ -167,12 +159,8 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(undeco
     said = capsys.readouterr().out
     assert all(f"(example {victim}) cannot be decoded" in said for victim in victims)
     assert "2 examples dropped" in said
-    stored = open_prepared_data(
-        manifest=folder / "manifest",
-        shards=folder / "shards",
-        snapshot=folder / "snapshot",
-        preprocess=PREPROCESS,
-    )
+    places = {name: folder / name for name in ("manifest", "shards", "snapshot")}
+    stored = open_prepared_data(**places, preprocess=PREPROCESS)
     lost = manifest.examples[manifest.examples["id"].isin(victims)]["key"]
     expected = {*manifest.for_split("train")["key"]} - {*lost}
     column = next(column for column in index.columns if column.name == "key")

@@ -75,7 +75,6 @@ def photos(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_threads(photos, tmp_path_factory) -> Path:
-    """A project that threads have prepared."""
     folder = tmp_path_factory.mktemp("threads") / "project"
     make_project(folder, next(photos.glob("*/*")), PARAMS)
     (folder / "own.py").write_text(HELD_OP)
@@ -117,7 +116,6 @@ class Cluster:
             self.workers.append(self._start("dask_worker", *options))
 
     def kill_worker(self) -> None:
-        """Kill the worker that was started first."""
         killed = self.workers.pop(0)
         killed.kill()
         killed.wait()
@@ -135,7 +133,6 @@ class Cluster:
         wait_for(lambda: all((self.folder / f"waits-{one.pid}").exists() for one in self.workers))
 
     def go_on(self) -> None:
-        """Let work on a snapshot go on to its end."""
         (self.folder / "hold").unlink(missing_ok=True)
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -151,7 +148,6 @@ class Cluster:
             )
 
     def close(self) -> None:
-        """End all that is left of it."""
         for part in (self.scheduler, *self.workers):
             with suppress(ProcessLookupError):
                 part.kill()
@@ -159,7 +155,6 @@ class Cluster:
 
 
 def read_address(file: Path) -> str | None:
-    """The scheduler's address, once it has written it."""
     with suppress(FileNotFoundError, json.JSONDecodeError):
         return json.loads(file.read_text())["address"]
     return None

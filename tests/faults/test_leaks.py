@@ -26,9 +26,8 @@ def images(tmp_path):
 
 def listed(rows, folder, **changes):
     pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
-    return ingest(
-        data_settings(folder / "table.csv", "image_table", **changes), folder / "manifest"
-    )
+    settings = data_settings(folder / "table.csv", "image_table", **changes)
+    return ingest(settings, folder / "manifest")
 
 
 # What is listed besides, how the second mention of the example is rejected, and the split of the
@@ -77,11 +76,7 @@ def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, na
 @pytest.mark.parametrize("kind", ["number", "class"])
 @pytest.mark.parametrize(
     ("label", "reason"),
-    [
-        ("-inf", "label is no number: '-inf'"),
-        ("1e300", "label exceeds"),
-        ("", "label missing"),
-    ],
+    [("-inf", "label is no number: '-inf'"), ("1e300", "label exceeds"), ("", "label missing")],
 )
 def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, reason):
     labels = [str(number % 3 + (0.5 if kind == "number" else 0)) for number in range(60)] + [label]

@@ -49,30 +49,21 @@ with file_lock.hold(Path(path), "run other", waits) if path else machine_lock.ho
 
 @contextlib.contextmanager
 def holder(
-    path: Path | str, *, user: int | None = None, **options: object
+    path: Path | str, *, user: int | None = None, first: str = "held\n", **options: object
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for a lock, and then holds it; it is killed at the end."""
+    """A process that waits for a lock, and then holds it, once it has said what it says first; it
+    is killed at the end.
+    """
     address = machine_lock.MACHINE_ADDRESS.replace("\0", "@")
     who = str(os.getuid() if user is None else user)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(ROOT), str(path), address, who],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,
-    ) as process:
+    command = [sys.executable, "-c", HOLD, str(ROOT), str(path), address, who]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams, **options) as process:
         try:
+            assert process.stdout.readline().startswith(first)
             yield process
         finally:
             process.kill()
-
-
-@contextlib.contextmanager
-def another_holder(path: Path | str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds a lock."""
-    with holder(path, **options) as process:
-        assert process.stdout.readline() == "held\n"
-        yield process
 
 
 @pytest.fixture
@@ -93,9 +84,8 @@ def noting(said: list[str], process: subprocess.Popen) -> Callable[[str], None]:
 
 
 def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
-    said = []
-    path = tmp_path / "locks" / "x.lock"
-    with another_holder(path) as process:
+    said, path = [], tmp_path / "locks" / "x.lock"
+    with holder(path) as process:
         with hold(path, "run me", noting(said, process)):
             assert json.loads(path.read_text())["owner"] == "run me"
         assert said[0].startswith(f"run other (process {process.pid}, since 2")
@@ -140,7 +130,7 @@ def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
 @pytest.mark.usefixtures("machine")
 def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directory(tmp_path):
     said = []
-    with another_holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+    with holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         with hold_machine(noting(said, process)):
             pass
         assert f"process {process.pid} of user" in said[0]
@@ -150,9 +140,10 @@ def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directo
 @pytest.mark.usefixtures("machine")
 def test_the_machines_lock_is_shared_with_other_users():
     need("root")
-    with hold_machine(print), holder("", user=65534) as other:
-        assert other.stdout.readline().startswith(f"waits: process {os.getpid()} of user root")
-    with another_holder("", user=65534) as other, hold_machine(lambda who: other.kill()):
+    waits = f"waits: process {os.getpid()} of user root"
+    with hold_machine(print), holder("", user=65534, first=waits):
+        pass
+    with holder("", user=65534) as other, hold_machine(lambda who: other.kill()):
         pass
 
 
@@ -222,24 +213,18 @@ def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
 
 def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", str(tmp_path / "absent" / "socket"))
-    refused = pytest.raises(ServiceFailed, match="allows no abstract socket")
-    with refused, hold_machine(pytest.fail):
+    with pytest.raises(ServiceFailed, match="allows no abstract"), hold_machine(pytest.fail):
         pass
 
 
-LOCKS = {
-    "empty": b"",
-    "cut in a key": b"schema: '2.0'\nsta",
-    "cut in a value": b"schema: '2.0'\nstages:\n  report:\n    cmd: 'echo",
-    "not text": b"\xff\xfe\x00",
-}
+CUT = b"schema: '2.0'\nsta"
 
 
-@pytest.mark.parametrize("damage", LOCKS)
-def test_a_damaged_dvc_lock_is_set_aside(tmp_path, damage):
-    (tmp_path / "dvc.lock").write_bytes(LOCKS[damage])
+@pytest.mark.parametrize("damaged", [b"", CUT, CUT + b"ges:\n  report:\n    cmd: 'echo", b"\xff\0"])
+def test_a_damaged_dvc_lock_is_set_aside(tmp_path, damaged):
+    (tmp_path / "dvc.lock").write_bytes(damaged)
     assert set_damaged_lock_aside(tmp_path)
-    assert (tmp_path / "dvc.lock.damaged").read_bytes() == LOCKS[damage]
+    assert (tmp_path / "dvc.lock.damaged").read_bytes() == damaged
     assert not (tmp_path / "dvc.lock").exists()
 
 
@@ -260,15 +245,15 @@ def test_databases_that_dvc_may_not_write_are_named_with_the_command_that_helps(
     assert (project / ".dvc" / "tmp" / "site").is_dir()
 
 
-DENIALS = [
-    ("ERROR: unexpected error - [Errno 13] Permission denied: '/site/repo/1'", True),
-    ("ERROR: unexpected error - attempt to write a readonly database", True),
-    ("ERROR: unexpected error - [Errno 13] Permission denied: '/mnt/cache/files'", False),
-    ("PermissionError: [Errno 13] Permission denied: '/site/own'", False),
-]
-
-
-@pytest.mark.parametrize(("said", "named"), DENIALS)
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("ERROR: unexpected error - [Errno 13] Permission denied: '/site/repo/1'", True),
+        ("ERROR: unexpected error - attempt to write a readonly database", True),
+        ("ERROR: unexpected error - [Errno 13] Permission denied: '/mnt/cache/files'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/site/own'", False),
+    ],
+)
 def test_only_what_dvc_says_of_its_databases_is_taken_for_it(tmp_path, said, named):
     found = find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
     assert bool(found) is named
@@ -277,7 +262,7 @@ def test_only_what_dvc_says_of_its_databases_is_taken_for_it(tmp_path, said, nam
 @pytest.mark.slow
 def test_stages_of_a_damaged_dvc_lock_run_again_and_a_merge_conflict_is_left_alone(tmp_path):
     project, said = cheap_project(tmp_path / "project"), []
-    (project / "dvc.lock").write_bytes(LOCKS["cut in a key"])
+    (project / "dvc.lock").write_bytes(CUT)
     assert stale_stages(project, {}, said.append) == {"report"}
     assert "git checkout dvc.lock" in said[0]
     (project / "dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n")

@@ -111,7 +111,6 @@ def read_results(root: Path) -> dict[str, object]:
 
 
 def find_leftovers(*places: Path) -> list[Path]:
-    """What should not be there any more."""
     found = [
         path
         for place in places

@@ -25,6 +25,7 @@ from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration
 
+CHANGED = CHEAP + "# changed\n"
 CHEAP_PROFILES = """
 stages:
   profile:
@@ -46,7 +47,6 @@ def project(tmp_path) -> Path:
 
 
 def dvc(folder: Path, *words: str, **variables: str) -> str:
-    """What a command of DVC prints in a folder."""
     done = run_supervised([*DVC, *words], folder, dvc_environment(variables))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -81,7 +81,7 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
     project = cheap_project(tmp_path / name)
     dvc(project, "install")
-    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    (project / "dvc.yaml").write_text(CHANGED)
     (project / "added.txt").write_text("added")
     git(project, "add", "added.txt")
     head = git(project, "rev-parse", "HEAD")
@@ -97,16 +97,15 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
     assert "\nx," in dvc(project, "exp", "show", "--csv")
     git(project, "reset", "--quiet", "--hard")
     dvc(project, "exp", "apply", "x")
-    assert (project / "dvc.yaml").read_text().endswith("# changed\n")
+    assert (project / "dvc.yaml").read_text() == CHANGED
     assert (project / "added.txt").read_text() == "added"
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
 def test_a_cache_elsewhere_is_shared_with_its_links_and_its_group(project, tmp_path):
     elsewhere = tmp_path / "other disk, #1"
-    (project / ".dvc" / "config.local").write_text(
-        f'[cache]\n    dir = "{elsewhere}"\n    type = "hardlink,copy"\n    shared = group\n'
-    )
+    settings = f'[cache]\ndir = "{elsewhere}"\ntype = "hardlink,copy"\nshared = group\n'
+    (project / ".dvc" / "config.local").write_text(settings)
     with opened(project) as workspace:
         cache = Config(str(workspace.root / ".dvc"))["cache"]
         assert Path(cache["dir"]).samefile(elsewhere)
@@ -119,10 +118,10 @@ def test_hooks_of_the_project_do_not_run(project):
         path.parent.mkdir(exist_ok=True)
         path.write_text("#!/bin/sh\nexit 1\n")
         path.chmod(0o755)
-    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    (project / "dvc.yaml").write_text(CHANGED)
     for _ in range(2):
         with opened(project) as workspace:
-            assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+            assert (workspace.root / "dvc.yaml").read_text() == CHANGED
 
 
 def lose_the_folder(root: Path, admin: Path) -> None:
@@ -144,11 +143,11 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
     with opened(project) as workspace:
         pass
     DAMAGES[damage](workspace.root, project / ".git" / "worktrees" / "x")
-    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    (project / "dvc.yaml").write_text(CHANGED)
     before = git(project, "status", "--porcelain", "--branch")
     with opened(project) as workspace:
         assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
-        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+        assert (workspace.root / "dvc.yaml").read_text() == CHANGED
         assert Path(git(workspace.root, "rev-parse", "--show-toplevel")).samefile(workspace.root)
     assert git(project, "status", "--porcelain", "--branch") == before
 
@@ -156,16 +155,14 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
 def test_a_locked_index_of_the_project_is_neither_waited_for_nor_changed(project):
     (project / ".git" / "index.lock").touch()
     (project / "new.txt").write_text("new")
-    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    (project / "dvc.yaml").write_text(CHANGED)
     before = (project / ".git" / "index").read_bytes()
     with opened(project) as workspace:
-        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+        assert (workspace.root / "dvc.yaml").read_text() == CHANGED
         assert not (workspace.root / "new.txt").exists(), "git does not know it"
     assert (project / ".git" / "index").read_bytes() == before
-    assert sorted(path.name for path in (project / ".throughline").iterdir()) == [
-        "locks",
-        "workspaces",
-    ]
+    made = {path.name for path in (project / ".throughline").iterdir()}
+    assert made == {"locks", "workspaces"}
 
 
 def test_a_workspace_belongs_to_one_run_at_a_time(project):
@@ -185,16 +182,13 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
 def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path):
     """DVC refuses to commit without; a new user's git has no name and no email."""
     git(tmp_path, "init", "--quiet")
-
-    def call(name: str) -> None:
-        for key in ("user.name", "user.email"):
-            git(tmp_path, "config", key, name)
-
-    call("")  # whatever the machine's own configuration says
-    signature = find_committer(tmp_path)
-    assert signature["GIT_COMMITTER_EMAIL"] and signature["GIT_AUTHOR_NAME"]
-    call("me")
-    assert find_committer(tmp_path) == {}
+    signatures = []
+    for name in ("", "me"):  # whatever the machine's own configuration says
+        git(tmp_path, "config", "user.name", name)
+        git(tmp_path, "config", "user.email", name)
+        signatures.append(find_committer(tmp_path))
+    assert signatures[0]["GIT_COMMITTER_EMAIL"] and signatures[0]["GIT_AUTHOR_NAME"]
+    assert signatures[1] == {}
 
 
 @pytest.mark.slow

@@ -43,12 +43,8 @@ def project(tmp_path) -> Path:
 @pytest.mark.slow
 def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
     swept = leave(project, "swept")
-    stay = [
-        leave(project, "young", age_s=SWEPT_AFTER_S - 600),
-        leave(project, "busy-lately"),
-        leave(project, "finished"),
-        leave(project, "named-since"),
-    ]
+    stay = [leave(project, "young", age_s=SWEPT_AFTER_S - 600)]
+    stay += [leave(project, name) for name in ("busy-lately", "finished", "named-since")]
     (stay[1] / "runs" / "naive" / "checkpoint").touch()
     with opened(project, "finished", ephemeral=True) as workspace:
         keep_worktree(workspace)  # of a run that could not be saved as an experiment
@@ -83,15 +79,11 @@ def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(pr
     assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
 
 
-@pytest.mark.parametrize(
-    ("called", "name"),
-    [
-        ("proud-owl", "proud-owl"),
-        ("../../größe", "gr-e-1f2e3d4c"),
-        ("-", "1f2e3d4c"),
-        ("x" * 65, "x" * 55 + "-1f2e3d4c"),
-    ],
-)
+NAMES = {"proud-owl": "proud-owl", "../../größe": "gr-e-1f2e3d4c", "-": "1f2e3d4c"}
+NAMES["x" * 65] = "x" * 55 + "-1f2e3d4c"
+
+
+@pytest.mark.parametrize(("called", "name"), NAMES.items())
 def test_a_run_without_a_name_has_one_that_it_can_have_whatever_prefect_calls_it(called, name):
     assert derive_name(called, "1f2e3d4c-5b6a-4988-8776-655443322110") == name
     check_name(name)
@@ -218,9 +210,7 @@ def test_code_in_a_submodule_is_refused_with_the_submodule(project, tmp_path):
     git(project, "-c", "protocol.file.allow=always", *add)
     for name in ("sub/my_models.py", "my_ops.py"):
         (project / name).touch()
-    with pytest.raises(
-        WorkspaceProblem, match=r"^sub/my_models\.py is .* in the git submodule sub,"
-    ):
+    with pytest.raises(WorkspaceProblem, match=r"^sub/my_models\.py is .* the git submodule sub,"):
         check_code(project, ["my_ops.py", "sub/my_models.py"])
     with pytest.raises(WorkspaceProblem, match=r"`git add --force my_ops\.py`"):
         check_code(project, ["my_ops.py"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import ExitStack
 
 import pytest
 from prefect.settings import (
@@ -43,16 +42,12 @@ def _no_servers_of_the_users(monkeypatch):
         monkeypatch.delenv(key)
 
 
-def test_the_password_stays_and_is_its_owners_alone(tmp_path):
-    first, second = load_credentials(tmp_path), load_credentials(tmp_path)
-    assert first.keys == second.keys and len(first.keys.password) == 32
-    assert load_credentials(tmp_path / "other").keys != first.keys
+def test_the_password_stays_is_its_owners_alone_and_both_servers_ask_clients_for_it(tmp_path):
+    credentials, again = load_credentials(tmp_path), load_credentials(tmp_path)
+    assert credentials.keys == again.keys and len(credentials.keys.password) == 32
+    assert load_credentials(tmp_path / "other").keys != credentials.keys
     folder = tmp_path / ".throughline" / "ui"
     assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
-
-
-def test_both_servers_ask_for_the_password_that_clients_are_given(tmp_path):
-    credentials = load_credentials(tmp_path)
     clients, password = credentials.clients, credentials.keys.password
     asked = credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
     assert asked == clients["PREFECT_API_AUTH_STRING"] == f"throughline:{password}"
@@ -73,8 +68,11 @@ def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, c
 
 def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
     assert find_running(tmp_path) == {}
+    refused = pytest.raises(ServiceFailed, match="run already")
     with exclusive(tmp_path):
         assert find_running(tmp_path) == {}, "they are starting"
+        with refused, exclusive(tmp_path):
+            pytest.fail("they were started twice")
         with published_environment(tmp_path, RUNNING | {"PATH": "/x"}) as file:
             assert find_running(tmp_path) == RUNNING
             left = file.read_text()
@@ -84,15 +82,6 @@ def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
     assert find_running(tmp_path) == {}, "left by servers that were killed"
     with exclusive(tmp_path):
         assert find_running(tmp_path) == {}, "and of no use while others start"
-
-
-def test_servers_start_once_in_a_project(tmp_path):
-    with (
-        exclusive(tmp_path),
-        pytest.raises(ServiceFailed, match="run already"),
-        exclusive(tmp_path),
-    ):
-        pass
 
 
 def test_servers_of_another_user_are_not_trusted(tmp_path):
@@ -106,21 +95,17 @@ def test_servers_of_another_user_are_not_trusted(tmp_path):
 def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
     (tmp_path / ENVIRONMENT).write_text(exports(RUNNING))
     command = f'. {tmp_path / ENVIRONMENT}; printf %s "$MLFLOW_TRACKING_PASSWORD"'
-    assert (
-        subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
-        == RUNNING["MLFLOW_TRACKING_PASSWORD"]
-    )
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert said == RUNNING["MLFLOW_TRACKING_PASSWORD"]
 
 
 def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
-    with ExitStack() as running:
-        running.enter_context(
-            temporary_settings(
-                restore_defaults={PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}
-            )
-        )
-        running.enter_context(exclusive(tmp_path))
-        running.enter_context(published_environment(tmp_path, RUNNING))
+    unset = {PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}
+    with (
+        temporary_settings(restore_defaults=unset),
+        exclusive(tmp_path),
+        published_environment(tmp_path, RUNNING),
+    ):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
         with use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
@@ -146,9 +131,7 @@ def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(mo
     for value, said in (("true", True), ("false", False)):
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
         print_urls(endpoints, 1)
-        assert (
-            "usage data is collected; here that is switched off" in capsys.readouterr().out
-        ) is said
+        assert ("usage data is collected; here that is" in capsys.readouterr().out) is said
 
 
 def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):
@@ -159,11 +142,6 @@ def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_pat
         (tmp_path / name).touch(mode=0o644)
     take_from_others(tmp_path)
     take_from_others(tmp_path / "empty")
-    expected = {
-        "prefect": 0o700,
-        "mlartifacts": 0o700,
-        ".throughline/logs": 0o700,
-        "mlflow.db": 0o600,
-        "params.yaml": 0o644,
-    }
+    expected = dict.fromkeys(("prefect", "mlartifacts", ".throughline/logs"), 0o700)
+    expected |= {"mlflow.db": 0o600, "params.yaml": 0o644}
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in expected} == expected

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.run.parameters import Changes, find_numbers
-from flows.run.resolution import resolve, share_resolved
+from flows.run.resolution import resolve
 from tests.support.project import SMALL, write_params
 from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams
@@ -37,17 +37,18 @@ def test_the_one_default_that_dvc_needs_written_out_is_asked_for(project):
     assert parse_yaml(text, "params.yaml")["data"]["fetch"] == "none"
 
 
-def test_a_form_that_was_left_as_it_is_changes_nothing(project):
-    resolved = resolve(project, Changes(**UNTOUCHED))
-    assert not resolved.changed
-    assert resolved.text == (project / "params.yaml").read_text()
-
-
-def test_a_number_that_was_left_as_it_is_leaves_that_of_an_overlay(project):
-    overlay = {"train": {"epochs": 5}}
-    assert resolve(project, Changes(**UNTOUCHED | {"overlay": overlay})).params.train.epochs == 5
-    both = Changes(**UNTOUCHED | {"overlay": overlay, "epochs": 7})
-    assert resolve(project, both).params.train.epochs == 7
+def test_what_was_changed_in_a_form_is_the_only_change_and_comments_stay(project):
+    text = "# why\n" + (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(text)
+    same = resolve(project, Changes(**UNTOUCHED))
+    assert (same.changed, same.text) == (False, text)
+    # Who names the present value asks for a worktree, perhaps to compare others with.
+    assert resolve(project, Changes(overrides=[f"batch_size={SMALL['batch_size']}"])).changed
+    changed = resolve(project, Changes(**UNTOUCHED | {"epochs": 3}))
+    assert (changed.changed, changed.text) == (True, text.replace("epochs: 2", "epochs: 3"))
+    with_overlay = UNTOUCHED | {"overlay": {"train": {"epochs": 5}}}
+    assert resolve(project, Changes(**with_overlay)).params.train.epochs == 5
+    assert resolve(project, Changes(**with_overlay | {"epochs": 7})).params.train.epochs == 7
 
 
 def test_a_run_of_some_configurations_stores_as_much_of_the_snapshot_as_all_read(project):
@@ -60,12 +61,6 @@ def test_a_run_of_some_configurations_stores_as_much_of_the_snapshot_as_all_read
     assert of_the_run["snapshot"]["fraction"] == 0.3 == resolved.params.snapshot.stored_fraction
     whole = resolve(project, Changes(overrides=["train.epochs=3"]), ["naive", "part"])
     assert "fraction" not in parse_yaml(whole.text, "params.yaml")["snapshot"]
-
-
-def test_an_override_is_a_change_even_if_it_names_the_present_value(project):
-    """A worktree was asked for, perhaps to compare others with."""
-    same = f"batch_size={SMALL['batch_size']}"
-    assert resolve(project, Changes(overrides=[same])).changed
 
 
 @pytest.mark.parametrize(
@@ -143,23 +138,6 @@ def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path):
         assert resolved.params.data.path == expected
 
 
-def test_one_changed_number_is_the_only_change_and_comments_stay(project):
-    text = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text("# why\n" + text)
-    resolved = resolve(project, Changes(**UNTOUCHED | {"epochs": 3}))
-    assert resolved.changed
-    assert resolved.text == "# why\n" + text.replace("epochs: 2", "epochs: 3")
-
-
-def test_what_was_handed_on_is_for_the_same_request_alone(project):
-    shared = resolve(project, Changes(epochs=3), ["naive"])
-    with share_resolved(shared):
-        assert resolve(project, Changes(epochs=3), ["naive"]) is shared
-        assert resolve(project, Changes(epochs=4), ["naive"]).params.train.epochs == 4
-        assert len(resolve(project, Changes(epochs=3)).params.pipelines) == 2
-    assert resolve(project, Changes(epochs=3), ["naive"]) is not shared
-
-
 KEYS = st.text(max_size=5).filter(lambda key: not key.endswith("!"))  # a mark of overlays
 
 
@@ -201,11 +179,9 @@ def test_joined_overlays_change_what_both_change_one_after_the_other(first, seco
 
 def test_a_problem_names_what_it_comes_from(project):
     overlay = {"train": {"epoch": 3}, "batch_size": 0}
-    changes = Changes(
-        overlay=overlay, overrides=["train.optimiser=x", "measure={steps: 1}", "trian.epochs=3"]
-    )
+    overrides = ["train.optimiser=x", "measure={steps: 1}", "trian.epochs=3"]
     with pytest.raises(InvalidParams) as raised:
-        resolve(project, changes)
+        resolve(project, Changes(overlay=overlay, overrides=overrides))
     starts = {problem.partition(";")[0] for problem in raised.value.problems}
     assert starts == {
         "overlay: train.epoch is not a field",
@@ -214,9 +190,6 @@ def test_a_problem_names_what_it_comes_from(project):
         "--set measure: measure.steps is not a field",
         "--set trian.epochs: trian is not a field",
     }
-
-
-def test_a_problem_of_the_file_itself_is_the_file_s(project):
     with (project / "params.yaml").open("a") as file:
         file.write("measur: {}\n")
     with pytest.raises(InvalidParams, match=r"params\.yaml: measur is not a field"):
@@ -230,18 +203,12 @@ def test_the_later_of_two_overrides_wins(project):
 
 
 @pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("data.path=my photos #1", "my photos #1"),
-        ("data.path=#1", "#1"),
-        ("data.path=[1, 2] # two", [1, 2]),
-        ('data.path=""', ""),
-        ("data.path=''", ""),
-    ],
+    ("text", "value"),
+    [("my photos #1", "my photos #1"), ("#1", "#1"), ("[1, 2] # two", [1, 2]), ("''", "")],
 )
-def test_an_override_may_be_empty_and_is_not_cut_where_yaml_has_comments(override, value):
+def test_an_override_may_be_empty_and_is_not_cut_where_yaml_has_comments(text, value):
     document = {}
-    apply_overrides(document, [override])
+    apply_overrides(document, [f"data.path={text}"])
     assert document == {"data": {"path": value}}
 
 

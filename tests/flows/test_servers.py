@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -40,12 +39,13 @@ from flows.servers.services import (
 from flows.servers.temporary_server import prefect_server
 from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
 from flows.ui import STORE, Endpoints, tracking_process
-from tests.support.project import ROOT
+from tests.support.project import ROOT, start
 from tests.support.shared_servers import prefect_template
 from tests.support.stack import wait_for
 from throughline.shared.errors import ServiceFailed
 
 GONE_S = 120  # by then a process that was to end has ended
+API_USER = {PREFECT_API_AUTH_STRING: "me:right"}
 
 
 def shell(name: str, script: str, *, folder: Path, healthy=lambda: True) -> ServerProcess:
@@ -113,14 +113,8 @@ print("stopped")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_the_wait_for_a_server_that_is_started_again(tmp_path, number):
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", INTERRUPTED],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    variables = {"PYTHONPATH": str(ROOT)}
+    with start(tmp_path, sys.executable, "-u", "-c", INTERRUPTED, shared=variables) as process:
         try:
             assert any("restarting mlflow" in line for line in process.stdout)
             below = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
@@ -146,11 +140,9 @@ class Api(BaseHTTPRequestHandler):
     def do_GET(self):
         password = f"Basic {b64encode(b'me:right').decode()}"
         status = 401 if self.headers["Authorization"] != password else 200
-        status = 404 if not self.path.startswith("/api/") else status
-        self.send_response(status)
+        self.send_response(status if self.path.startswith("/api/") else 404)
         self.end_headers()
-        said = "Unauthorized" if status == 401 else prefect.__version__
-        self.wfile.write(json.dumps(said).encode())
+        self.wfile.write(json.dumps(prefect.__version__).encode())
 
     def log_message(self, *_):
         """Say nothing."""
@@ -168,8 +160,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 def test_a_configured_server_is_used_as_it_is(server):
     before = psutil.Process().children()
     url = f"http://{HOST}:{server.server_port}/api"
-    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}
-    with temporary_settings(updates=settings), prefect_server():
+    with temporary_settings({PREFECT_API_URL: url, **API_USER}), prefect_server():
         assert PREFECT_API_URL.value() == url
         assert psutil.Process().children() == before
 
@@ -254,10 +245,9 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
 
 @pytest.mark.integration
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
-    url = f"http://{HOST}:{server.server_port}/api"
-    went_on = False
+    url, went_on = f"http://{HOST}:{server.server_port}/api", False
     with (
-        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
+        temporary_settings({PREFECT_API_URL: url, **API_USER}),
         disable_run_logger(),
         warnings.catch_warnings(action="ignore", category=FutureWarning),  # there is no run here
         pytest.raises(ServiceFailed, match="the same command goes on"),
@@ -288,11 +278,7 @@ OWN = {"origin": "http://127.0.0.1:5000"}
         ({"origin": "null"}, True, "a sandboxed frame"),
         ({"origin": "http://evil.example/127.0.0.1:5000"}, True, "another site"),
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, True, "its picture"),
-        (
-            {"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"},
-            True,
-            "another port, no origin",
-        ),
+        ({"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"}, True, "another port, unnamed"),
     ],
 )
 def test_requests_of_foreign_pages_are_told_apart(headers, foreign, who):
@@ -315,10 +301,8 @@ def test_the_application_sees_none_of_them(kind, refusal):
 
     scope = {"type": kind, "headers": [OWN_HOST, (b"origin", b"http://evil.example")]}
     asyncio.run(own_pages_only(app)(scope, None, send))
-    if refusal:
-        assert not seen and refusal in sent[0].items()
-    else:
-        assert seen == [kind] and not sent
+    assert seen == ([] if refusal else [kind])
+    assert bool(sent) is bool(refusal) and (not refusal or refusal in sent[0].items())
 
 
 @pytest.mark.parametrize(

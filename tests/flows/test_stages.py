@@ -99,12 +99,9 @@ def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path,
 
 @pytest.mark.slow
 def test_a_stage_says_any_name_whatever_the_locale():
-    program = (
-        "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
-        "parse_command(identities.main)\nprint('✓ größe \\udcff')"
-    )
-    said = run_python(program, PYTHONIOENCODING="ascii").stdout
-    assert said == "✓ größe \\udcff\n"
+    program = "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
+    program += "parse_command(identities.main)\nprint('✓ größe \\udcff')"
+    assert run_python(program, PYTHONIOENCODING="ascii").stdout == "✓ größe \\udcff\n"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +117,8 @@ def test_a_stage_says_any_name_whatever_the_locale():
 def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kept(
     tmp_path, monkeypatch, stage, measures, takes_turns
 ):
-    own = f"\0throughline-test-{os.getpid()}"  # others may measure on this machine
-    monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", own)
+    # Others may measure on this machine.
+    monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
     stage_env = StageEnvironment(tmp_path, frozenset(), measures=measures)
     with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
         assert bool(lock_fds) is takes_turns
@@ -145,24 +142,14 @@ def listener(tmp_path, monkeypatch):
         yield listener
 
 
-def request(connection, module="tasks.build"):
-    content = json.dumps(
-        {
-            "module": module,
-            "arguments": [],
-            "prefix": sys.prefix,
-            "folder": str(Path.cwd()),
-            "environment": dict(os.environ),
-        }
-    ).encode()
-    socket.send_fds(connection, [len(content).to_bytes(4, "big")], [0, 1, 2])
-    connection.sendall(content)
-
-
 def test_a_stage_is_refused_once_a_file_of_the_program_has_changed():
+    asked = {"module": "tasks.build", "arguments": [], "prefix": sys.prefix}
+    asked |= {"folder": str(Path.cwd()), "environment": dict(os.environ)}
+    content = json.dumps(asked).encode()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        request(ours)
+        socket.send_fds(ours, [len(content).to_bytes(4, "big")], [0, 1, 2])
+        ours.sendall(content)
         imported = list_imported_files()
         file = server_module.__file__
         assert serve(theirs, {**imported, file: imported[file] - 1}) == REFUSED
@@ -242,11 +229,6 @@ time.sleep(1000)
 """
 
 
-def start_stage(folder: Path, served: dict, name: str, pipeline: str) -> Started:
-    command = (sys.executable, "-m", f"tasks.{name}", "--pipeline", pipeline)
-    return start(folder, *command, shared=served)
-
-
 def list_processes(folder: Path) -> list[psutil.Process]:
     """Those of a server in a folder; two of them are the server itself, the others run stages."""
     return [
@@ -261,24 +243,29 @@ def list_processes(folder: Path) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
     folder, _ = first
-    alone = start_stage(folder, {}, "build", "absent")
+
+    def start_stage(name: str, pipeline: str, **served: str) -> Started:
+        command = (sys.executable, "-m", f"tasks.{name}", "--pipeline", pipeline)
+        return start(folder, *command, shared=served)
+
+    alone = start_stage("build", "absent")
     (folder / "asleep.py").write_text(SLEEPING_MODEL)
     with stage_server(folder, environment(folder)) as served:
         wait_for(Path(served[STAGE_SERVER] + READY).exists)
         idle = len(list_processes(folder))
-        wrong = start_stage(folder, served, "build", "absent")
+        wrong = start_stage("build", "absent", **served)
         # What TensorFlow says when it is imported comes first, where it is imported.
         assert alone.communicate()[0].endswith(wrong.communicate()[0])
         assert wrong.returncode == alone.returncode == 2
 
-        build = start_stage(folder, served, "build", "naive")
+        build = start_stage("build", "naive", **served)
         printed, _ = build.communicate()
         assert build.returncode == 0 and "build naive: read" in printed
 
         params = folder / "params.yaml"
         params.write_text(params.read_text().replace("name: mlp", "name: 'asleep:build'"))
         for number in (signal.SIGTERM, signal.SIGKILL):
-            train = start_stage(folder, served, "train", "naive")
+            train = start_stage("train", "naive", **served)
             wait_for((folder / "asleep").exists)
             assert len(list_processes(folder)) > idle
             train.send_signal(number)

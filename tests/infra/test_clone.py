@@ -26,29 +26,21 @@ def make_repository(folder: Path, content: str) -> None:
 def clone(origin: Path, volume: Path) -> bool:
     """Whether the pod's command ends well in a volume."""
     (container,) = CLONE["spec"]["containers"]
-    (volume.parent / "pod").mkdir()
-    words = [word.replace("/tmp", str(volume.parent / "pod")) for word in container["args"]]
+    pod = volume.with_name(f"pod-{volume.name}")
+    pod.mkdir()
+    words = [word.replace("/tmp", str(pod)) for word in container["args"]]
     words = [str(origin) if word == "URL" else word for word in words]
     return subprocess.run(words, cwd=volume, capture_output=True, check=False).returncode == 0
 
 
-@pytest.fixture
-def volume(tmp_path):
-    """As a new one is: not empty."""
-    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
-    return tmp_path / "volume"
-
-
-def test_a_repository_is_cloned_into_a_volume_that_is_not_empty(tmp_path, volume):
+def test_a_repository_is_cloned_into_a_volume_unless_a_project_is_there(tmp_path):
     make_repository(tmp_path / "origin", "seed: 1\n")
+    volume, other = tmp_path / "volume", tmp_path / "other"
+    (volume / "lost+found").mkdir(parents=True)  # as in a new one
     assert clone(tmp_path / "origin", volume)
     assert (volume / "params.yaml").read_text() == "seed: 1\n"
     assert "trunk...origin/trunk" in git(volume, "status", "--short", "--branch")
-
-
-def test_a_project_that_is_there_stays_as_it_is(tmp_path, volume):
-    make_repository(tmp_path / "origin", "seed: 1\n")
-    make_repository(volume, "seed: 2\n")
-    assert not clone(tmp_path / "origin", volume)
-    assert (volume / "params.yaml").read_text() == "seed: 2\n"
-    assert git(volume, "status", "--porcelain") == ""
+    make_repository(other, "seed: 2\n")
+    assert not clone(tmp_path / "origin", other)
+    assert (other / "params.yaml").read_text() == "seed: 2\n"
+    assert git(other, "status", "--porcelain") == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 import typer
@@ -12,6 +11,7 @@ from ruamel.yaml import YAML
 
 from infra import store
 from tests.support.project import ROOT
+from tests.support.worktrees import git
 from throughline.tracking.comparison_run import UI_URL
 
 INFRA = ROOT / "infra"
@@ -45,12 +45,10 @@ NEEDED = """
 @pytest.mark.parametrize("name", STACK["services"])
 def test_a_service_is_pinned_healthy_and_not_exposed(name):
     service = STACK["services"][name]
-    assert re.search(r":\d+\.\d+", service["image"])
-    assert service["healthcheck"]["test"]
+    assert re.search(r":\d+\.\d+", service["image"]) and service["healthcheck"]["test"]
     assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
-    needed = service.get("depends_on", {})
-    assert all(condition == {"condition": "service_healthy"} for condition in needed.values())
-    assert set(needed) <= set(STACK["services"])
+    for needed, condition in service.get("depends_on", {}).items():
+        assert needed in STACK["services"] and condition == {"condition": "service_healthy"}
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert set(service["networks"]) <= set(STACK["networks"])
@@ -60,10 +58,7 @@ def test_a_service_is_pinned_healthy_and_not_exposed(name):
 
 def test_every_secret_comes_from_the_environment_and_none_has_a_default():
     named = re.findall(r"(?<!\$)\$\{([^}]*)\}", TEXT)
-    assert named
-    assert all(re.fullmatch(r"[A-Z0-9_]+:\?.+", text) for text in named), (
-        "compose names what is missing"
-    )
+    assert all(re.fullmatch(r"[A-Z0-9_]+:\?.+", text) for text in named), "what lacks is named"
     assert {text.partition(":")[0] for text in named} == SECRETS
 
 
@@ -84,60 +79,46 @@ def test_the_service_that_runs_anybodys_graphs_reaches_neither_the_stores_nor_th
     for name in ("dispatcher", "input-worker-1", "input-worker-2"):
         assert STACK["services"][name]["networks"] == ["input"]
     assert STACK["networks"]["input"]["internal"] and STACK["networks"]["stores"]["internal"]
-    assert {
-        name for name, service in STACK["services"].items() if "stores" in service["networks"]
-    } == {*("postgres", "store", "prefect", "mlflow", "worker", "worker-gpu")}
+    reach = {name for name, one in STACK["services"].items() if "stores" in one["networks"]}
+    assert reach == {"postgres", "store", "prefect", "mlflow", "worker", "worker-gpu"}
 
 
 def test_volumes_belong_to_the_user_that_writes_them():
     """A new volume takes the owner of the folder that it is mounted at in the image."""
-    made = re.search(
-        r"install --directory --owner=throughline --group=throughline --mode=0700 ([/\w ]+?)"
-        r" *(?:\\\\)?$",
-        DOCKERFILE,
-        re.MULTILINE,
-    )
-    assert made
+    owner = "--owner=throughline --group=throughline"
+    command = rf"install --directory {owner} --mode=0700 ([/\w ]+?) *(?:\\\\)?$"
+    (made,) = re.findall(command, DOCKERFILE, re.MULTILINE)
     mounted = {
         volume.split(":")[1]
         for service in STACK["services"].values()
         if service["image"].startswith("throughline")
         for volume in service.get("volumes", [])
     }
-    assert mounted and mounted <= set(made[1].split())
+    assert mounted and mounted <= set(made.split())
     # In a cluster the folder that the volume is mounted at may be root's; git would refuse it.
     assert "git config --system --add safe.directory /project" in DOCKERFILE
-    assert "--chown" not in DOCKERFILE and "chown" not in DOCKERFILE, (
-        "code in the image is root's: what runs there cannot change it"
-    )
+    # Code in the image is root's: what runs there cannot change it.
+    assert "chown" not in DOCKERFILE
 
 
 def test_the_image_is_built_from_the_lock():
-    text = DOCKERFILE
-    assert re.search(r"^ARG BASE=python:3\.11\.\d+-", text, re.MULTILINE)
-    assert "FROM ${BASE}\n" in text
-    assert "uv sync --quiet --locked --no-dev --group stack" in text
-    assert "pip install" not in text.replace("pip install --quiet --no-cache-dir uv==", ""), (
-        "everything else comes from uv.lock"
-    )
-    assert re.search(r"^USER throughline$", text, re.MULTILINE), "not as root"
+    assert re.search(r"^ARG BASE=python:3\.11\.\d+-", DOCKERFILE, re.MULTILINE)
+    for line in ("FROM ${BASE}\n", "uv sync --quiet --locked --no-dev --group stack"):
+        assert line in DOCKERFILE
+    (installed,) = re.findall("pip install (.*)", DOCKERFILE)
+    assert installed.startswith("--quiet --no-cache-dir uv=="), "everything else comes from uv.lock"
+    assert re.search(r"^USER throughline$", DOCKERFILE, re.MULTILINE), "not as root"
 
 
 @pytest.mark.integration
 def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     """By Docker's own client, with secrets and results in every place where they could be."""
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = git(ROOT, "ls-files").split()
     for name in (*tracked, *PLANTED.split()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("SECRET")
-    patterns = [
-        line
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
-    sent = exclude_paths(str(tmp_path), patterns)
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = exclude_paths(str(tmp_path), [line for line in lines if line and line[0] != "#"])
     context = {path for path in sent if (tmp_path / path).is_file()}
     code = re.compile(r"(throughline|tasks|flows|whowaits/src)/.*\.py")
     needed = {name for name in tracked if code.fullmatch(name)} | {*NEEDED.split()}

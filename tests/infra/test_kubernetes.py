@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import jsonschema
 import pytest
@@ -45,18 +44,15 @@ OPERATING = (ROOT / "docs" / "operating.md").read_text()
 SECRETS = set(re.findall(r"(?:'|\\n)([A-Z0-9_]+)=", OPERATING))  # that its command writes
 CUSTOM_SCHEMAS = json.loads((ROOT / "tests" / "infra" / "custom-resources.json").read_text())
 POSTGRES_PORT = 5432
-NOTHING_MORE = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+NOTHING_MORE = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+NOTHING_MORE |= {"capabilities": {"drop": ["ALL"]}}
 _ADDRESS = re.compile(r"(?<![\w.$)-])(?:[a-z][\w-]*\.)?([a-z][a-z0-9-]*):(\d{2,5})\b")
 
 
-def containers_of(folder: str) -> Iterator[tuple[Workload, Manifest]]:
-    for workload in list_workloads(render(folder)):
-        for container in workload.containers:
-            yield workload, container
+def containers_of(folder: str) -> list[tuple[Workload, Manifest]]:
+    return [
+        (one, container) for one in list_workloads(render(folder)) for container in one.containers
+    ]
 
 
 def workload(folder: str, name: str) -> Workload:
@@ -96,9 +92,8 @@ def test_services_and_probes_ask_ports_that_are_opened(folder):
     workloads = list_workloads(render(folder))
     for name, service in of_kind(render(folder), "Service").items():
         wanted = service["spec"]["selector"].items()
-        selected = [
-            one for one in workloads if wanted <= one.template["metadata"]["labels"].items()
-        ]
+        labels = [one.template["metadata"]["labels"].items() for one in workloads]
+        selected = [one for one, own in zip(workloads, labels, strict=True) if wanted <= own]
         assert selected, name
         asked = {port.get("targetPort", port["port"]) for port in service["spec"]["ports"]}
         for one in selected:
@@ -192,28 +187,22 @@ def test_an_overlay_adds_to_the_base_and_opens_nothing(folder):
 
 def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_store():
     arrows = find_arrows(render(INPUT), "egress")
-    assert {arrow for arrow in arrows if "store" in arrow} == {
-        ("mlflow", "store", 8333),
-        ("worker", "store", 8333),
-        ("training-hosts", "store", 8333),
-    }
-    assert {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")} == {
-        ("dispatcher", "input-worker", 5051),
-        ("input-worker", "dispatcher", 5050),
-    }
+    to_store = {arrow for arrow in arrows if "store" in arrow}
+    assert to_store == {(one, "store", 8333) for one in ("mlflow", "worker", "training-hosts")}
+    from_graphs = {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")}
+    pair = {("dispatcher", "input-worker", 5051), ("input-worker", "dispatcher", 5050)}
+    assert from_graphs == pair
 
 
 def test_templates_are_suspended_and_each_training_has_a_gpu_per_pod():
     templates = of_kind(render(KUEUE), "CronJob")
     assert templates and all(one["spec"]["suspend"] is True for one in templates.values())
-    for folder in (KUEUE, JOBSET):
-        for one, container in containers_of(folder):
-            assert not one.job or container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    for one, container in [*containers_of(KUEUE), *containers_of(JOBSET)]:
+        assert not one.job or container["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"),
-    [(HOSTS, "CronJob training-hosts"), (JOBSET, "JobSet training train")],
+    ("folder", "name"), [(HOSTS, "CronJob training-hosts"), (JOBSET, "JobSet training train")]
 )
 def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another(folder, name):
     one = workload(folder, name)

@@ -288,7 +288,6 @@ def test_the_champion_predicts_from_what_is_stored(local, compared, monkeypatch)
 
 
 def read_metrics() -> dict[str, dict[str, float]]:
-    """The metrics of all runs in MLflow."""
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
     return {found.info.run_id: found.data.metrics for found in runs}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
+from subprocess import CompletedProcess, run
 
 import pytest
 
@@ -22,17 +22,11 @@ test "$2" != pip || cp "$0" .venv/bin/uv
 """
 
 
-def make(
-    folder: Path, *arguments: str, path: str = os.environ["PATH"]
-) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, *words: str, path: str = os.environ["PATH"]) -> CompletedProcess[str]:
     """Runs `make` in a folder, without what a make around the tests hands to this one."""
-    return subprocess.run(
-        [MAKE, *arguments],
-        cwd=folder,
-        env={"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
+    variables = {"PATH": path}
+    return run(
+        [MAKE, *words], cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
 
 
@@ -50,11 +44,10 @@ def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, ins
 @pytest.mark.parametrize(("options", "extra"), [(["GPU=yes"], "--extra gpu"), (["GPU=0"], "")])
 def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path, options, extra):
     folder, python = tmp_path / "a folder", tmp_path / "python"
-    (folder / ".venv" / "bin").mkdir(parents=True)
-    (folder / "whowaits").mkdir()
-    for name in ("pyproject.toml", "uv.lock", "whowaits/pyproject.toml"):
-        (folder / name).touch()
     without_pip = folder / ".venv" / "bin" / "python"
+    for name in (".venv/bin/python", "pyproject.toml", "uv.lock", "whowaits/pyproject.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
     without_pip.write_text("#!/bin/sh\nexit 1\n")
     python.write_text(PYTHON)
     shutil.copy(ROOT / "Makefile", folder)

@@ -89,7 +89,6 @@ def data_of(path, **more) -> dict:
 
 
 def scan(path, out, **more):
-    """The manifest of data with these settings."""
     return ingest(DataSettings.model_validate(data_of(path, **more)), out)
 
 
@@ -119,14 +118,16 @@ def test_columns_follow_their_image_or_text_whatever_the_file(tmp_path, name):
 def test_another_cell_is_another_dataset_and_another_shard(tmp_path):
     write_items(tmp_path / "source", 20)
     settings = DataSettings.model_validate(data_of(tmp_path / "source"))
-    digests = []
-    for number in range(2):
-        path = tmp_path / "source" / "items.csv"
-        path.write_text(path.read_text().replace(",4.75,", ",1e3,") if number else path.read_text())
-        prepared(settings, tmp_path / f"data{number}")
-        index = read_shard_index(tmp_path / f"data{number}" / "shards")
-        digests.append((index.data_digest, {shard.made_of for shard in index.shards}))
-    (before, shards), (after, others) = digests
+
+    def digests(name):
+        prepared(settings, tmp_path / name)
+        index = read_shard_index(tmp_path / name / "shards")
+        return index.data_digest, {shard.made_of for shard in index.shards}
+
+    before, shards = digests("before")
+    path = tmp_path / "source" / "items.csv"
+    path.write_text(path.read_text().replace(",4.75,", ",1e3,"))
+    after, others = digests("after")
     assert before != after
     assert len(shards - others) == len(others - shards) == 1
 
@@ -275,25 +276,23 @@ def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
     np.testing.assert_allclose(target.scale, labels.std(axis=0))
 
 
+PACKED = {"p": {"read": "snapshot", "batch": {"pack": 64}}}
+TEXTS = {"source": "text_table", "path": "x"}
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
+        ({"pipelines": PACKED}, "texts with columns are not packed"),
         (
-            {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}},
-            "texts with columns are not packed",
-        ),
-        (
-            {
-                "data": {"source": "text_table", "path": "x", "label_kind": "number"},
-                "pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}},
-            },
+            {"data": {**TEXTS, "label_kind": "number"}, "pipelines": PACKED},
             "texts with numbers to predict are not packed",
         ),
         ({"window": {"tokens": 8}}, "data.numeric: window.tokens predicts the next token"),
-        ({"data": {"source": "text_folder", "path": "x", "numeric": ["a"]}}, "has no columns"),
-        ({"data": {"source": "text_table", "path": "x", "ignore": ["a"]}}, "that are not named"),
+        ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "has no columns"),
+        ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),
         (
-            {"data": {"source": "table", "path": "x", "label_column": ["a", "b"]}},
+            {"data": {**TEXTS, "source": "table", "label_column": ["a", "b"]}},
             "data.label_column: several columns are numbers",
         ),
     ],
@@ -309,20 +308,19 @@ def test_lines_of_text_files_have_no_columns(tmp_path):
         scan(tmp_path, tmp_path / "manifest", source="text_lines")
 
 
-def json_items(path, *first: dict, **more):
-    """Write 30 lines of JSON, of which `first` replace some."""
-    usual = [
-        {"text": f"a{n}", "label": "xy"[n % 2], "size": n, "color": "red", **more}
-        for n in range(30)
-    ]
-    lines = [*first, *usual[len(first) :]]
-    path.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+LINE = {"text": "a", "label": "x", "color": "red"}
+
+
+def json_items(path, first: dict, **more):
+    """Write 30 lines of JSON, of which this is the first."""
+    lines = [{**LINE, "text": f"a{n}", "label": "xy"[n % 2], "size": n} | more for n in range(30)]
+    path.write_text("\n" + "".join(json.dumps(line) + "\n" for line in [first, *lines[1:]]))
     return path
 
 
 @pytest.mark.parametrize("decimal", ["auto", ","])
 def test_numbers_of_json_are_what_they_are_whatever_texts_look_like(tmp_path, decimal):
-    first = {"text": "a", "label": "x", "size": 1.001, "weight": "2,5", "color": "red"}
+    first = LINE | {"size": 1.001, "weight": "2,5"}
     path = json_items(tmp_path / "items.jsonl", first, weight="0,5")
     marked = {"numeric": ["size", "weight"], "missing": "reject", "decimal": decimal}
     manifest = scan(path, tmp_path / "manifest", **marked)
@@ -330,15 +328,12 @@ def test_numbers_of_json_are_what_they_are_whatever_texts_look_like(tmp_path, de
     np.testing.assert_allclose(np.asarray(manifest.columns), expected, rtol=1e-6)
 
 
-def test_a_key_may_be_left_out_of_a_line_and_not_of_all(tmp_path):
-    path = json_items(tmp_path / "items.jsonl", {"text": "a", "label": "x", "color": "red"})
+def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(tmp_path):
+    listed = json_items(tmp_path / "listed.jsonl", LINE | {"size": [1]})
+    rejected = scan(listed, tmp_path / "manifest").rejected
+    assert rejected["reason"].tolist() == ["size is list, no single value"]
+    path = json_items(tmp_path / "items.jsonl", LINE)
     assert len(scan(path, tmp_path / "manifest").examples) == 30
     other = {"categorical": ["colour"], "missing": {"colour": "category"}}
     with pytest.raises(UnreadableSource, match="all lines: no column colour; did you mean color"):
         scan(path, tmp_path / "manifest", **other)
-
-
-def test_a_cell_of_a_line_is_one_value(tmp_path):
-    first = {"text": "a", "label": "x", "size": [1], "color": "red"}
-    manifest = scan(json_items(tmp_path / "items.jsonl", first), tmp_path / "manifest")
-    assert manifest.rejected["reason"].tolist() == ["size is list, no single value"]

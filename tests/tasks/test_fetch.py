@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -26,32 +26,28 @@ FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
     """The four files, small ones, nowhere on this machine and at no address that answers."""
-    monkeypatch.setattr(
-        known_datasets,
-        "FASHION_MNIST",
-        {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES},
-    )
-    monkeypatch.setattr(
-        known_datasets, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user")
-    )
-    monkeypatch.setattr(known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE)
-    monkeypatch.setattr(known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,))
-    monkeypatch.setattr(remote, "ANSWER_S", 0.5)
-    monkeypatch.setattr(remote, "PAUSE_S", 0.5)
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES}
+    copies = (tmp_path / "system", tmp_path / "user")
     apt_sources(tmp_path, monkeypatch, "")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr(
-            known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/"
-        )
+        for module, name, value in (
+            (known_datasets, "FASHION_MNIST", digests),
+            (known_datasets, "FASHION_MNIST_COPIES", copies),
+            (known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE),
+            (known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/"),
+            (known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,)),
+            (remote, "ANSWER_S", 0.5),
+            (remote, "PAUSE_S", 0.5),
+        ):
+            monkeypatch.setattr(module, name, value)
         yield FILES
 
 
 def apt_sources(folder, monkeypatch, line):
     """Let apt know no sources but this one."""
     (folder / "sources.list").write_text(line)
-    (folder / "apt.conf").write_text(
-        f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "-";\n'
-    )
+    only = f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "-";\n'
+    (folder / "apt.conf").write_text(only)
     monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
 
 
@@ -60,34 +56,23 @@ def repository(tmp_path, monkeypatch):
     """A package repository: `publish(files)` puts files below /usr/share into its package."""
 
     def publish(files):
-        root = tmp_path / "package"
-        (root / "DEBIAN").mkdir(parents=True)
-        (root / "DEBIAN" / "control").write_text(
-            f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nMaintainer: T"
-            " <t@example.org>\nDescription: test\n"
-        )
+        root, deb = tmp_path / "package", tmp_path / "repository" / "package.deb"
+        control = f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nDescription: test\n"
+        control += "Maintainer: T <t@example.org>\n"
         for name, data in files.items():
             path = root / "usr" / "share" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        (tmp_path / "repository").mkdir()
-        deb = tmp_path / "repository" / "package.deb"
-        subprocess.run(
-            ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)],
-            check=True,
-            capture_output=True,
-        )
-        control = subprocess.run(
-            ["dpkg-deb", "-f", str(deb)], check=True, capture_output=True, text=True
-        ).stdout
+        for folder in (root / "DEBIAN", deb.parent):
+            folder.mkdir()
+        (root / "DEBIAN" / "control").write_text(control)
+        build = ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)]
+        subprocess.run(build, check=True, capture_output=True)
         data = deb.read_bytes()
-        listed = (
-            f"{control}Filename: ./package.deb\nSize: {len(data)}\nSHA256:"
-            f" {hashlib.sha256(data).hexdigest()}\n"
-        )
-        (tmp_path / "repository" / "Packages").write_text(listed)
-        apt_sources(tmp_path, monkeypatch, f"deb [trusted=yes] file:{tmp_path}/repository ./\n")
-        return deb
+        control += f"Filename: ./package.deb\nSize: {len(data)}\n"
+        control += f"SHA256: {hashlib.sha256(data).hexdigest()}\n"
+        (deb.parent / "Packages").write_text(control)
+        apt_sources(tmp_path, monkeypatch, f"deb [trusted=yes] file:{deb.parent} ./\n")
 
     return publish
 
@@ -95,19 +80,8 @@ def repository(tmp_path, monkeypatch):
 @pytest.fixture
 def server(tmp_path, dataset, monkeypatch):
     """Serves the folder `published`; the data set's address is its own."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = tmp_path / "published" / self.path.strip("/")
-            self.send_response(200 if path.exists() else 404)
-            self.end_headers()
-            if path.exists():
-                self.wfile.write(path.read_bytes())
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "published")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{running.server_port}/"
         monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", address)
@@ -168,17 +142,12 @@ def test_something_else_than_the_published_files_is_refused_wherever_it_comes_fr
 def test_wallpapers_come_out_of_packages_too(dataset, tmp_path, repository, monkeypatch):
     picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
     repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})
-    monkeypatch.setattr(
-        stage,
-        "FETCHERS",
-        {"photos": partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)},
-    )
+    make = partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)
+    monkeypatch.setattr(stage, "FETCHERS", {"photos": make})
     assert "Debian" in fetch("photos", tmp_path / "raw")
-    assert len(list((tmp_path / "raw" / "photos" / "dawn").glob("*.jpg"))) == 3
-    assert sorted(path.name for path in (tmp_path / "raw" / "photos").iterdir()) == [
-        "dawn",
-        stage.ORIGIN,
-    ]
+    photos = tmp_path / "raw" / "photos"
+    assert len(list((photos / "dawn").glob("*.jpg"))) == 3
+    assert {path.name for path in photos.iterdir()} == {"dawn", stage.ORIGIN}
 
 
 @pytest.mark.integration
@@ -215,10 +184,9 @@ def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp
 
 def test_what_fetch_wrote_itself_or_equals_it_is_replaced(dataset, tmp_path):
     put(tmp_path / "user", dataset)
+    origin = tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN
     fetch("fashion_mnist", tmp_path / "raw")
     fetch("fashion_mnist", tmp_path / "raw")
-    (tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN).unlink()
+    origin.unlink()
     fetch("fashion_mnist", tmp_path / "raw")
-    assert set(read_json(tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN)["files"]) == set(
-        dataset
-    )
+    assert set(read_json(origin)["files"]) == set(dataset)

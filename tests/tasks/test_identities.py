@@ -54,11 +54,8 @@ def identities_of(folder: Path) -> dict[str, str]:
 def test_files_that_own_code_reads_count_where_they_are_listed(own):
     watch_own_code(own)
     definition = own / "dvc.yaml"
-    definition.write_text(
-        definition.read_text().replace(
-            "      - my_ops.py\n", "      - my_ops.py\n      - table.csv\n"
-        )
-    )
+    one = "      - my_ops.py\n"
+    definition.write_text(definition.read_text().replace(one, f"{one}      - table.csv\n"))
     written, needs = [], []
     for content in ("1", "2"):
         (own / "table.csv").write_text(content)
@@ -91,16 +88,10 @@ def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(own):
 
 def write_text_project(folder: Path, **tokenize: str) -> None:
     """Write what the identities of a project of texts with this tokenizer follow from."""
-    (folder / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    text = {
-        **PARAMS,
-        "data": {**PARAMS["data"], "source": "text_folder"},
-        "preprocess": [{"tokenize": tokenize}],
-        "augment": [],
-        "postprocess": [],
-        "model": {"name": "text_classifier"},
-    }
-    write_params(folder, text)
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    text = {"data": {**PARAMS["data"], "source": "text_folder"}, "augment": [], "postprocess": []}
+    text |= {"preprocess": [{"tokenize": tokenize}], "model": {"name": "text_classifier"}}
+    write_params(folder, PARAMS | text)
 
 
 @pytest.mark.parametrize("library", slow_but_first(["sentencepiece", "tensorflow-text"]))
@@ -129,14 +120,14 @@ def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
 
 
 def test_the_largest_fraction_that_is_read_concerns_the_snapshot(tmp_path):
-    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
 
     def identities(*fractions):
         pipelines = {
-            f"part{number}": {**SMALL["pipelines"]["optimized"], "snapshot": {"fraction": fraction}}
+            f"part{number}": SMALL["pipelines"]["optimized"] | {"snapshot": {"fraction": fraction}}
             for number, fraction in enumerate(fractions)
         }
-        write_params(tmp_path, {**SMALL, "pipelines": {**pipelines, "naive": {"read": "shards"}}})
+        write_params(tmp_path, SMALL | {"pipelines": pipelines | {"naive": {"read": "shards"}}})
         return identities_of(tmp_path)
 
     before = identities(0.3, 0.5)
@@ -159,7 +150,7 @@ def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(own):
 
 @pytest.mark.parametrize("name", ["a #1.h5", "a: b.h5", "[a].h5", 'it\'s "größe".h5', "1.5"])
 def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
-    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
     write_params(tmp_path, PARAMS | {"model": {"name": "mlp", "weights": name}})
     (tmp_path / name).touch()
     assert watch_own_code(tmp_path) == [f"{name} decides results and is listed in dvc.yaml now"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,15 +39,13 @@ def opened(folder, params):
 
 
 def series_document(path, **window):
-    document = copy.deepcopy(SMALL)
-    document |= {
+    return SMALL | {
+        "data": {**SMALL["data"], "source": "time_series", "path": str(path)},
         "augment": [],
         "postprocess": ["standardize"],
         "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window},
+        "pipelines": presets("time_series"),
     }
-    document["data"] |= {"source": "time_series", "path": str(path)}
-    document["pipelines"] = presets("time_series")
-    return document
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +86,15 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     assert len(stored.shards.for_split("train")) > 1
     np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
-    np.testing.assert_allclose(
-        stored.bind_to_data(params.postprocess)[0].deviation,
-        [np.arange(600).std()] * COLUMNS,
-        rtol=1e-6,
-    )
+    deviation = stored.bind_to_data(params.postprocess)[0].deviation
+    np.testing.assert_allclose(deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
 
 
 def test_statistics_come_from_the_training_part_alone(series):
     params, _, stored = series
-    train = np.arange(600)
+    train, offsets = np.arange(600), np.asarray([0, 0.25, 0.5])
     standardize = stored.bind_to_data(params.postprocess)[0]
-    np.testing.assert_allclose(
-        standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6
-    )
+    np.testing.assert_allclose(standardize.mean, train.mean() + offsets, rtol=1e-6)
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
     assert infer_target(params, stored).shape == (2, 1)
     assert infer_input_shape(params, stored) == (8, 3)
@@ -121,21 +112,21 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
     )
     expected = errors.mean(axis=(0, 1), dtype=np.float64)
     names = ("column_0", "column_2")
-    assert evaluation.mae_by_target == pytest.approx(dict(zip(names, expected, strict=True)))
-    assert evaluation.metrics == {
-        f"test/mae/{name}": evaluation.mae_by_target[name] for name in names
-    }
+    errors = dict(zip(names, expected, strict=True))
+    assert evaluation.mae_by_target == pytest.approx(errors)
+    assert evaluation.metrics == pytest.approx({f"test/mae/{name}": errors[name] for name in names})
     assert Evaluation.read(tmp_path) == evaluation
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
     _, layout, stored = series
-    too_long = check(series_document(layout.root / "series.npy", length=500))
-    with pytest.raises(InvalidParams, match="the validation split has 200 time steps, fewer"):
-        open_input_pipeline(too_long, "naive", stored, split="train", purpose="train")
-    unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
-    with pytest.raises(InvalidParams, match="load is not a column"):
-        open_input_pipeline(unknown, "naive", stored, split="train", purpose="train")
+    for window, said in (
+        ({"length": 500}, "the validation split has 200 time steps, fewer"),
+        ({"targets": ["load"]}, "load is not a column"),
+    ):
+        params = check(series_document(layout.root / "series.npy", **window))
+        with pytest.raises(InvalidParams, match=said):
+            open_input_pipeline(params, "naive", stored, split="train", purpose="train")
 
 
 @pytest.mark.parametrize(

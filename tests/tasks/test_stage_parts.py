@@ -36,9 +36,8 @@ def test_a_difference_counts_every_example_alike(monkeypatch):
 def test_the_classes_of_an_epoch_are_those_of_its_rows():
     labels, classes = np.array([1, 0, 2, 1]), ("a", "b", "c")
     data = SimpleNamespace(shards=SimpleNamespace(classes=classes), memmap=lambda *_: labels)
-    found = build.class_frequencies(
-        SimpleNamespace(data=data, split="train"), np.array([0, 3, 1, 0])
-    )
+    pipeline = SimpleNamespace(data=data, split="train")
+    found = build.class_frequencies(pipeline, np.array([0, 3, 1, 0]))
     assert found == {"a": 0.25, "b": 0.75, "c": 0.0}
 
 

@@ -70,18 +70,15 @@ def test_the_same_question_is_answered_from_the_earlier_search(
     project, command, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(project)
-    params, budgets, layout = check(SMALL), read_budgets(), Layout()
+    params, budgets, layout, answer = check(SMALL), read_budgets(), Layout(), ANSWER
     key = find_key(params, layout, budgets)
-    answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
     assert read_answer(project / FOLDER / key, 0.3, 300.0) == answer
     lacks = ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}, {"time_s": 60.0})
     for lacking in lacks:
         replace(answer, **lacking).write(tmp_path / "other")
-        assert read_answer(tmp_path / "other", 1.0, 300.0) is None, (
-            "the same question is raced again"
-        )
+        assert read_answer(tmp_path / "other", 1.0, 300.0) is None, "it is raced again"
     before = (project / "params.yaml").read_bytes()
     _, said, _ = command(project, "--apply", "--out", "copy")
     assert said.splitlines()[-1] == answer.sentence
