@@ -27,11 +27,7 @@ from throughline.tuning.budgets import Budgets, read_budgets
 # MLflow warns about itself when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 # Blocks that run as they stand, in test_docs_runs.py and test_docs_extending.py.
-RUN = {
-    ("docs/daily.md", "sh"),
-    ("docs/prediction.md", "sh"),
-    ("docs/extending.md", "diff"),
-}
+RUN = {("docs/daily.md", "sh"), ("docs/prediction.md", "sh"), ("docs/extending.md", "diff")}
 # Commands that are not tried, by how they begin, and why.
 NOT_TRIED = {
     "source .venv/bin/activate": "sets up a shell",

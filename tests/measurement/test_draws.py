@@ -26,34 +26,26 @@ STREAM = {"read": "shards", "shuffle": BUFFER}
 UNIFORM = {
     "naive": {"read": "shards", "shuffle": {"kind": "none"}},
     "unordered": {
-        "read": "shards",
-        "deterministic": False,
+        **{**STREAM, "deterministic": False, "map": {"parallel": 4}},
         "interleave": {"cycle_length": 3, "parallel": "auto"},
-        "map": {"parallel": 4},
-        "shuffle": BUFFER,
     },
-    "vectorized": {"read": "shards", "vectorize": True, "shuffle": BUFFER},
-    "cached_on_disk": {"read": "shards", "cache": {"where": "disk"}, "shuffle": BUFFER},
+    "vectorized": {**STREAM, "vectorize": True},
+    "cached_on_disk": {**STREAM, "cache": {"where": "disk"}},
     "arrays": {"read": "arrays", "shuffle": BUFFER},
     "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
     "device": {**GLOBAL, "snapshot_on": "device"},
 }
-
-
 LANE = ("naive", "unordered", "window")  # a stream, one of several threads, and a snapshot
 
 
-def params_of(config, preprocess=("decode",)):
+def params_of(config, preprocess=()):
     data = {"source": "arrays", "path": "unused.npz"}
-    steps = {"preprocess": [*preprocess], "augment": ["flip"], "batch_size": 32}
+    steps = {"preprocess": ["decode", *preprocess], "augment": ["flip"], "batch_size": 32}
     return check({"data": data, **steps, "pipelines": {"p": config}})
 
 
-def pipeline_of(layout, config):
-    return open_with(params_of(config), layout)
-
-
-def open_with(params, layout):
+def pipeline_of(layout, config, *preprocess):
+    params = params_of(config, preprocess)
     data = open_inputs(params, layout)
     return open_input_pipeline(params, "p", data, split="train", purpose="train")
 
@@ -75,10 +67,9 @@ def test_an_epoch_draws_every_example_once(layout, config):
 @pytest.mark.slow
 def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
     resize = {"resize": {"height": 6, "width": 6}}
-    params = params_of(UNIFORM["cached_on_disk"], ["decode", resize])
     resized = link_data(layout.root / "data", tmp_path, snapshot=False)
-    take_snapshot(params, resized)
-    found, _ = check_epoch(open_with(params, resized))
+    take_snapshot(params_of(STREAM, [resize]), resized)
+    found, _ = check_epoch(pipeline_of(resized, UNIFORM["cached_on_disk"], resize))
     assert found.examples == found.distinct
 
 
@@ -106,16 +97,18 @@ def test_classes_come_as_often_as_their_weights_say(layout, read):
     assert labels[0] > 1.5 * labels[1:].mean()
 
 
-def test_a_sampler_that_forgets_examples_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(EpochOrder, "rows_at", lambda self, positions, epochs: positions // 2)
-    with pytest.raises(UnequalConfigurations, match=r"never come and .* come more than once"):
-        check_epoch(pipeline_of(layout, GLOBAL))
-
-
-def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(EpochOrder, "rows_at", lambda self, positions, epochs: positions)
-    with pytest.raises(UnequalConfigurations, match="class 0 is drawn"):
-        check_epoch(pipeline_of(layout, {**GLOBAL, "sampling": {"0": 30.0}}))
+@pytest.mark.parametrize(
+    ("rows_at", "more", "said"),
+    [
+        (lambda _, positions, epochs: positions // 2, {}, "never come and .* come more than once"),
+        (lambda _, positions, epochs: positions, {"sampling": {"0": 30.0}}, "class 0 is drawn"),
+    ],
+    ids=["forgets examples", "ignores the weights"],
+)
+def test_a_sampler_that_draws_otherwise_is_caught(layout, monkeypatch, rows_at, more, said):
+    monkeypatch.setattr(EpochOrder, "rows_at", rows_at)
+    with pytest.raises(UnequalConfigurations, match=said):
+        check_epoch(pipeline_of(layout, GLOBAL | more))
 
 
 def test_examples_of_another_split_are_caught(layout, monkeypatch):

@@ -18,12 +18,7 @@ from throughline.plan import steps
 from throughline.plan.parallelism import Parallelism
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
 from throughline.reporting.evaluation_plots import plot_evaluation
-from throughline.reporting.plots import (
-    LANE_COLORS,
-    TRAIN_LANE,
-    WAITING_LANE,
-    plot_timelines,
-)
+from throughline.reporting.plots import LANE_COLORS, TRAIN_LANE, WAITING_LANE, plot_timelines
 from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 from throughline.results.tuning import TunedCandidate, TuningResult
@@ -88,9 +83,8 @@ def test_timelines_end_where_the_shortest_does(tmp_path):
 @pytest.mark.parametrize(("fed", "noted"), [(129.0, False), (12_345.0, True)])
 def test_a_ceiling_far_beyond_any_training_is_an_arrow_with_its_value(tmp_path, fed, noted):
     """The axis ends at 1.3 × 100 examples per second."""
-    plot_throughput(
-        [row("naive", 50.0, input_examples_per_s=fed), row("optimized", 98.0)], tmp_path
-    )
+    rows = [row("naive", 50.0, input_examples_per_s=fed), row("optimized", 98.0)]
+    plot_throughput(rows, tmp_path)
     texts = texts_of(tmp_path / "throughput")
     assert {"naive", "optimized", "50", "98", "examples per second"} <= set(texts)
     assert (f"{fed:,.0f} ▶" in texts) is noted
@@ -98,15 +92,11 @@ def test_a_ceiling_far_beyond_any_training_is_an_arrow_with_its_value(tmp_path, 
 
 
 def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
-    epochs = [
-        {"epoch": number, "val_loss": 1 / (number + 1), "val_accuracy": 0.5} for number in range(3)
-    ]
+    epochs = [{"epoch": one, "val_loss": 1 / (one + 1), "val_accuracy": 0.5} for one in range(3)]
     plot_histories({"naive": epochs, "optimized": epochs[:2]}, "accuracy", tmp_path / "both")
     texts = texts_of(tmp_path / "both")
-    assert [text for text in texts if text.startswith("validation")] == [
-        "validation loss",
-        "validation accuracy",
-    ]
+    titles = [text for text in texts if text.startswith("validation")]
+    assert titles == ["validation loss", "validation accuracy"]
     assert {"naive", "optimized", "epochs"} <= set(texts)
     unnamed = [{"epoch": 0.0, "train_loss": 1.0, "val_score": 0.5}]  # of a test step of one's own
     plot_histories({"naive": unnamed}, "accuracy", tmp_path / "none")
@@ -114,26 +104,14 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
 
 
 def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
-    worst = [
-        WorstExample(
-            id=f"{number}.png",
-            truth="a coat",
-            predicted=f"a shirt {number}",
-            probability=0.87,
-            loss=2.0,
-            value="",
-        )
-        for number in range(7)
-    ]
+    one = replace(made_up(WorstExample), truth="a coat", probability=0.87)
+    worst = tuple(replace(one, predicted=f"a shirt {number}") for number in range(7))
     folder = tmp_path / "p" / "evaluation"
     folder.mkdir(parents=True)
-    Evaluation(
-        split="test",
-        examples=30,
-        confusion=Confusion(classes=("a coat", "a shirt"), counts=((9, 21), (0, 0)), left_out=0),
-        worst=tuple(worst),
-        picture=True,
-    ).write(folder)
+    confusion = Confusion(classes=("a coat", "a shirt"), counts=((9, 21), (0, 0)), left_out=0)
+    Evaluation(split="test", examples=30, confusion=confusion, worst=worst, picture=True).write(
+        folder
+    )
     pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
     Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
     plot_evaluation(tmp_path / "p", tmp_path)
@@ -149,9 +127,7 @@ def test_without_an_evaluation_it_is_said_what_makes_one(tmp_path):
         plot_evaluation(tmp_path / "p", tmp_path)
 
 
-SLOW = replace(
-    made_up(TunedCandidate), name="slow", seconds=90.0, seconds_low=80.0, seconds_high=95.0
-)
+SLOW = replace(made_up(TunedCandidate), name="slow", seconds=90.0, seconds_low=80.0)
 FAST = replace(SLOW, name="fast", seconds=12.3, seconds_low=None, seconds_high=None, ram_mib=None)
 REFUSED = replace(FAST, name="refused", seconds=None)
 FOUND = replace(made_up(TuningResult), candidates=[SLOW, REFUSED, FAST], chosen="fast", epochs=1200)

@@ -33,6 +33,7 @@ from throughline.shared.errors import MissingInput, UnequalConfigurations
 from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
+GATHERED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
@@ -63,12 +64,9 @@ def test_who_has_not_met_the_baseline_is_compared_by_both_intervals():
 
 
 def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
-    configurations = {
-        "naive": raced(100.0),
-        "snapshot": raced(200.0),
-        "cache": raced(200.0, cost=Cost(fill_s=14.0)),
-    }
-    ranking = Ranking(race_result(configurations))
+    cached = raced(200.0, cost=Cost(fill_s=14.0))
+    result = race_result({"naive": raced(100.0), "snapshot": raced(200.0), "cache": cached})
+    ranking = Ranking(result)
 
     def paid(name: str, **prepare_s: float) -> int | None:
         return ranking.break_even(name, examples=1000, prepare_s=prepare_s)
@@ -81,29 +79,18 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
 
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
-    scores = [
-        row(name, val_metric=score, validation_examples=5000)
-        for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))
-    ]
+    scores = [row("a", val_metric=0.9), row("b", val_metric=0.905), row("c", val_metric=0.9)]
     assert accuracy_warning(scores) is None
-    warning = accuracy_warning([*scores, row("broken", val_metric=0.7, validation_examples=5000)])
-    assert "broken 0.7000" in warning
+    assert "broken 0.7000" in accuracy_warning([*scores, row("broken", val_metric=0.7)])
     easy = [row(f"p{at}", val_metric=1.0 - at / 500, validation_examples=500) for at in (0, 0, 1)]
     assert accuracy_warning(easy) is None, "one example of 500 is chance"
 
 
 def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
-    shard = Shard(
-        name="a", split="train", records=9, examples=9, bytes=1 << 20, digest="", compression="none"
-    )
+    shard = replace(made_up(Shard), split="train", bytes=1 << 20)
     schema = labeled(pixels_feature((28, 28, 1)))
     shards = ShardIndex(schema=schema, classes=(), data_digest="", shards=(shard,) * 8)
-    chosen = {
-        "read": "snapshot",
-        "shuffle": {"kind": "global"},
-        "map": {"parallel": "cores"},
-        "prefetch": 2,
-    }
+    chosen = {**GATHERED, "map": {"parallel": "cores"}, "prefetch": 2}
     config = PipelineConfig.model_validate(chosen)
     assert all(point.passed for point in run_checklist(config, shards, row("best", stall=5.0)))
     naive = run_checklist(PipelineConfig(read="shards"), shards, row("naive", stall=60.0))
@@ -144,9 +131,8 @@ def written(arrays, tmp_path_factory) -> Path:
     made = Layout(tmp_path_factory.mktemp("written") / "project")
     made.root.mkdir()
     (made.root / "data").symlink_to(arrays)
-    gathered = {"read": "snapshot", "shuffle": {"kind": "global"}}
     write_results(made.results("naive"), {"read": "shards"})
-    write_results(made.results("optimized"), gathered)
+    write_results(made.results("optimized"), GATHERED)
     race_result(RACED).write(made.race)
     return made.root
 
@@ -191,11 +177,10 @@ def test_tables_are_no_wider_than_the_text(layout, tmp_path):
 
 
 def test_a_configuration_that_was_lost_in_the_race_is_left_out_and_named(layout):
-    race_result({"naive": RACED["naive"]}, lost={"optimized": "was killed by SIGKILL"}).write(
-        layout.race
-    )
+    lost = {"optimized": "was killed by SIGKILL"}
+    race_result({"naive": RACED["naive"]}, lost=lost).write(layout.race)
     compared = read_and_compare(layout)
-    assert compared.missing == {"optimized": "was killed by SIGKILL"}
+    assert compared.missing == lost
     assert [row.pipeline for row in compared.configurations] == ["naive"]
     race_result({}, lost={"naive": "was killed"}).write(layout.race)
     with pytest.raises(MissingInput, match="no configuration has raced: was killed; run `dvc repr"):
@@ -226,17 +211,15 @@ def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout):
 
 
 def test_the_page_says_who_disturbed_what_draws_by_class_and_what_the_best_gets_wrong(layout):
-    config = {"read": "snapshot", "shuffle": {"kind": "global"}, "sampling": "balanced"}
-    write_results(layout.results("optimized"), config)
+    write_results(layout.results("optimized"), {**GATHERED, "sampling": "balanced"})
     undecided = {**RACED, "optimized": raced(90.0, 18, "undecided")}
     by = "yes (process 9) took 40 % of the cores in 3 of 5 rounds"
     race_result(undecided, disturbed_by=by).write(layout.race)
     folder = Evaluation.path(layout.results("optimized")).parent
-    worst = WorstExample(
-        id="17.txt", truth="<ham>", predicted="spam", probability=0.987, loss=4.3, value="a text"
-    )
+    one = replace(made_up(WorstExample), id="17.txt", truth="<ham>", probability=0.987)
+    worst = (replace(one, value="a text"),)
     confusion = Confusion(classes=("<ham>", "spam"), counts=((1, 2), (0, 3)), left_out=0)
-    found = Evaluation(split="test", examples=6, confusion=confusion, worst=(worst,), picture=False)
+    found = Evaluation(split="test", examples=6, confusion=confusion, worst=worst, picture=False)
     replace(found, mae_by_target={"load": 0.25, "wind": 12}).write(folder)
     plot_evaluation(layout.results("optimized"), layout.results("optimized") / "profile")
     compared = report(["naive", "optimized"], layout, layout.report)
@@ -246,16 +229,15 @@ def test_the_page_says_who_disturbed_what_draws_by_class_and_what_the_best_gets_
     for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
         assert (layout.report / "plots" / picture).stat().st_size
     assert "What optimized gets wrong" in page
-    shown = (
+    picture = (
         r'<img src="data:image/png;base64,\w[^"]+" alt="sample pictures of the training split, a'
     )
-    assert re.search(shown, page)
+    assert re.search(picture, page)
     assert "which classes optimized takes for which" in page
     assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))
     assert "Mean absolute error of each target on the test split: load 0.25, wind 12." in page
     text = strip_tags(page)
     assert f"During the race {by}." in text
-    assert (
-        "Undecided: optimized. python -m flows.comparison --measure-again optimized races" in text
-    )
+    again = "python -m flows.comparison --measure-again optimized races"
+    assert f"Undecided: optimized. {again}" in text
     assert "how often each is drawn depends on its class in optimized." in text

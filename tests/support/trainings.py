@@ -99,6 +99,16 @@ def run_with_stops(params, layout, folder, *stops, pipeline="optimized"):
     return run(params, layout, folder, pipeline=pipeline)
 
 
+def validate(models, params, layout):
+    """The loss and the accuracy of the validation split, computed from predictions."""
+    data = open_inputs(params, layout)
+    inputs = np.asarray(data.memmap("validation", data.shards.schema.input.name))
+    labels = np.asarray(data.memmap("validation", "label"))
+    logits = models.full_model.predict(inputs, verbose=0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    return float(loss), float((logits.argmax(axis=-1) == labels).mean())
+
+
 def assert_same(trained, other):
     """Two trainings have given the very same rows and weights."""
     (rows, weights), (other_rows, other_weights) = trained, other

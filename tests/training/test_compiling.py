@@ -16,7 +16,7 @@ import tensorflow as tf
 from tasks.train import find_few_steps, find_weakness
 from tests.support.made_up import made_up
 from tests.support.project import SMALL
-from tests.support.trainings import params_of, run
+from tests.support.trainings import params_of, run, validate
 from throughline.assembly.evaluation import complete_metrics
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
@@ -80,13 +80,6 @@ def of_one_number(input_shape, outputs):
 """
 
 
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_compiled.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    return "own_compiled"
-
-
 def build(name="mlp", *, target=CLASSES, **options):
     inputs = {"input_shape": (4,), "dtype": "float32", "postprocess": ()}
     return build_models(ModelSettings(name=name, options=options), target=target, **inputs)
@@ -116,19 +109,11 @@ def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     models.network.set_weights(weights)
-    result = complete_metrics(_result(rows[-1]), models, params, data)
-    counted = models.full_model.predict(_inputs(data, "validation"), verbose=0).argmax(axis=-1)
-    labels = np.asarray(data.memmap("validation", "label"))
-    assert result.last_epoch["val_accuracy"] == pytest.approx((counted == labels).mean())
-
-
-def _inputs(data, split):
-    return np.asarray(data.memmap(split, data.shards.schema.input.name))
-
-
-def _result(row):
-    last = {name: value for name, value in row.items() if name != "epoch"}
-    return replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test={})
+    last = {name: value for name, value in rows[-1].items() if name != "epoch"}
+    trained = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test={})
+    _, accuracy = validate(models, params, layout)
+    result = complete_metrics(trained, models, params, data)
+    assert result.last_epoch["val_accuracy"] == pytest.approx(accuracy)
 
 
 def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
@@ -149,11 +134,15 @@ def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
         ({"optimizer": "adm"}, "train.optimizer: Keras has no adm"),
         ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not take"),
         ({"metrics": ["auto", "nothing"]}, "train.metrics: Keras has no nothing"),
+        ({"callbacks": ["own_code:still"]}, "missing 2 required"),
+        ({"callbacks": ["own_code:OWN"]}, "cannot be imported"),
     ],
 )
-def test_names_that_do_not_exist_are_refused(settings, said):
+def test_names_of_nothing_that_can_be_used_are_refused(own, settings, said):
+    given = TrainSettings(**settings)
     with pytest.raises(UnknownModel, match=said):
-        make_step_model(build(), TrainSettings(**settings), Feed(steps_per_epoch=3, stored=False))
+        make_step_model(build(), given, Feed(steps_per_epoch=3, stored=False))
+        make_callbacks(given)
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -246,7 +235,7 @@ def test_a_rate_rises_during_the_warm_up_and_follows_its_schedule(schedule):
     assert all(one >= other for one, other in pairwise(values[5:]))
 
 
-def test_class_weights_are_those_of_keras(layout):
+def test_class_weights_are_those_of_keras_unless_classes_are_drawn_otherwise(layout):
     data = open_inputs(check({**SMALL, "batch_size": 25}), layout)
     counts = np.bincount(np.asarray(data.memmap("train", "label")), minlength=4)
     weights = compute_class_weights("auto", data)
@@ -256,6 +245,9 @@ def test_class_weights_are_those_of_keras(layout):
     assert compute_class_weights({classes[1]: 3.0}, data).tolist() == [1, 3, 1, 1]
     with pytest.raises(UnknownModel, match=r"train.class_weights: nobody is not a class"):
         compute_class_weights({"nobody": 1.0}, data)
+    with pytest.raises(UnknownModel, match=r"class_weights: auto goes by how often"):
+        compute_class_weights("auto", data, sampling="balanced")
+    assert compute_class_weights({classes[0]: 2.0}, data, sampling="balanced") is not None
 
 
 @pytest.mark.slow
@@ -276,15 +268,6 @@ def test_weighted_steps_are_those_of_fit_with_class_weights():
         trained.append(models.network.get_weights())
     for one, other in zip(*trained, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [("own_compiled:still", "missing 2 required"), ("own_compiled:OWN", "cannot be imported")],
-)
-def test_what_is_no_callback_is_refused(own, path, said):
-    with pytest.raises(UnknownModel, match=said):
-        make_callbacks(TrainSettings(callbacks=[path]))
 
 
 def test_a_callback_that_holds_a_file_is_said_to_keep_no_checkpoints(tmp_path):
@@ -329,11 +312,15 @@ def test_what_early_stopping_watches_must_exist_before_the_first_step():
         check_metrics(dict.fromkeys(["accuracy", "loss", "top2"], 1.0), settings, CLASSES)
 
 
+def squared(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2)
+
+
 class Subtracted(keras.losses.Loss):
     """As people write it."""
 
     def call(self, y_true, y_pred):
-        return keras.ops.mean((y_true - y_pred) ** 2)
+        return squared(y_true, y_pred)
 
 
 class Reshaped(Subtracted):
@@ -341,10 +328,6 @@ class Reshaped(Subtracted):
 
     def call(self, y_true, y_pred):
         return super().call(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
-
-
-def squared(y_true, y_pred):
-    return keras.ops.mean((y_true - y_pred) ** 2)
 
 
 @pytest.mark.parametrize("compiled_by_builder", [True, False])
@@ -391,14 +374,6 @@ def test_class_weights_are_refused_where_examples_have_no_loss_each(own, builder
     feed = Feed(steps_per_epoch=4, stored=False, segments=segments, class_weights=weights)
     with pytest.raises(UnknownModel, match=f"class_weights: .*{said}"):
         make_step_model(build(builder.format(own=own)), TrainSettings(), feed)
-
-
-def test_automatic_class_weights_are_refused_where_classes_are_drawn_otherwise(layout):
-    data = open_inputs(check({**SMALL, "batch_size": 25}), layout)
-    with pytest.raises(UnknownModel, match=r"class_weights: auto goes by how often"):
-        compute_class_weights("auto", data, sampling="balanced")
-    weights = {data.shards.classes[0]: 2.0}
-    assert compute_class_weights(weights, data, sampling="balanced") is not None
 
 
 def test_a_loss_that_is_a_function_is_refused_for_packed_rows():

@@ -30,9 +30,8 @@ def dense(units, name):
 
 def pretrained(path, *, outputs=7, activation="softmax"):
     """A network of two layers over four numbers in a file, and its first layer's weights."""
-    features = keras.layers.Dense(6, activation="relu", name="features")
     answer = dense(outputs, "logits"), keras.layers.Activation(activation, name="probabilities")
-    network = keras.Sequential([keras.Input((4,)), features, *answer])
+    network = keras.Sequential([keras.Input((4,)), dense(6, "features"), *answer])
     if path.name.endswith(".weights.h5"):
         network.save_weights(path)
     else:
@@ -125,23 +124,20 @@ def test_a_loaded_network_computes_in_the_precision_of_this_process(tmp_path):
     assert {layer.compute_dtype for layer in network.layers} == {"float32"}
 
 
-def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys, monkeypatch):
-    (tmp_path / "own_layers.py").write_text(
-        "import keras\n\n\ndef build(shape, outputs):\n"
-        "    return keras.Sequential([keras.Input(shape),"
-        " keras.layers.Dense(6, activation='relu', name='features'),"
-        " keras.layers.Dense(outputs, name='logits')])\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+def two_layers(shape, outputs):
+    return keras.Sequential([keras.Input(shape), dense(6, "features"), dense(outputs, "logits")])
+
+
+def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys):
     features = pretrained(tmp_path / "other.weights.h5")
-    network = build(name="own_layers:build", weights=str(tmp_path / "other.weights.h5"))
+    network = build(name=f"{__name__}:two_layers", weights=str(tmp_path / "other.weights.h5"))
     np.testing.assert_array_equal(network.get_layer("features").get_weights()[0], features[0])
     said = capsys.readouterr().out
     assert "2 of 4 weights are from" in said and "logits/kernel" in said
     assert not any(np.isnan(weight).any() for weight in network.get_weights())
     (tmp_path / "no.weights.h5").write_bytes(b"nothing")
     with pytest.raises(UnknownModel, match=r"model.weights: .*no.weights.h5 cannot be loaded"):
-        build(name="own_layers:build", weights=str(tmp_path / "no.weights.h5"))
+        build(name=f"{__name__}:two_layers", weights=str(tmp_path / "no.weights.h5"))
 
 
 def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
@@ -159,13 +155,11 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), these are \(5,\)"):
         build(tmp_path / "other.keras", shape=(5,))
     (tmp_path / "no.keras").write_bytes(b"nothing")
-    with pytest.raises(UnknownModel, match=r"model.from: .*no.keras cannot be loaded"):
-        build(tmp_path / "no.keras")
-    inputs = keras.Input((4,))
-    unsafe = keras.Model(inputs, keras.layers.Lambda(lambda value: value * 2)(inputs))
-    unsafe.save(tmp_path / "unsafe.keras")
-    with pytest.raises(UnknownModel, match=r"model.from: .*unsafe.keras cannot be loaded"):
-        build(tmp_path / "unsafe.keras", outputs=4)
+    unsafe = [keras.Input((4,)), keras.layers.Lambda(lambda value: value * 2)]
+    keras.Sequential(unsafe).save(tmp_path / "unsafe.keras")
+    for name in ("no.keras", "unsafe.keras"):
+        with pytest.raises(UnknownModel, match=rf"model.from: .*{name} cannot be loaded"):
+            build(tmp_path / name, outputs=4)
 
 
 def test_the_model_of_a_series_is_trained_on(tmp_path):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 
-from tests.support.trainings import params_of, train_once
-from throughline.assembly.inputs import open_inputs
+from tests.support.trainings import params_of, train_once, validate
 from throughline.training.callbacks import make_early_stopping, may_replace_weights
 
 pytestmark = pytest.mark.integration
@@ -25,32 +22,10 @@ class PuttingBack(keras.callbacks.Callback):
 """
 
 
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_ends.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_ends"
-    sys.modules.pop("own_ends", None)
-
-
-def validate(models, params, layout):
-    """The loss and the accuracy of the validation split, computed from predictions."""
-    data = open_inputs(params, layout)
-    inputs = np.asarray(data.memmap("validation", data.shards.schema.input.name))
-    labels = np.asarray(data.memmap("validation", "label"))
-    logits = models.full_model.predict(inputs, verbose=0)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
-    return float(loss), float((logits.argmax(axis=-1) == labels).mean())
-
-
 @pytest.mark.slow
 def test_of_averaged_weights_validation_is_that_of_the_averages(layout, tmp_path):
-    params = params_of(
-        "train.epochs=2",
-        "train.learning_rate=0.2",
-        "train.schedule=constant",
-        "train.optimizer={sgd: {use_ema: true, ema_momentum: 0.9}}",
-    )
+    averaging = "train.optimizer={sgd: {use_ema: true, ema_momentum: 0.9}}"
+    params = params_of("train.epochs=2", "train.learning_rate=0.2", averaging)
     trained, models = train_once(params, layout, tmp_path)
     last, (loss, accuracy) = trained.result.last_epoch, validate(models, params, layout)
     assert last["val_loss"] == pytest.approx(loss, rel=1e-4)

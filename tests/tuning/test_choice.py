@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.races import race
@@ -19,8 +21,8 @@ from throughline.tuning.space import CEILING
 
 MIB = 2**20
 FREE = Need(ram_bytes=300 * MIB, disk_bytes=0.0, prepare_s=0.0)
-STORED = Need(ram_bytes=300 * MIB, disk_bytes=1126 * MIB, prepare_s=38.0)
-CACHED = Need(ram_bytes=900 * MIB, disk_bytes=0.0, prepare_s=0.0)
+STORED = replace(FREE, disk_bytes=1126 * MIB, prepare_s=38.0)
+CACHED = replace(FREE, ram_bytes=900 * MIB)
 CONFIGS = {
     "naive": PipelineConfig(),
     "optimized": PipelineConfig(prefetch=2),
@@ -37,9 +39,9 @@ def steady(**rates):
     }
 
 
-def chosen(one, own=("naive", "optimized")):
+def chosen(one, own=("naive", "optimized"), needs=NEEDS, **more):
     rivals = [name for name in one.names if name != CEILING]
-    return choose(one, rivals, own, needs=NEEDS, configs=CONFIGS)
+    return choose(one, rivals, own, needs=needs, configs=CONFIGS, **more)
 
 
 def test_what_certainly_beats_the_incumbent_is_chosen():
@@ -119,12 +121,7 @@ def test_a_lead_takes_two_percent_and_five_rounds(rate, rounds, outcome):
 
 @pytest.mark.parametrize(
     ("rates", "said"),
-    [
-        ([4000.0] * 4, True),
-        ([1500.0] * 4, False),
-        ([2010.0] * 4, False),
-        ([4000.0] * 5, False),
-    ],
+    [([4000.0] * 4, True), ([1500.0] * 4, False), ([2010.0] * 4, False), ([4000.0] * 5, False)],
     ids=["leads the choice", "leads the incumbent alone", "leads by less", "is the choice"],
 )
 def test_who_leads_the_choice_in_too_few_rounds_is_named_with_it(rates, said):
@@ -136,16 +133,15 @@ def test_who_leads_the_choice_in_too_few_rounds_is_named_with_it(rates, said):
 
 
 def test_what_the_time_did_not_suffice_for_leaves_the_search_undecided():
-    def ended(one):
-        rivals = [name for name in one.names if name != CEILING]
+    def ended(**rates):
         unraced = ["arrays", "cache_disk", "cache_memory"]
-        return choose(one, rivals, ("naive",), needs=NEEDS, configs=CONFIGS, unraced=unraced)
+        return chosen(race(steady(**rates)), own=("naive",), unraced=unraced)
 
-    choice = ended(race(steady(naive=1000.0)))
+    choice = ended(naive=1000.0)
     assert choice.outcome == "undecided"
     assert choice.reason.startswith("the time was up before `arrays` and 2 more had raced")
-    assert ended(race(steady(naive=1000.0, stored=9000.0))).outcome == "found"
-    assert ended(race(steady(naive=98_000.0))).outcome == "compute-bound", "more is no use"
+    assert ended(naive=1000.0, stored=9000.0).outcome == "found"
+    assert ended(naive=98_000.0).outcome == "compute-bound", "more is no use"
 
 
 @pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (1.0, 2), (4.6, 6)])
@@ -178,8 +174,7 @@ def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
 @pytest.mark.parametrize("mib", [340, 400])
 def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
     one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)
-    cached = Need(ram_bytes=mib * MIB, disk_bytes=0.0, prepare_s=0.0)
-    stored = Need(ram_bytes=(mib - 1) * MIB, disk_bytes=99.0, prepare_s=0.0)
+    cached = replace(FREE, ram_bytes=mib * MIB)
+    stored = replace(FREE, ram_bytes=(mib - 1) * MIB, disk_bytes=99.0)
     needs = {**NEEDS, "cached": cached, "stored": stored}
-    choice = choose(one, ["naive", "stored", "cached"], ["naive"], needs=needs, configs=CONFIGS)
-    assert choice.name == "cached", "it needs no disk, and no more memory"
+    assert chosen(one, needs=needs).name == "cached", "it needs no disk, and no more memory"

@@ -24,6 +24,7 @@ from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.survey import SnapshotBytes, prove_equal, survey
 
 pytestmark = pytest.mark.integration
+PARAMS = check(SMALL)
 
 
 def project_in(folder, layout, **linked):
@@ -38,11 +39,6 @@ def root(layout, tmp_path_factory):
     return project_in(tmp_path_factory.mktemp("surveyed"), layout).root
 
 
-@pytest.fixture(scope="module")
-def params():
-    return check(SMALL)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _made_up_needs():
     """What a training holds besides its steps takes a training to measure: see test_footprint."""
@@ -52,14 +48,14 @@ def _made_up_needs():
 
 
 @pytest.fixture(scope="module")
-def surveyed(root, params):
-    return survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+def surveyed(root):
+    return survey(PARAMS, root, [], find_limits(read_budgets(epochs=1), root))
 
 
-def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, surveyed):
-    data = open_inputs(params, Layout(root))
+def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, surveyed):
+    data = open_inputs(PARAMS, Layout(root))
     assert surveyed.examples == data.shards.examples("train")
-    assert surveyed.steps_per_epoch == -(-surveyed.examples // params.batch_size)
+    assert surveyed.steps_per_epoch == -(-surveyed.examples // PARAMS.batch_size)
     families = {each.family: surveyed.needs[each.name] for each in surveyed.space.candidates}
     stored = sum(data.snapshot.bytes(split) for split in data.shards.splits)
     plain = families["stream"].ram_bytes
@@ -80,15 +76,15 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params, s
     assert families["cache_disk"].kept_bytes == families["stream"].kept_bytes == 0.0
 
 
-def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are(root, params):
-    data = open_inputs(params, Layout(root))
+def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are(root):
+    data = open_inputs(PARAMS, Layout(root))
     splits = data.shards.splits
     whole = sum(data.snapshot.bytes(split) for split in splits)
     values = sum(data.snapshot.splits[split].bytes(data.input_column) for split in splits)
     unlimited = find_limits(read_budgets(epochs=1), root)
 
     def part(**limits):
-        surveyed = survey(params, root, [], replace(unlimited, **limits))
+        surveyed = survey(PARAMS, root, [], replace(unlimited, **limits))
         return [
             (each.config.snapshot.fraction, surveyed.needs[each.name].disk_bytes)
             for each in surveyed.space.candidates
@@ -114,64 +110,55 @@ def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fit
 
 
 @pytest.mark.slow
-def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, layout, tmp_path):
+def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, layout, tmp_path):
     part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
     pipelines = {"naive": {"read": "shards"}, "part": part}
-    params = check({**SMALL, "batch_size": 16, "pipelines": pipelines})
-    written = take_snapshot(params, project_in(tmp_path, layout, snapshot=False))
-    surveyed = survey(params, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
+    halved = check({**SMALL, "batch_size": 16, "pipelines": pipelines})
+    written = take_snapshot(halved, project_in(tmp_path, layout, snapshot=False))
+    surveyed = survey(halved, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
     stored = sum(map(written.bytes, written.splits))
     assert surveyed.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
     refused = {each.name: each.reason for each in surveyed.space.refusals}
     assert "50% of the snapshot's rows are stored" in refused["snapshot"]
-    entry = Entry(params=params, root=tmp_path, name="part", config=params.pipelines["part"])
-    whole_entry = Entry(
-        params=check(SMALL), root=root, name="mine", config=check(SMALL).pipelines["optimized"]
-    )
-    assert prove_equal(entry) == prove_equal(whole_entry)
+    part = Entry(params=halved, root=tmp_path, name="part", config=halved.pipelines["part"])
+    whole = Entry(params=PARAMS, root=root, name="mine", config=PARAMS.pipelines["optimized"])
+    assert prove_equal(part) == prove_equal(whole)
 
 
 @pytest.mark.slow
-def test_examples_are_proven_to_be_the_snapshots(root, params):
+def test_examples_are_proven_to_be_the_snapshots(root):
     cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
     stored = PipelineConfig.model_validate({"read": "snapshot", "shuffle": {"kind": "global"}})
     one, two = (
-        Entry(params=params, root=root, name="mine", config=config) for config in (cached, stored)
+        Entry(params=PARAMS, root=root, name="mine", config=config) for config in (cached, stored)
     )
     assert prove_equal(one) == prove_equal(two)
 
 
-def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
+def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
     change_a_pixel(layout.root / "data", tmp_path)
-    stream = Entry(params=params, root=tmp_path, name="stream", config=PipelineConfig())
+    stream = Entry(params=PARAMS, root=tmp_path, name="stream", config=PipelineConfig())
     with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
         prove_equal(stream)
 
 
-def test_a_contestant_keeps_the_first_shards_alone(root, params, monkeypatch):
-    data = open_inputs(params, Layout(root))
+def test_a_contestant_keeps_the_first_shards_alone(root, monkeypatch):
+    data = open_inputs(PARAMS, Layout(root))
     whole = data.shards.for_split("train")
     assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
     monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", whole[0].bytes)
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
-    surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+    surveyed = survey(PARAMS, root, [], find_limits(read_budgets(epochs=1), root))
     share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
     assert surveyed.sampled_share == pytest.approx(share)
-
-
-@pytest.mark.slow
-def test_a_contestant_opens_the_sample(root, params, monkeypatch):
-    data = open_inputs(params, Layout(root))
-    whole = data.shards.for_split("train")
-    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", whole[0].bytes)
-    entry = Entry(params=params, root=root, name="arrays", config=PipelineConfig(read="arrays"))
+    entry = Entry(params=PARAMS, root=root, name="arrays", config=PipelineConfig(read="arrays"))
     assert Training(entry)._pipeline.data.shards.for_split("train") == whole[:1]
 
 
-def test_a_sample_has_each_class_that_is_drawn(root, params, monkeypatch):
-    data = open_inputs(params, Layout(root))
+def test_a_sample_has_each_class_that_is_drawn(root, monkeypatch):
+    data = open_inputs(PARAMS, Layout(root))
     monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", 1)
     labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
     labels[:] = 0
