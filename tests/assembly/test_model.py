@@ -73,14 +73,9 @@ def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_a
         folder.mkdir()
         (folder / "table.csv").write_text("\n".join(["size,color,kind", *rows]) + "\n")
         data = {"source": "table", "path": str(folder / "table.csv"), "label_column": "kind"}
-        params = check(
-            {
-                "data": data,
-                "postprocess": ["standardize", "categories"],
-                "model": model,
-                "pipelines": {"p": {"read": "shards"}},
-            }
-        )
+        ops = ["standardize", "categories"]
+        more = {"model": model, "pipelines": {"p": {"read": "shards"}}}
+        params = check({"data": data, "postprocess": ops, **more})
         return params, prepare(params, Layout(folder))
 
     first = tmp_path / "first.keras"

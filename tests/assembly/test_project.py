@@ -35,9 +35,8 @@ def root(array_file, tmp_path_factory):
 
 def test_an_input_pipeline_takes_changes_of_its_fields_and_leaves_the_project_alone(root):
     project = Project(root)
-    assert str(project.open_input_pipeline("optimized").plan).startswith(
-        "gather:snapshot[global shuf"
-    )
+    usual = project.open_input_pipeline("optimized")
+    assert str(usual.plan).startswith("gather:snapshot[global shuffle")
     ordered = project.open_input_pipeline("optimized", shuffle={"kind": "none"})
     assert str(ordered.plan).startswith("gather:snapshot[in order,32]")
     assert project.params.pipelines["optimized"].shuffle.kind == "global"
@@ -99,14 +98,9 @@ def test_processes_of_a_host_share_it_also_where_they_evaluate(layout, monkeypat
     data = open_inputs(params, layout)
     addresses = [f"localhost:{port}" for port in range(1, 6)]
     monkeypatch.setenv(TF_CONFIG, make_tf_config(addresses, 3))
-    opened = {
-        purpose: open_input_pipeline(
-            params, "snapshot", data, split="validation", purpose=purpose
-        ).worker
+    evaluating, comparing = (
+        open_input_pipeline(params, "snapshot", data, split="validation", purpose=purpose).worker
         for purpose in ("evaluate", "compare")
-    }
-    assert {purpose: one.on_host for purpose, one in opened.items()} == {
-        "evaluate": 5,
-        "compare": 1,
-    }
-    assert {one.count for one in opened.values()} == {1}, "each has whole batches"
+    )
+    assert (evaluating.on_host, comparing.on_host) == (5, 1)
+    assert evaluating.count == comparing.count == 1, "each has whole batches"

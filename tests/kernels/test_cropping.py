@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.kernels import pixels
 from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.cropping import draw_crops
@@ -31,8 +30,8 @@ def draw(epoch: int = 1, op: str = "op") -> RandomStream:
     return RandomStream(seed=3, epoch=tf.constant(epoch, tf.int64), salts=(op, 0))
 
 
-def boxes(op: Op, size: tuple[int, int], keys: np.ndarray = KEYS, **changes) -> np.ndarray:
-    return draw_crop_windows(op, tf.constant(size), tf.constant(keys), draw(**changes)).numpy()
+def boxes(op: Op, size: tuple[int, int], **changes) -> np.ndarray:
+    return draw_crop_windows(op, tf.constant(size), tf.constant(KEYS), draw(**changes)).numpy()
 
 
 def as_torchvision_draws(size: tuple[int, int], op: RandomResizedCrop, count: int) -> np.ndarray:
@@ -77,10 +76,25 @@ def test_rectangles_lie_within_their_image(size):
     assert (top + height).max() <= size[0] and (left + width).max() <= size[1]
 
 
-def test_where_none_fits_the_largest_central_one_is_taken():
-    whole = RandomResizedCrop(height=8, width=8, scale=(1.0, 1.0))
-    assert (boxes(whole, (100, 1000)) == (0, 433, 100, 133)).all()
-    assert (boxes(whole, (1000, 90)) == (440, 0, 120, 90)).all()
+WHOLE = RandomResizedCrop(height=8, width=8, scale=(1.0, 1.0))  # which fits into squares alone
+SMALL = CenterCrop(height=8, width=9)
+EVALUATED = RandomResizedCrop(height=224, width=224).in_evaluation()
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "box"),
+    [
+        (WHOLE, (100, 1000), [0, 433, 100, 133]),
+        (WHOLE, (1000, 90), [440, 0, 120, 90]),
+        (SMALL, (5, 4), [-1, -2, 8, 9]),
+        (SMALL, (11, 12), [1, 1, 8, 9]),
+        (EVALUATED, (256, 256), [16, 16, 224, 224]),
+        (EVALUATED, (256, 401), [16, 88, 224, 224]),
+        (EVALUATED, (100, 100), [6, 6, 88, 88]),  # 87.5
+    ],
+)
+def test_a_box_that_is_not_drawn_is_the_largest_one_in_the_center(op, size, box):
+    assert (boxes(op, size) == box).all()
 
 
 def test_place_area_and_aspect_are_independent_of_each_other_and_of_the_neighbor():
@@ -101,12 +115,6 @@ def _shares(drawn: np.ndarray) -> np.ndarray:
     return np.stack([*places, height * width, np.log(width / height)])
 
 
-def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
-    crop = CenterCrop(height=8, width=9)
-    assert boxes(crop, (5, 4), KEYS[:1]).tolist() == [[-1, -2, 8, 9]]
-    assert boxes(crop, (11, 12), KEYS[:1]).tolist() == [[1, 1, 8, 9]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [CROP, CenterCrop(height=20, width=51)], ids=repr)
 def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
@@ -120,17 +128,13 @@ def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
 
 
 def test_the_center_is_that_of_resizing_and_then_cropping():
-    op = RandomResizedCrop(height=224, width=224).in_evaluation()
-    assert op == ResizedCenterCrop(height=224, width=224, shorter=256)
-    assert boxes(op, (256, 256), KEYS[:1]).tolist() == [[16, 16, 224, 224]]
-    assert boxes(op, (256, 401), KEYS[:1]).tolist() == [[16, 88, 224, 224]]
-    assert boxes(op, (100, 100), KEYS[:1]).tolist() == [[6, 6, 88, 88]], "87.5"
+    assert ResizedCenterCrop(height=224, width=224, shorter=256) == EVALUATED
     wave = np.sin(np.arange(512)[:, None, None] / 40 + np.arange(640)[None, :, None] / 70)
     image = {"image": tf.constant(np.uint8(127 + 120 * wave)), "key": tf.constant(1, tf.int64)}
     whole = compute(Resize(shorter=256, antialias=True), image, draw())
     assert whole["image"].shape == (256, 320, 1)
     expected = compute(CenterCrop(height=224, width=224), whole, draw())["image"].numpy()
-    crop = compute(op, image, draw())["image"].numpy()
+    crop = compute(EVALUATED, image, draw())["image"].numpy()
     assert abs(crop.astype(int) - expected).max() <= 2
 
 
@@ -178,17 +182,3 @@ def test_two_flips_are_drawn_apart_and_undo_each_other():
         for stream in streams[1:]
     )
     assert (flipped == (one ^ other)).all() and 0 < flipped.mean() < 1
-
-
-def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
-    """The pixels of an epoch, from the boxes of its keys."""
-    op = RandomCrop(height=6, width=5)
-    pipe = pipeline(stored, augment=(op,), postprocess=(), with_keys=True, **CONFIGS["snapshot"])
-    images, keys = (stored["arrays"].memmap("train", name) for name in ("image", "key"))
-    stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("random_crop", 0))
-    batch = batches(pipe)[0]
-    drawn = draw_crop_windows(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
-    found = zip(batch["key"], batch["image"], drawn.numpy(), strict=True)
-    for key, image, (top, left, height, width) in found:
-        whole = images[np.flatnonzero(keys == key)[0]]
-        np.testing.assert_array_equal(image, whole[top : top + height, left : left + width])

@@ -47,10 +47,12 @@ def test_equal_ops_draw_independently_at_other_positions():
         assert abs(np.corrcoef(weak, other)[0, 1]) < 0.5
 
 
+TEN = {"image": tf.constant([[[10]]], tf.uint8), "key": tf.constant(1, tf.int64)}
+
+
 def test_ops_run_in_their_order():
-    element = {"image": tf.constant([[[10]]], tf.uint8), "key": tf.constant(1, tf.int64)}
     ops = (Rescale(scale=0.5, offset=1.0), Standardize(mean=(2.0,), deviation=(4.0,)))
-    result = apply_ops(ops, element, seed=0, epoch=EPOCH)["image"]
+    result = apply_ops(ops, TEN, seed=0, epoch=EPOCH)["image"]
     assert result.numpy().tolist() == [[[1.0]]]
 
 
@@ -60,8 +62,7 @@ class Inherited(Rescale):
 
 def test_an_op_that_inherits_its_kernel_runs_in_a_data_set_without_a_warning(caplog):
     tf.get_logger().addHandler(caplog.handler)
-    element = {"image": tf.constant([[[10]]], tf.uint8), "key": tf.constant(1, tf.int64)}
-    dataset = tf.data.Dataset.from_tensors(element).map(
+    dataset = tf.data.Dataset.from_tensors(TEN).map(
         lambda one: apply_ops((Inherited(scale=0.5),), one, seed=0, epoch=EPOCH)
     )
     try:
@@ -109,10 +110,9 @@ class Darken(Op):
 
 def test_an_op_of_a_user_may_say_if_and_for_about_tensors():
     images = np.array([[[[200]], [[0]]], [[[20]], [[0]]]], np.uint8)
-    epoch = tf.constant(0, tf.int64)
 
     def darken(element):
-        return apply_ops((Darken(),), element, seed=0, epoch=epoch)["image"]
+        return apply_ops((Darken(),), element, seed=0, epoch=EPOCH)["image"]
 
     in_graph = tf.data.Dataset.from_tensor_slices({"image": images}).map(darken)
     found = [image.numpy().ravel().tolist() for image in in_graph]
@@ -162,9 +162,6 @@ def test_documents_share_rows_with_their_segments_and_positions():
     ]
     assert segments.tolist() == [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0], [3, 3, 0, 0, 0, 0]]
     assert positions.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 0], [0, 1, 0, 0, 0, 0]]
-
-
-def test_full_rows_and_empty_rows_have_no_padding_and_nothing_else():
     tokens, segments, _ = pack_rows(VALUES, int64([[8, 4], [0, 0]]), int64([[4, 2], [0, 0]]), 6)
-    assert tokens.numpy().tolist() == [[31, 32, 33, 34, 21, 22], [0] * 6]
-    assert np.array_equal(segments.numpy(), [[1, 1, 1, 1, 2, 2], [0] * 6])
+    assert tokens.numpy().tolist() == [[31, 32, 33, 34, 21, 22], [0] * 6], "full and empty rows"
+    assert segments.numpy().tolist() == [[1, 1, 1, 1, 2, 2], [0] * 6]

@@ -73,13 +73,11 @@ def test_draws_by_class():
 
 
 def test_uniform_numbers_of_examples():
-    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2**62], tf.int64))
+    stream = RandomStream(seed=5, epoch=epoch(3))
+    drawn = stream.uniform(tf.constant([0, 1, 2**62], tf.int64))
     assert drawn.numpy().tolist() == [0.8414360880851746, 0.4774209260940552, 0.04179924726486206]
-
-
-def test_several_numbers_of_an_example():
-    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform_vector(tf.constant([0, 1], tf.int64), 3)
-    assert drawn.numpy().tolist() == [
+    several = stream.uniform_vector(tf.constant([0, 1], tf.int64), 3)
+    assert several.numpy().tolist() == [
         [0.34871208667755127, 0.9748150706291199, 0.4948852062225342],
         [0.44024789333343506, 0.3590603470802307, 0.23737221956253052],
     ]

@@ -27,10 +27,6 @@ def build_images(name: str, postprocess: tuple[Op, ...], **options) -> Models:
     return build_models(settings, **inputs, dtype="uint8", target=CLASSES, postprocess=postprocess)
 
 
-def build(*postprocess: Op, **options) -> Models:
-    return build_images("MobileNetV3Small", postprocess, alpha=0.35, **options)
-
-
 def test_a_text_without_tokens_has_an_answer():
     network = text_classifier((6,), 2, vocabulary=9, width=4)
     tokens = np.array([[0] * 6, [3, 4, 0, 0, 0, 0], [3, 4, 3, 4, 3, 4]], np.int32)
@@ -45,8 +41,9 @@ def test_the_built_in_models_are_those_that_params_yaml_knows():
 
 @pytest.mark.slow
 def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():
-    outside = build(Rescale(scale=1 / 127.5, offset=-1))
-    within = build(include_preprocessing=True)
+    name, rescale = "MobileNetV3Small", Rescale(scale=1 / 127.5, offset=-1)
+    outside = build_images(name, (rescale,), alpha=0.35)
+    within = build_images(name, (), alpha=0.35, include_preprocessing=True)
     scaling = [isinstance(one, keras.layers.Rescaling) for one in outside.network.layers]
     assert not any(scaling)
     within.network.set_weights(outside.network.get_weights())

@@ -124,11 +124,18 @@ def mixed_precision():
     keras.config.set_dtype_policy(policy)
 
 
-def test_mixed_precision_computes_in_half_and_answers_in_single(mixed_precision):
-    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16)
-    outputs = encoder(np.array([[5, 3, 0], [0, 0, 0]], np.int32))
+@pytest.mark.parametrize("make", [transformer_encoder, transformer_decoder])
+def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(
+    mixed_precision, tmp_path, make
+):
+    model, tokens = make((None,), 10, vocabulary=10, width=16, blocks=1), [[5, 3, 0], [0, 0, 0]]
+    outputs = model(np.array(tokens, np.int32))
     assert outputs.dtype == "float32" and np.isfinite(outputs).all()
-    assert encoder.blocks[0].compute_dtype == "bfloat16"
+    assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
+    form = check_savable(model, ["throughline.models.transformers"])
+    save_model(model, tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras", form.objects)
+    np.testing.assert_array_equal(loaded(np.array(tokens, np.int32)), outputs)
 
 
 @pytest.mark.parametrize("tied", slow_but_first([True, False]))
@@ -139,18 +146,6 @@ def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
     assert one.shape == (1, 5, 10)
     np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-6)
     assert all((np.abs(one[0, at] - other[0, at]) > 1e-4).any() for at in (3, 4))
-
-
-@pytest.mark.slow
-def test_a_decoder_answers_in_single_precision_and_is_saved(mixed_precision, tmp_path):
-    model = transformer_decoder((None,), 10, vocabulary=10, width=16, blocks=1)
-    logits = model(np.array([[5, 3, 8]], np.int32))
-    form = check_savable(model, ["throughline.models.transformers"])
-    save_model(model, tmp_path / "model.keras")
-    loaded = load_model(tmp_path / "model.keras", form.objects)
-    assert logits.dtype == "float32"
-    assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
-    np.testing.assert_array_equal(loaded(np.array([[5, 3, 8]], np.int32)), logits)
 
 
 @pytest.mark.slow

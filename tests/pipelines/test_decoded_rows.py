@@ -57,36 +57,26 @@ def test_a_part_may_be_read_of_what_is_stored(snapshot_of):
     assert same(batches(part), batches(reading(snapshot_of, "arrays", 1.0)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"sampling": "balanced"},
-        {"graph_rewrites": True, "map": {"parallel": "auto"}},
-        {"worker": TrainingWorker(index=1, count=2)},
-    ],
-    ids=["by class", "rewritten", "half of each batch"],
-)
-def test_draws_rewritten_graphs_and_slices_are_those_of_a_whole_snapshot(snapshot_of, config):
-    expected = batches(reading(snapshot_of, "photos", 1.0, **config))
-    assert same(batches(reading(snapshot_of, "photos", 0.3, **config)), expected)
+CROP = (Brightness(), RandomCrop(height=20, width=24))  # which a fetch cannot do
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fraction", "augment"),
+    ("kind", "fraction", "config"),
     [
-        (0.3, (Brightness(), RandomCrop(height=20, width=24))),  # which a fetch cannot do
-        (0.0, (CenterCrop(height=27, width=34),)),
+        ("photos", 0.3, {"sampling": "balanced"}),
+        ("photos", 0.3, {"graph_rewrites": True, "map": {"parallel": "auto"}}),
+        ("photos", 0.3, {"worker": TrainingWorker(index=1, count=2)}),
+        ("unlike", 0.3, {"augment": CROP}),
+        ("unlike", 0.0, {"augment": (CenterCrop(height=27, width=34),)}),
     ],
-    ids=str,
+    ids=["by class", "rewritten", "half of each batch", "of unlike sizes", "none is stored"],
 )
-def test_images_of_unlike_sizes_are_cut_as_those_of_a_whole_snapshot(
-    snapshot_of, fraction, augment
+def test_draws_slices_and_images_of_unlike_sizes_are_those_of_a_whole_snapshot(
+    snapshot_of, kind, fraction, config
 ):
-    expected = batches(reading(snapshot_of, "unlike", 1.0, augment=augment), epochs=2)
-    part = reading(snapshot_of, "unlike", fraction, augment=augment)
-    assert same(batches(part, epochs=2), expected)
+    expected = batches(reading(snapshot_of, kind, 1.0, **config), epochs=2)
+    assert same(batches(reading(snapshot_of, kind, fraction, **config), epochs=2), expected)
 
 
 @pytest.mark.slow
@@ -100,7 +90,6 @@ def test_every_split_has_the_same_examples_whatever_is_stored(snapshot_of, split
 
 
 def test_rows_keep_their_places_in_a_batch():
-    columns, epoch = {}, tf.constant(0, tf.int64)
     seen = []
 
     def note(sign):
@@ -111,7 +100,7 @@ def test_rows_keep_their_places_in_a_batch():
         return make
 
     rows = tf.constant([5, 1, 9, 4, 0, 5], tf.int64)
-    joined = join_rows(5, note(1), note(-1))(columns, rows, epoch)
+    joined = join_rows(5, note(1), note(-1))({}, rows, tf.constant(0, tf.int64))
     assert joined["image"].numpy()[:, 0].tolist() == [-5, 1, -9, 4, 0, -5]
     assert seen == [[1, 4, 0], [5, 9, 5]]
 
@@ -166,7 +155,7 @@ def test_rows_of_repaired_shards_are_decoded_from_what_could_be_read(arrays, tmp
     part = {"read": "snapshot", "shuffle": GLOBAL, "snapshot": {"fraction": 0.3}}
     digest_of_all(
         {
-            name: pipeline({"arrays": data}, **IN_ORDER, **config)
-            for name, config in (("part", part), ("streamed", {"read": "shards"}))
+            "part": pipeline({"arrays": data}, **IN_ORDER, **part),
+            "streamed": pipeline({"arrays": data}, **IN_ORDER),
         }
     )

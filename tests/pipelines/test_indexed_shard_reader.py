@@ -18,54 +18,40 @@ from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import MissingInput
 
 pytestmark = pytest.mark.integration
-AUGMENT = (Flip(), Brightness())
 LANES = {"kind": "lanes", "lanes": 4}
+THIRD = TrainingWorker(index=2, count=3)
 
 
-def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):
-    options = {"augment": AUGMENT, **more}
-    return pipeline(stored, kind, read="indexed_shards", shuffle=shuffle, **options)
+def indexed(stored, kind="arrays", **more):
+    options = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, **more}
+    return pipeline(stored, kind, read="indexed_shards", **options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "config"),
+    ("kind", "config", "both"),
     slow_but_first(
         [
-            ("arrays", {"vectorize": True, "prefetch": 2}),
-            ("photos", {"map": {"parallel": 2}}),
-            ("arrays", {"graph_rewrites": True, "map": {"parallel": "auto"}}),
+            ("arrays", {"vectorize": True, "prefetch": 2}, {}),
+            ("photos", {"map": {"parallel": 2}}, {}),
+            ("arrays", {"graph_rewrites": True, "map": {"parallel": "auto"}}, {}),
+            ("arrays", {"vectorize": True}, {"shuffle": LANES}),
+            ("arrays", {"vectorize": True}, {"shuffle": {"kind": "window", "size": 32}}),
+            ("arrays", {"vectorize": True}, {"sampling": "balanced"}),
+            ("arrays", {"vectorize": True}, {"worker": THIRD, "batch_size": 9}),
         ]
     ),
-    ids=["whole batches", "in parallel", "rewritten"],
+    ids=["whole", "parallel", "rewritten", "lanes", "window", "balanced", "a third of each batch"],
 )
-def test_the_batches_are_those_of_the_snapshot_from_any_step(stored, kind, config):
-    snapshot = pipeline(stored, kind, augment=AUGMENT, read="snapshot", shuffle=GLOBAL)
-    found = indexed(stored, kind, **config)
+def test_the_batches_are_those_of_the_snapshot_from_any_step(stored, kind, config, both):
+    both = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, **both}
+    snapshot = pipeline(stored, kind, read="snapshot", **both)
+    found = indexed(stored, kind, **config, **both)
     assert isinstance(snapshot.reader, SnapshotReader)
-    assert snapshot.reader.order == found.indexed_shards.order
     assert found.plan.seekable and not found.plan.reads_snapshot
     expected = batches(snapshot, epochs=2)
     for step in (0, found.steps_per_epoch + 1):
         assert same(batches(found, first_step=step, epochs=2), expected[step:]), step
         assert found.dataset(first_step=step, epochs=2).cardinality() == len(expected) - step
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    slow_but_first(
-        [
-            {"shuffle": LANES},
-            {"shuffle": {"kind": "window", "size": 32}},
-            {"shuffle": GLOBAL, "sampling": "balanced"},
-            {"shuffle": GLOBAL, "worker": TrainingWorker(index=2, count=3), "batch_size": 9},
-        ]
-    ),
-    ids=["lanes", "window", "balanced", "a third of each batch"],
-)
-def test_every_order_sampling_and_slice_is_that_of_the_snapshot(stored, config):
-    snapshot = pipeline(stored, augment=AUGMENT, read="snapshot", **config)
-    assert same(batches(indexed(stored, vectorize=True, **config)), batches(snapshot))
 
 
 def test_a_plan_prints_in_which_order_records_are_read(stored):

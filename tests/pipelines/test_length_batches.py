@@ -47,6 +47,12 @@ def packed(lengths, room, *, size=2, worker=TrainingWorker(), shuffled=True):  #
     return PackedBatches(plan=plan, batch_size=size, **more)
 
 
+def of_workers(make, count, epoch):
+    """The rows of each step of an epoch for each of so many workers."""
+    made = [make(TrainingWorker(index=index, count=count)) for index in range(count)]
+    return [rows_of(batches, epoch) for batches in made]
+
+
 def steps_of(batches, *epochs):
     steps = batches.steps_per_epoch
     return tf.range(epochs[0] * steps, (epochs[-1] + 1) * steps, dtype=tf.int64)
@@ -127,11 +133,10 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
     shuffled=st.booleans(),
 )
 def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, shuffled):
-    shares = []
-    for index in range(workers):
-        worker = TrainingWorker(index=index, count=workers)
-        batches = packed(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
-        shares.append(rows_of(batches, epoch))
+    def make(worker):
+        return packed(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
+
+    shares = of_workers(make, workers, epoch)
     for parts in zip(*shares, strict=True):
         assert len({len(rows) for rows in parts}) == 1 and parts[0], "equal slices"
     rows = [row for share in shares for step in share for row in step]
@@ -141,14 +146,12 @@ def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, sh
 
 @pytest.mark.slow
 def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
-    lengths = [1] * 21 + [10]
+    def make(worker):
+        return in_buckets([1] * 21 + [10], [1, 10], [4, 4], worker=worker)
+
     left_out = set()
     for epoch in range(6):
-        drawn = set()
-        for index in range(4):
-            worker = TrainingWorker(index=index, count=4)
-            batches = in_buckets(lengths, [1, 10], [4, 4], worker=worker)
-            drawn |= {row for rows in rows_of(batches, epoch) for row in rows}
+        drawn = {row for share in of_workers(make, 4, epoch) for rows in share for row in rows}
         left_out |= set(range(22)) - drawn
         assert len(drawn) == 20 and 21 in drawn, "the long one shares its batch with short ones"
     assert len(left_out) > 4

@@ -4,8 +4,6 @@ predicts: the same windows in every configuration.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import keras
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from throughline.config.params import check
 from throughline.measurement.baseline import describe_next_tokens
 from throughline.measurement.draws import check_epoch
 from throughline.models.builders import Target
-from throughline.shared.errors import InvalidParams
 from throughline.shared.layout import Layout
 from throughline.training.compiling import compile_model
 
@@ -126,12 +123,3 @@ def test_the_constant_is_the_most_frequent_token(stored):
     used = tokens[1 : 1 + shown.examples * LENGTH]
     assert shown.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
     assert 0 < shown.constant_stderr < shown.constant_metric
-
-
-def test_a_split_shorter_than_a_window_is_refused(stored):
-    params, data = stored
-    window = params.window.model_copy(update={"tokens": 4000})
-    with pytest.raises(InvalidParams, match=r"the validation split has .* tokens, fewer than"):
-        open_input_pipeline(
-            replace(params, window=window), "naive", data, split="validation", purpose="evaluate"
-        )

@@ -168,24 +168,20 @@ def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path, words):
 
 
 @pytest.mark.parametrize(
-    ("words", "lower", "tokens"),
+    ("text", "words", "lower", "tokens"),
     [
-        (["wolf", "cafe"], "auto", [2, 2, 3]),
-        (["wolf", "café"], "auto", [2, 2, 3]),
-        (["wolf", "cafe"], "never", [1, 2, 1]),
-        (["wolf", "Wolf"], "auto", [3, 2, 1]),
-        (["wolf", "Wolf"], "always", [2, 2, 1]),
+        ("Wolf wolf Café", ["wolf", "cafe"], "auto", [2, 2, 3]),
+        ("Wolf wolf Café", ["wolf", "café"], "auto", [2, 2, 3]),
+        ("Wolf wolf Café", ["wolf", "cafe"], "never", [1, 2, 1]),
+        ("Wolf wolf Café", ["wolf", "Wolf"], "auto", [3, 2, 1]),
+        ("Wolf wolf Café", ["wolf", "Wolf"], "always", [2, 2, 1]),
+        ("Wólf 늑대", ["wolf", "늑대"], "auto", [2, 3]),  # syllables stay whole
     ],
 )
-def test_an_uncased_vocabulary_gets_texts_in_lower_case(tmp_path, words, lower, tokens):
+def test_an_uncased_vocabulary_gets_texts_in_lower_case(tmp_path, text, words, lower, tokens):
     """As its tokens show, or as `lower` says; without accents if no token has one."""
     known = ["[PAD]", "[UNK]", *words]
-    assert tokens_of("Wolf wolf Café", known, tmp_path / "given", lower=lower) == tokens
-
-
-def test_syllables_of_an_uncased_vocabulary_stay_whole(tmp_path):
-    known = ["[PAD]", "[UNK]", "wolf", "늑대"]
-    assert tokens_of("Wólf 늑대", known, tmp_path / "given") == [2, 3]
+    assert tokens_of(text, known, tmp_path / "given", lower=lower) == tokens
 
 
 def test_bytes_are_tokens_from_one_on():
@@ -212,21 +208,21 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, content, said):
         open_tokenizer(Tokenize(kind=kind, model=str(tmp_path / "file")))
 
 
+def computed(op, tokens):
+    draw = RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
+    return text_kernels.compute(op, {"text": tokens}, draw)["text"]
+
+
 def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():
-    op, draw = Truncate(tokens=2), RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
-    one = text_kernels.compute(op, {"text": tf.constant([3, 4, 5])}, draw)["text"]
-    batch = tf.ragged.constant([[3, 4, 5], [6], []], dtype=tf.int32)
-    assert one.numpy().tolist() == [3, 4]
-    assert text_kernels.compute(op, {"text": batch}, draw)["text"].to_list() == [[3, 4], [6], []]
+    op, batch = Truncate(tokens=2), tf.ragged.constant([[3, 4, 5], [6], []], dtype=tf.int32)
+    assert computed(op, batch[0]).numpy().tolist() == [3, 4]
+    assert computed(op, batch).to_list() == [[3, 4], [6], []]
 
 
 def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():
-    op, epoch = EndDocument(), tf.constant(0, tf.int64)
-    draw = RandomStream(seed=0, epoch=epoch, salts=("end_document", 0))
-    tokens = tf.ragged.constant([[4, 5], [], [6]], dtype=tf.int32)
-    batch = text_kernels.compute(op, {"text": tokens}, draw)["text"]
+    op, tokens = EndDocument(), tf.ragged.constant([[4, 5], [], [6]], dtype=tf.int32)
+    batch = computed(op, tokens)
     assert batch.to_list() == [[4, 5, 0], [0], [6, 0]]
-    alone = text_kernels.compute(op, {"text": tokens[0]}, draw)["text"]
-    assert alone.numpy().tolist() == [4, 5, 0]
-    padded = text_kernels.compute(op, {"text": tokens.to_tensor()}, draw)["text"]
-    assert padded.numpy().tolist() == batch.to_tensor().numpy().tolist(), "of one that is padded"
+    assert computed(op, tokens[0]).numpy().tolist() == [4, 5, 0]
+    padded = computed(op, tokens.to_tensor()).numpy().tolist()
+    assert padded == batch.to_tensor().numpy().tolist(), "of one that is padded"

@@ -15,10 +15,10 @@ from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Flip, Mixup, RandomCrop
 from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize, Standardize
 from throughline.plan.parallelism import Parallelism
-from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.plan import make_plan
 from throughline.plan.schema import Schema
 from throughline.plan.spec import InputSpec
-from throughline.plan.steps import Batch, Cache, Shuffle, Window
+from throughline.plan.steps import Window
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
@@ -37,6 +37,8 @@ SPEC = {
     "batch_size": 32,
 }
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+DECODED = {"preprocess": (Decode(),), "postprocess": ()}
+CODED = {"preprocess": (Decode(),), "augment": (), "postprocess": (OneHot(),)}
 INDEXED = {**MAPPED, "read": "indexed_shards"}
 
 
@@ -44,18 +46,17 @@ def plan_of(schema=JPEG, ops=(), **config):
     return make_plan(PipelineConfig(**config), InputSpec(schema=schema, **{**SPEC, **dict(ops)}))
 
 
-def text_plan(**config):
-    ops = {"preprocess": (Decode(), Tokenize(kind="bytes")), "augment": (), "postprocess": ()}
-    return plan_of(labeled(text_feature()), ops, **config)
+TEXT = {
+    "schema": labeled(text_feature()),
+    "ops": {"preprocess": (Decode(), Tokenize(kind="bytes")), "augment": (), "postprocess": ()},
+}
+UNSHUFFLED = {"shuffle": {"kind": "none"}}
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (
-            {"shuffle": {"kind": "none"}},
-            "read:shards → map:parse+decode+resize+flip+rescale → batch[32]",
-        ),
+        (UNSHUFFLED, "read:shards → map:parse+decode+resize+flip+rescale → batch[32]"),
         (
             {"cache": {"after": "resize"}, "prefetch": 2},
             "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
@@ -71,7 +72,7 @@ def text_plan(**config):
             "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
         ),
         (
-            {"interleave": {"cycle_length": 3, "parallel": "cores"}, "shuffle": {"kind": "none"}},
+            {"interleave": {"cycle_length": 3, "parallel": "cores"}, **UNSHUFFLED},
             "read:shards[3×16,cores] → map:parse+decode+resize+flip+rescale → batch[32]",
         ),
         pytest.param(
@@ -84,7 +85,7 @@ def text_plan(**config):
             {
                 "ops": {"postprocess": (Rescale(), OneHot())},
                 "postprocess_on": "device",
-                "shuffle": {"kind": "none"},
+                **UNSHUFFLED,
             },
             "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale",
             id="vectors of labels are made on the host",
@@ -93,7 +94,7 @@ def text_plan(**config):
             {
                 "ops": {"preprocess": (Decode(), CenterCrop(height=8, width=8))},
                 "decode": {"crop": "fused"},
-                "shuffle": {"kind": "none"},
+                **UNSHUFFLED,
             },
             "read:shards → map:parse+decode+flip+rescale → batch[32]",
             id="a fused crop takes the place of decode and crop",
@@ -108,6 +109,18 @@ def text_plan(**config):
             {"schema": RAW, "ops": {"preprocess": (Decode(),)}, "vectorize": True},
             "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale",
             id="raw pixels are decoded in whole batches",
+        ),
+        (
+            {**TEXT, "batch": {"pad_to": [64, 128]}, **UNSHUFFLED},
+            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
+        ),
+        (
+            {**TEXT, "batch": {"tokens": 4096}, **UNSHUFFLED},
+            "read:shards → map:parse+tokenize → bucket_batch[4096 tokens to auto]",
+        ),
+        (
+            {**TEXT, **MAPPED, "batch": {"pack": 512}},
+            "gather:snapshot[global shuffle,32 rows of 512]",
         ),
     ],
 )
@@ -143,24 +156,6 @@ def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_nee
     assert str(stream) == f"read:shuffled shards → shuffle[auto] → {streamed}"
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (
-            {"batch": {"pad_to": [64, 128]}, "shuffle": {"kind": "none"}},
-            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
-        ),
-        (
-            {"batch": {"tokens": 4096}, "shuffle": {"kind": "none"}},
-            "read:shards → map:parse+tokenize → bucket_batch[4096 tokens to auto]",
-        ),
-        ({**MAPPED, "batch": {"pack": 512}}, "gather:snapshot[global shuffle,32 rows of 512]"),
-    ],
-)
-def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
-    assert str(text_plan(**config)) == expected
-
-
 def test_files_of_a_series_are_read_in_the_order_of_time():
     series = Schema(features=(array_feature("series", (3,), "float32"),))
     window = Window(length=2, horizon=1, stride=2, targets=(1,))
@@ -168,16 +163,6 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
     plan = str(plan_of(series, ops, shuffle={"kind": "buffer"}))
     assert plan.startswith("read:shards → "), plan
     assert "shuffle[auto]" in plan, "of windows, once they are made"
-
-
-def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
-    for after in ("decode", "resize"):
-        steps = plan_of(cache={"after": after}).steps
-        place = {type(step): index for index, step in enumerate(steps)}
-        assert place[Cache] < place[Shuffle] < place[Batch]
-        assert not any(
-            op.random for step in steps[: place[Cache]] for op in getattr(step, "ops", ())
-        )
 
 
 @pytest.mark.parametrize(
@@ -188,15 +173,12 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"read": "snapshot", "cache": {}}, "already the stored result"),
         ({"read": "snapshot", "vectorize": True}, "whole batches"),
         ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
-        (
-            {"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"ratio": 2}},
-            "decoded already",
-        ),
+        ({"read": "snapshot", **UNSHUFFLED, "decode": {"ratio": 2}}, "decoded already"),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
         ({**INDEXED, "shuffle": {"kind": "buffer"}}, "indexed shards can be permuted as a whole"),
         ({**INDEXED, "cache": {}}, "would keep the order of the first epoch"),
         ({**INDEXED, "service": {}}, "cannot be sent to a worker"),
-        ({**INDEXED, "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
+        ({**INDEXED, **UNSHUFFLED, "sampling": "balanced"}, "use `global`"),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
         ({"decode": {"ratio": 2, "crop": "fused"}}, "choose one"),
         ({"sampling": {}}, "need at least one class"),
@@ -210,31 +192,14 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
         ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
-    ],
-)
-def test_refusals_carry_their_reason(config, reason):
-    with pytest.raises(ImpossiblePlan, match=reason):
-        plan_of(**config)
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
         ({"ops": {"augment": (Mixup(), Load(feature="image"))}}, "must come before mixup"),
         (
             {"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
             "flip cannot run on the device",
         ),
+        ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),
         (
-            {"schema": VECTORS, "ops": {"preprocess": (Decode(),), "postprocess": ()}},
-            "augment: flip works on images, not on numbers",
-        ),
-        (
-            {
-                "schema": NUMBERS,
-                "ops": {"preprocess": (Decode(),), "augment": (), "postprocess": (OneHot(),)},
-                "sampling": "balanced",
-            },
+            {"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
             r"sampling: a number .*; postprocess: one_hot needs",
         ),
         (
@@ -242,30 +207,20 @@ def test_refusals_carry_their_reason(config, reason):
             "has 2 means, and there are 3 channels",
         ),
         ({"batch": {"pad_to": "auto"}}, "batch: only text differs in length"),
-    ],
-)
-def test_what_does_not_fit_the_data_is_refused(config, reason):
-    with pytest.raises(ImpossiblePlan, match=reason):
-        plan_of(**config)
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"batch": {}}, "batch: needs `pad_to"),
-        ({"batch": {"pack": 512, "tokens": 8192}}, "packed rows have one length"),
-        ({"batch": {"pack": 512}}, "`read: shards` does not know; use `read: snapshot`"),
-        ({"batch": {"tokens": 512}, "vectorize": True}, "vectorize: lengths are known after"),
-        ({"batch": {"tokens": 512}, "sampling": "balanced"}, "draw every example once"),
+        ({**TEXT, "batch": {}}, "batch: needs `pad_to"),
+        ({**TEXT, "batch": {"pack": 512, "tokens": 8192}}, "packed rows have one length"),
+        ({**TEXT, "batch": {"pack": 512}}, "`read: shards` does not know; use `read: snapshot`"),
+        ({**TEXT, "batch": {"tokens": 9}, "vectorize": True}, "vectorize: lengths are known after"),
+        ({**TEXT, "batch": {"tokens": 9}, "sampling": "balanced"}, "draw every example once"),
         (
-            {"batch": {"tokens": 512}, "read": "snapshot", "shuffle": {"kind": "window"}},
+            {**TEXT, "batch": {"tokens": 9}, "read": "snapshot", "shuffle": {"kind": "window"}},
             "permuted as a whole; use `global`",
         ),
     ],
 )
-def test_batches_by_length_that_cannot_be_are_refused_with_what_to_do(config, reason):
+def test_refusals_carry_their_reason(config, reason):
     with pytest.raises(ImpossiblePlan, match=reason):
-        text_plan(**config)
+        plan_of(**config)
 
 
 @pytest.mark.parametrize("boundaries", [[128, 64], [0, 4], [], "long", [1.5]])
@@ -332,11 +287,6 @@ def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threa
     assert shared == (1 if setting == "cores" else calls), "processes of a host share its cores"
     assert parallel.is_sequential == (setting == "none")
     assert parallel.is_autotuned == (setting == "auto")
-
-
-def test_evaluation_keeps_storage_order():
-    in_order = set_storage_order(PipelineConfig())
-    assert "shuffle" not in str(make_plan(in_order, InputSpec(schema=JPEG, **SPEC)))
 
 
 def test_planning_needs_no_tensorflow():

@@ -40,6 +40,11 @@ from throughline.shared.errors import OutdatedModel, UnexpectedFiles, UntrustedM
 pytestmark = pytest.mark.integration
 
 
+@pytest.fixture
+def model(photo_model) -> Path:
+    return photo_model[2]
+
+
 def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model, photo_folder):
     params, layout, model = photo_model
     files = list_files(layout.manifest, "test").paths
@@ -93,8 +98,7 @@ def test_labels_that_are_vectors_are_judged_as_their_classes(
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp_path, capsys):
-    *_, model = photo_model
+def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(model, tmp_path, capsys):
     folder = tmp_path / "new"
     (folder / "sub").mkdir(parents=True)
     picture(1).save(folder / "a.jpg")
@@ -121,8 +125,7 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
         report_rejected(unused, strict=False)
 
 
-def test_names_of_a_list_are_read_as_those_of_training_or_each_is_named(photo_model, tmp_path):
-    *_, model = photo_model
+def test_names_of_a_list_are_read_as_those_of_training_or_each_is_named(model, tmp_path):
     (tmp_path / "test").mkdir()
     picture(1).save(tmp_path / "elsewhere.jpg")
     (tmp_path / "test" / "0a.jpg").symlink_to(tmp_path / "elsewhere.jpg")
@@ -132,8 +135,7 @@ def test_names_of_a_list_are_read_as_those_of_training_or_each_is_named(photo_mo
         assert (len(rows), counts.rejected) == (len(names) - rejected, rejected)
 
 
-def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, tmp_path):
-    *_, model = photo_model
+def test_equal_files_that_are_converted_at_once_are_all_predicted(model, tmp_path):
     picture(2).save(tmp_path / "0.webp")
     for number in range(1, 20):
         shutil.copy(tmp_path / "0.webp", tmp_path / f"{number}.webp")
@@ -144,8 +146,7 @@ def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, t
     assert others == pytest.approx([first] * 19, abs=1e-5)
 
 
-def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_folder, tmp_path):
-    *_, model = photo_model
+def test_a_saved_model_answers_jpeg_bytes_as_predict_does(model, photo_folder, tmp_path):
     files = sorted(photo_folder.glob("cat/*.jpg"))[:3]
     rows, _ = predict_rows(model, *files)
     assert export_file(model, tmp_path / "served") == "image: string"
@@ -160,8 +161,7 @@ def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_fol
 
 
 @pytest.mark.slow
-def test_the_file_is_a_keras_model_anywhere(photo_model, tmp_path):
-    *_, model = photo_model
+def test_the_file_is_a_keras_model_anywhere(model, tmp_path):
     shutil.copy(model, tmp_path / "model.keras")
     code = (
         "import keras, json, zipfile; m = keras.saving.load_model('model.keras');"
@@ -191,6 +191,11 @@ def set_size(spec: dict) -> None:
     spec["ops"][1]["op"]["resize"]["shorter"] = 21
 
 
+def check_refused(error: type[Exception], said: str, file: Path, *, trusted: bool = True) -> None:
+    with pytest.raises(error, match=said), open_trained_model(file, trusted=trusted):
+        pass
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -200,40 +205,28 @@ def set_size(spec: dict) -> None:
     ],
     ids=["a class", "an op", "a Lambda layer"],
 )
-def test_a_file_of_anyone_runs_no_code_but_the_projects(photo_model, tmp_path, change):
-    *_, model = photo_model
-    with (
-        pytest.raises(UntrustedModel, match="which --model does not run"),
-        open_trained_model(with_spec(model, tmp_path, change), trusted=False),
-    ):
-        pass
+def test_a_file_of_anyone_runs_no_code_but_the_projects(model, tmp_path, change):
+    file = with_spec(model, tmp_path, change)
+    check_refused(UntrustedModel, "which --model does not run", file, trusted=False)
     assert "antigravity" not in sys.modules
 
 
-def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_path):
-    *_, model = photo_model
+def test_a_file_that_does_not_say_how_it_is_used_is_refused(model, tmp_path):
     with pytest.raises(OutdatedModel, match="does not say what its inputs and classes are"):
         read_spec(with_spec(model, tmp_path))
-    with (
-        pytest.raises(OutdatedModel, match="another resize than there is now"),
-        open_trained_model(with_spec(model, tmp_path, set_size)),
-    ):
-        pass
+    file = with_spec(model, tmp_path, set_size)
+    check_refused(OutdatedModel, "another resize than there is now", file)
 
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5", SPEC])
-def test_a_damaged_file_is_refused(photo_model, tmp_path, member):
-    *_, model = photo_model
+def test_a_damaged_file_is_refused(model, tmp_path, member):
     content = bytearray(model.read_bytes())
     with zipfile.ZipFile(model) as file:
         start = file.getinfo(member).header_offset + len(member) + 100
     content[start] ^= 1
     (tmp_path / "model.keras").write_bytes(content)
-    with (
-        pytest.raises(OutdatedModel, match=r"is no model.keras, or damaged \(Bad CRC-32"),
-        open_trained_model(tmp_path / "model.keras"),
-    ):
-        pass
+    said = r"is no model.keras, or damaged \(Bad CRC-32"
+    check_refused(OutdatedModel, said, tmp_path / "model.keras")
 
 
 @pytest.mark.slow
