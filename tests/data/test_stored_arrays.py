@@ -112,6 +112,7 @@ def test_bytes_that_may_be_several_arrays_or_none_are_refused(tmp_path, stored, 
         (tensor(IMAGES[0]) + b"\0", "no array"),
         (b"", None),
     ],
+    ids=["shape", "dtype", "format", "cut", "longer", "empty"],
 )
 @pytest.mark.parametrize("place", [0, 5])
 def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reason, place):
@@ -153,6 +154,7 @@ SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], siz
         (tensor(IMAGES[0]), "it has no features, it is serialized tensor, uint8 4×5×1"),
         (npy(IMAGES[0]), "it is NumPy array, uint8 4×5×1"),
     ],
+    ids=["sequence", "without context", "image", "tensor", "array"],
 )
 @pytest.mark.parametrize("records", [{}, {"input": "size", "label": "label"}])
 def test_records_of_another_kind_are_refused_by_their_name(tmp_path, record, said, records):
