@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import calls_by_itself, find_caller
@@ -52,6 +51,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "numpy": ("save", "savez", "savez_compressed"),
     "joblib": ("dump",),
 }
+GENERAL = frozenset(("numpy", "joblib"))  # other libraries may keep anything by these
 REMOVING = {os: ("replace", "rename", "remove", "unlink"), shutil: ("rmtree", "move")}
 REPLACING = frozenset("wx")  # modes of `open`
 
@@ -71,9 +71,7 @@ class SaveWatch:
         """Know what the script writes by itself from now on."""
         for module, names in REMOVING.items():
             for name in names:
-                called = f"{module.__name__}.{name}"
-                by_itself = lambda *_: calls_by_itself(sys._getframe(2))  # noqa: E731
-                self._wrap(module, name, by_itself, called=called)
+                self._wrap(module, name, called=f"{module.__name__}.{name}", of_script=True)
         original = builtins.open
 
         @functools.wraps(original)
@@ -96,21 +94,21 @@ class SaveWatch:
                 owner = next((each for each in owner.__mro__ if name in vars(each)), None)
             if owner is not None and hasattr(owner, name):
                 package = "" if above else f"{module.__name__.partition('.')[0]}."
-                self._wrap(owner, name, _goes_to_a_file, called=package + path)
+                of_script = module.__name__ in GENERAL
+                self._wrap(owner, name, called=package + path, of_script=of_script)
 
-    def _wrap(self, owner: Any, name: str, is_save: Callable[..., bool], *, called: str) -> None:
+    def _wrap(self, owner: Any, name: str, *, called: str, of_script: bool) -> None:
+        """Leave calls out, except those to a buffer in memory; `of_script`: the script's own."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            if self.session.leaves_out and is_save(*args, *kwargs.values()):
-                self.session.leave_out(f"{called} at {find_caller(sys._getframe(1))}")
+            caller = sys._getframe(1)
+            in_memory = any(isinstance(each, io.BytesIO) for each in (*args, *kwargs.values()))
+            counts = not in_memory and (not of_script or calls_by_itself(caller))
+            if self.session.leaves_out and counts:
+                self.session.leave_out(f"{called} at {find_caller(caller)}")
                 return None
             return original(*args, **kwargs)
 
         setattr(owner, name, save)
-
-
-def _goes_to_a_file(*arguments: Any) -> bool:
-    """Whether it is no save to a buffer in memory."""
-    return not any(isinstance(each, io.BytesIO) for each in arguments)
