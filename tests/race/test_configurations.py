@@ -73,7 +73,8 @@ def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(cont
     assert names_of(measured, CHANGES) == ["naive", "naive + snapshot"], (
         "not those of one that does not wait, equal plans once, a configuration not once more"
     )
-    assert names_of(measured, INPUTS) == ["naive", "optimized"]
+    assert names_of(measured, INPUTS) == ["model alone of naive", "naive", "optimized"]
+    assert measured.input_speed("naive").value == pytest.approx(150, rel=0.02)
     assert measured.gain("naive").value == pytest.approx(0.5, rel=0.02)
     assert measured.change_gain("naive", "vectorize").value == pytest.approx(1.9, rel=0.02)
     assert measured.change_gain("naive", "snapshot").value == pytest.approx(1.8, rel=0.02)

@@ -51,7 +51,8 @@ def measured(rate: float, *, changed: float = 0.0, fed: float = 400.0) -> Measur
     """Five rounds of a configuration whose model alone trains 100 examples/s."""
     own = rounds({"naive": [rate] * 5, MODEL: [100.0] * 5}, heat=OWN)
     tried = rounds({"naive": [rate] * 5, "naive + a": [changed] * 5}, heat=CHANGES)
-    inputs = rounds({"naive": [fed] * 3}, heat=INPUTS)
+    slower = {MODEL: [50.0] * 3, "naive": [fed / 2] * 3}  # so was the machine in this heat
+    inputs = rounds(slower, heat=INPUTS)
     return Measured(
         rounds=[*own, *(tried if changed else []), *inputs],
         models={"naive": MODEL},

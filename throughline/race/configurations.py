@@ -88,6 +88,18 @@ class Measured:
         """Whether a configuration and its model have raced for enough rounds."""
         return self.gain(name).rounds >= MIN_ROUNDS
 
+    @property
+    def pace(self) -> str:
+        """The model alone that shows the pace of the machine; "" where all were lost."""
+        return next((each for each in self.models.values() if each in self.training.names), "")
+
+    def input_speed(self, name: str) -> Estimate | None:
+        """The rate of a configuration's input alone, at the pace of the machine in the race of the
+        trainings; None: it has taken no turn.
+        """
+        gain = self.heat(INPUTS).gain(name, self.pace)
+        return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
+
     def gain(self, name: str) -> Estimate:
         """How many times as fast a configuration trains as its model alone."""
         return self.training.gain(name, self.models.get(name, ""))
@@ -205,15 +217,16 @@ class ConfigurationRace:
                 pool.end(name)
 
     def _race_inputs(self, pool: Pool, names: Sequence[str], share: float) -> None:
-        """Take the batches of each configuration and train on none."""
+        """Take the batches of each configuration and train on none, next to a model alone."""
         on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
         allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
-        turn_s = min(TURN_S, allowed_s / INPUT_ROUNDS / max(1, len(on_host)))
+        present = [self.measured.pace, *on_host]
+        turn_s = min(TURN_S, allowed_s / INPUT_ROUNDS / len(present))
         started_at, number = time.monotonic(), 0
         while number < INPUT_ROUNDS and on_host:
             if number >= MIN_ROUNDS and time.monotonic() - started_at >= allowed_s:
                 break
-            self._add(pool.race(on_host, INPUTS, number=number, order="pull", turn_s=turn_s))
+            self._add(pool.race(present, INPUTS, number=number, pulling=on_host, turn_s=turn_s))
             number += 1
 
     def _keep(self, pool: Pool, names: Sequence[str]) -> list[str]:

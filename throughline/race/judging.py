@@ -11,7 +11,7 @@ from throughline.measurement.verdict import APART_PCT, OtherFigures, Stall, Verd
 from throughline.race.configurations import ConfigurationRace, Measured
 from throughline.results.base import Estimate
 from throughline.results.profiling import Effort, Finding
-from throughline.results.race import INPUTS, Cost, Raced, RaceResult
+from throughline.results.race import Cost, Raced, RaceResult
 from throughline.results.train import TrainResult
 from throughline.settings import TrainSettings
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
@@ -80,9 +80,9 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
     """The result of a configuration that has raced."""
     race, name = measured.training, subject.name
     model, gain = measured.models[name], measured.gain(name)
-    training = _scale(race.speed(name), subject.share)
-    inputs = measured.heat(INPUTS)
-    fed = _scale(inputs.speed(name), subject.share) if name in inputs.names else None
+    training = race.speed(name).times(subject.share)
+    fed = measured.input_speed(name)
+    fed = fed and fed.times(subject.share)
     epochs = _comparable_epochs(subject)
     contradiction = OtherFigures(
         gain=gain,
@@ -103,7 +103,7 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
         on_accelerator=on_accelerator,
         training=training,
         input=fed,
-        model_alone=_scale(race.speed(model), subject.share),
+        model_alone=race.speed(model).times(subject.share),
         model=model,
         cost=measured.costs.get(name, Cost()),
         first_batch_s=opened and opened.first_batch_s,
@@ -122,7 +122,7 @@ def judge_by_epochs(
     epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
     if epochs is None or model not in race.names:
         return None
-    apart, alone = 1 + APART_PCT / 100, _scale(race.speed(model), subject.share)
+    apart, alone = 1 + APART_PCT / 100, race.speed(model).times(subject.share)
     training = Estimate(value=epochs, low=epochs / apart, high=epochs * apart, rounds=0)
     gain = Estimate(
         value=epochs / alone.value,
@@ -247,7 +247,3 @@ def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
         return None
     step_ms = subject.examples / subject.steps / training.value * 1e3
     return max(0.0, step.ms_p50 - step_ms)
-
-
-def _scale(rate: Estimate, factor: float) -> Estimate:
-    return replace(rate, value=rate.value * factor, low=rate.low * factor, high=rate.high * factor)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -110,14 +110,17 @@ class Pool:
         heat: str,
         *,
         number: int,
-        order: str = "train",
+        pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """One turn of each of the names that is open, in alternating order."""
+        """One turn of each of the names that is open, in alternating order; those that are
+        `pulling` take their batches and train on none.
+        """
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:
             for name in present if number % 2 == 0 else reversed(present):
+                order = "pull" if name in pulling else "train"
                 try:
                     turns[name] = self._open[name][0].take_turn(order, turn_s=turn_s)
                 except ContestantLost as lost:

@@ -66,6 +66,11 @@ class Estimate:
     high: float
     rounds: int
 
+    def times(self, factor: float) -> Estimate:
+        """So many times of it."""
+        ends = (self.value * factor, self.low * factor, self.high * factor)
+        return Estimate(value=ends[0], low=ends[1], high=ends[2], rounds=self.rounds)
+
     @property
     def below_one(self) -> bool:
         """Whether it is a ratio that is certainly below 1."""
