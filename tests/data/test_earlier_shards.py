@@ -139,8 +139,14 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monk
     assert not data.write_known(manifest, settings, kept)
     flip_bit(changed, -3)
     os.utime(changed, (1, 1))
-    with pytest.raises(DataNotFound, match=r"4\.jpg .* has other contents than at ingest"):
-        data.write_known(manifest, settings, kept)
+    shutil.rmtree(data.shards)
+    with (
+        open_known_files(manifest, settings, kept) as is_known,
+        pytest.raises(DataNotFound, match=r"4\.jpg .* has other contents than at ingest"),
+    ):
+        writing.shard(
+            manifest, data.shards, settings=SETTINGS, earlier=data.earlier, is_known=is_known
+        )
 
 
 def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
