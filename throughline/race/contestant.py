@@ -34,7 +34,7 @@ from throughline.shared.limits import own_memory
 SERVED = "throughline.race.training"  # what the server imports before it forks
 TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
-TURN_S = 0.2  # of a turn, at least
+TURN_S = 0.3  # of a turn, at least
 PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 
