@@ -83,7 +83,10 @@ def test_all_problems_are_told_together():
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": f"[{SMALLER}]"}, "augment: resize is deterministic"),
         ({"augment": "[rescale]"}, "augment: rescale is deterministic; do it once, in postprocess"),
-        ({"preprocess": f"[{SMALLER}, decode]"}, "`decode` comes first, once, or is left out"),
+        (
+            {"preprocess": f"[{SMALLER}, decode]"},
+            "preprocess: `decode` comes first, once, or is left out",
+        ),
         ({"preprocess": "[decode, resise]"}, "resise is not an op; did you mean resize?"),
         ({"model__name": "mobilenetv2"}, "is not a model; did you mean MobileNetV2?"),
         ({"model__name": "nowhere.at_all:build"}, "module nowhere.at_all cannot be found"),
@@ -97,8 +100,14 @@ def test_all_problems_are_told_together():
             {"postprocess": "[{standardize: {mean: [0.5, 0.5], deviation: [0.5]}}]"},
             "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each",
         ),
-        (naive("{decode: {crop: fused}}"), "naive.decode.crop: what can be fused is a `center_cr"),
-        (naive("{shuffle: {kind: none, size: 9}}"), "naive.shuffle.size: `kind: none` has none;"),
+        (
+            naive("{decode: {crop: fused}}"),
+            "pipelines.naive.decode.crop: what can be fused is a `center_crop` right after",
+        ),
+        (
+            naive("{shuffle: {kind: none, size: 9}}"),
+            "pipelines.naive.shuffle.size: `kind: none` has none; drop it",
+        ),
         (
             {"preprocess": "[{resize: {height: 3, width: 3, method: area, antialias: true}}]"},
             "preprocess[0].resize: `antialias` changes nothing of `method: area`; drop it",
@@ -116,9 +125,18 @@ def test_all_problems_are_told_together():
         ({"train__metrics": "[auto, 'no_module:score']"}, "module no_module cannot be found"),
         ({"data__label_kind": "number"}, "label_kind: number is for tables, JSON lines, records"),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
-        (naive("{map: {parallel: fast}}"), "none, auto, cores or a whole number from 1; found 'fa"),
-        (naive("{map: {parallel: true}}"), "none, auto, cores or a whole number from 1; found Tr"),
-        ({"window__stride": 2}, "window.stride: the source image_folder is no time series, which"),
+        (
+            naive("{map: {parallel: fast}}"),
+            "expected none, auto, cores or a whole number from 1; found 'fast'",
+        ),
+        (
+            naive("{map: {parallel: true}}"),
+            "expected none, auto, cores or a whole number from 1; found True",
+        ),
+        (
+            {"window__stride": 2},
+            "window.stride: the source image_folder is no time series, which alone is cut",
+        ),
         ({"data__path": "https://host/photos"}, "data.path: found https://; expected s3://"),
         ({**BUCKET, "storage__url": "s3://bucket"}, "storage.url: data.path is there, too"),
         (
@@ -129,8 +147,14 @@ def test_all_problems_are_told_together():
             {**BUCKET, "data__source": "image_table"},
             "data.source: image_table is read from a local folder only; copy s3://bucket/photos",
         ),
-        ({**BUCKET, **naive("{read: files}")}, "naive.read: files are read from a local folder"),
-        ({"data__path": f"{RAW}/mine"}, "data.path: data/raw/mine is in data/raw, which is for"),
+        (
+            {**BUCKET, **naive("{read: files}")},
+            "pipelines.naive.read: files are read from a local folder only",
+        ),
+        (
+            {"data__path": f"{RAW}/mine"},
+            "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
+        ),
         (
             {**PARTLY, "snapshot__fraction": 0.2},
             "pipelines.part.snapshot.fraction: reads 0.3 of the snapshot, of which 0.2 is stored",
@@ -143,13 +167,19 @@ def test_all_problems_are_told_together():
             {**PARTLY, "shard__compression": "gzip", "snapshot__fraction": 1},
             "pipelines.part.snapshot.fraction: what is not read of the snapshot is decoded from",
         ),
-        ({**PARTLY, "snapshot__fraction": -1}, "snapshot.fraction: input should be greater than"),
+        (
+            {**PARTLY, "snapshot__fraction": -1},
+            "snapshot.fraction: input should be greater than or equal",
+        ),
         ({**TEXT, "preprocess": "[]"}, "preprocess: text needs one `tokenize`"),
         (
             {**TEXT, "preprocess": "[{truncate: {tokens: 9}}, tokenize]"},
             "truncate counts tokens; put it after `tokenize`",
         ),
-        ({**TEXT, "preprocess": "[{tokenize: {model: no/file}}]"}, "model: no/file does not exist"),
+        (
+            {**TEXT, "preprocess": "[{tokenize: {model: no/file}}]"},
+            "tokenize.model: no/file does not exist",
+        ),
         ({**TEXT, "preprocess": "[{tokenize: {kind: bytes, model: x}}]"}, "bytes need no file"),
         ({**TEXT, "augment": "[flip]"}, "augment: flip works on images, not on text"),
         ({**TEXT, "pipelines__naive__service": "{}"}, "workers' batches differ in length"),
@@ -160,7 +190,10 @@ def test_all_problems_are_told_together():
         ({**TEXT, "model__name": "small_cnn"}, "small_cnn takes images, the source has text"),
         ({"preprocess": "[tokenize]"}, "preprocess: tokenize works on text, not on images"),
         ({"model__name": "text_classifier"}, "text_classifier takes text, the source has images"),
-        ({**WINDOWS, "window": "{}"}, "label_kind: none leaves nothing to predict but the next"),
+        (
+            {**WINDOWS, "window": "{}"},
+            "data.label_kind: none leaves nothing to predict but the next token",
+        ),
         ({**WINDOWS, "model__name": "emulated"}, "emulated does not predict next tokens"),
         ({**WINDOWS, "preprocess": "[end_document, tokenize]"}, "put it after `tokenize`"),
         ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
@@ -168,7 +201,10 @@ def test_all_problems_are_told_together():
         (lanes(kind="lanes"), "how many parts are there"),
         (lanes(kind="global", lanes=4), "`kind: global` has none"),
         (lanes(kind="lanes", lanes=5), "256, is no multiple of 5"),
-        (lanes("read: shards", kind="lanes", lanes=4), "a permutation within lanes needs random"),
+        (
+            lanes("read: shards", kind="lanes", lanes=4),
+            "a permutation within lanes needs random access",
+        ),
         (
             lanes("read: snapshot, sampling: balanced", kind="lanes", lanes=4),
             "sampling by class reorders the whole split",
@@ -224,7 +260,10 @@ def test_what_is_stored_is_the_most_that_is_read_unless_it_is_said(changes, stor
 def test_a_part_of_what_is_no_image_is_refused_once():
     for key, part in (("pipelines.part.", PARTLY), ("", {"snapshot__fraction": 0.5})):
         found = problems(data__source="table", postprocess="[]", **part)
-        assert f"params.yaml: {key}snapshot.fraction: a part of the rows can be stored" in found
+        assert (
+            f"params.yaml: {key}snapshot.fraction: a part of the rows can be stored of images"
+            in found
+        )
         assert found.count("fraction") == 1
 
 
@@ -265,7 +304,7 @@ def test_a_missing_or_broken_file_is_reported(tmp_path, text, said):
         ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
         (
             "pipelines.naive.sample={kind: balanced}",
-            "pipelines.naive.sample is now called sampling",
+            "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}",
         ),
     ],
 )

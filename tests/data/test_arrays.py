@@ -173,8 +173,16 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
 @pytest.mark.parametrize(
     ("files", "more", "said"),
     [
-        ({"x": IMAGES, "y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\), needed is \(12,\), "),
-        ({"x": IMAGES, "y": CLASSES / 2}, CLASS, "no whole number: 0.5; set data.label_kind: num"),
+        (
+            {"x": IMAGES, "y": np.ones((12, 3))},
+            {},
+            r"y has shape \(12, 3\), needed is \(12,\), \(12",
+        ),
+        (
+            {"x": IMAGES, "y": CLASSES / 2},
+            CLASS,
+            "no whole number: 0.5; set data.label_kind: number",
+        ),
         ({"x": IMAGES, "y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
         ({"x": IMAGES, "y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
         ({"x": RGB[..., :2], "y": CLASSES}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),

@@ -108,7 +108,9 @@ def test_bytes_of_a_given_shape_are_images(tmp_path):
     records = [example(image=[image.tobytes()], label=[b"owl"]) for image in images]
     with pytest.raises(UnreadableSource, match=r"image holds 20 bytes .* set data\.records\.shape"):
         scan_records(tmp_path, records)
-    with pytest.raises(UnreadableSource, match=r"shape: \[4, 4\] has 16 values, image has 20"):
+    with pytest.raises(
+        UnreadableSource, match=r"records\.shape: \[4, 4\] has 16 values, image has 20"
+    ):
         scan(tmp_path, records={"shape": [4, 4]})
     found = scan(tmp_path, records=RecordSettings(shape=[4, 5]))
     np.testing.assert_array_equal(found.values, images[..., None])
@@ -169,10 +171,18 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
     ("features", "records", "said"),
     [
         ({"image": [1.0], "image/encoded": [2.0], **LABELED}, {}, "image and image/encoded could"),
-        ({"pixels": [1.0], **LABELED}, {}, r"records\.input is not set.*pixels \(float × 1\)"),
+        (
+            {"pixels": [1.0], **LABELED},
+            {},
+            r"data\.records\.input is not set.*pixels \(float × 1\)",
+        ),
         ({"pixels": [1.0], **LABELED}, {"input": "pixel"}, "no .* pixel; did you mean pixels"),
         ({"image": [b"a", b"b"], **LABELED}, {}, r"image holds several values .*\(bytes × 2\)"),
-        ({"image": [b"ab"]}, {}, r"hold image \(bytes: .*\) and no other feature; an example"),
+        (
+            {"image": [b"ab"]},
+            {},
+            r"hold image \(bytes: .*\) and no other feature; an example takes",
+        ),
         ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
     ],
 )
@@ -293,7 +303,9 @@ def test_one_file_is_a_data_set_too(tmp_path):
     (tmp_path / "labels.txt").write_text("owl\nduck\n")
     unnamed = scan(tmp_path / "one.tfrecord")
     assert unnamed.classes == ["0", "1"]
-    assert unnamed.warnings[0].startswith("labels.txt is not read, since data.path names the shard")
+    assert unnamed.warnings[0].startswith(
+        "labels.txt is not read, since data.path names the shard alone"
+    )
 
 
 def shards_of(path, folder):

@@ -42,7 +42,9 @@ def test_a_copy_that_does_not_fit_is_refused_with_both_sizes(bucket_url, monkeyp
     monkeypatch.setattr(object_folder.shutil, "disk_usage", lambda path: usage)
     large = StoredObject(name="a.csv", bytes=2 << 20, modified_at=None, tag="x")
     folder = ObjectFolder(store=open_store(bucket_url), objects=[large])
-    with pytest.raises(DiskRefused, match=r"2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"):
+    with pytest.raises(
+        DiskRefused, match=r"needs 2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"
+    ):
         folder.copy_into(tmp_path)
 
 

@@ -87,7 +87,11 @@ def test_marks_are_advised_by_column_where_others_have_these_numbers(
 @pytest.mark.parametrize(
     ("labels", "source", "warned"),
     [
-        (["a", "b", "?"], "table", "column label: classes named as if there were no label: ? (20 "),
+        (
+            ["a", "b", "?"],
+            "table",
+            "column label: classes named as if there were no label: ? (20 examples); data.leave",
+        ),
         (["a", "b", "NA"], "table", "data.leave_out: ['NA'] leaves these out"),
         (["a", "b", "Unknown"], "image_table", "no label: Unknown (20 examples)"),
         (["a", "b", "None"], "arrays", "None (20 examples); data.leave_out: ['None']"),
@@ -118,7 +122,7 @@ def test_a_class_named_as_a_missing_label_stays_one_until_told(tmp_path):
 def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_path):
     rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
     (said,) = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number").warnings
-    assert said.startswith("column fahrenheit is the label in another")
+    assert said.startswith("column fahrenheit is the label in another un")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,9 @@ def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
     path = write(tmp_path, "x,y,label", rows)
     rejected = scan(path, missing_values={"x": [0]}).rejected
     assert {item.reason.split(" (")[0] for item in rejected} == {"x is missing"}
-    with pytest.raises(UnreadableSource, match=r"data.missing_values: no column X; known: la"):
+    with pytest.raises(
+        UnreadableSource, match=r"data.missing_values: no column X; known: label, x"
+    ):
         scan(path, missing_values={"X": [0]})
     with pytest.raises(UnreadableSource, match=r"data.missing_values: no column y"):
         scan(path, "text_table", text_column="x", missing_values={"y": [0]})

@@ -168,12 +168,18 @@ FOUR = pictures(range(4))
 WORDS = pa.table({"image": FOUR["image"], "label": ["x"] * 4})
 ALONE = pa.table({"image": pa.array([{"path": "1.png"}] * 4, IMAGE), "label": [0] * 4})
 REFUSED = {
-    "paths alone": ([ALONE], "column image holds the paths of images, and the bytes are not in"),
+    "paths alone": (
+        [ALONE],
+        "column image holds the paths of images, and the bytes are not in the table",
+    ),
     "several columns of images": (
         [pictures(range(4), mask=[b"x"] * 4)],
         r"the columns image, mask may all hold the images.*set data\.path_column: image",
     ),
-    "another type": ([FOUR, WORDS], r"b\.parquet: column label numbers other .*a\.parquet"),
+    "another type": (
+        [FOUR, WORDS],
+        r"b\.parquet: column label numbers other classes than in .*a\.parquet",
+    ),
     "other classes": (
         [FOUR, pictures(range(4), names=["dog", "cat"])],
         r"b\.parquet: column label numbers other classes",
@@ -190,7 +196,10 @@ REFUSED = {
         [pictures(range(4), label=2)],
         r"a\.parquet: column label holds 2, and its metadata name 2 classes",
     ),
-    "another label": ([FOUR.rename_columns(["image", "labels"])], "no column label; .* labels"),
+    "another label": (
+        [FOUR.rename_columns(["image", "labels"])],
+        "no column label; did you mean labels",
+    ),
 }
 
 

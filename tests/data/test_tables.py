@@ -48,7 +48,11 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     ("name", "cell", "words"),
     [
         ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
-        ("paid", lambda row: f"${row % 9 + 1}200.50", "a notation that is not read; write them"),
+        (
+            "paid",
+            lambda row: f"${row % 9 + 1}200.50",
+            "a notation that is not read; write them as 12",
+        ),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
         ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),
@@ -105,7 +109,7 @@ def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path
 def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
     rows = [[row % 50 / 8, 90_000 + 37 * (row * 7919 % 211)] for row in range(300)]
     path = write(tmp_path, "size,price", rows)
-    with pytest.raises(UnreadableSource, match="211 different whole numbers in 300 rows; set da"):
+    with pytest.raises(UnreadableSource, match="211 different whole numbers in 300 rows; set data"):
         scan(path, label_column="price")
     assert scan(path, label_column="price", label_kind="number").classes == []
     assert len(scan(path, label_column="price", label_kind="class").classes) == 211

@@ -210,7 +210,9 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
         "not JSON: two values for the key 'label'",
     ]
     for number, (item, reason) in enumerate(zip(rejected, said, strict=True), 2):
-        assert item.id == f"all.jsonl:{number:08d}" and item.reason.startswith(reason)
+        assert item.id == f"all.jsonl:{number:08d}"
+        cut = len(reason) if reason.endswith(": ") else None  # what the parser says is its own
+        assert item.reason[:cut] == reason
 
 
 def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_path):

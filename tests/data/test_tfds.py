@@ -122,7 +122,11 @@ def test_whole_numbers_that_float32_does_not_hold_are_counted(tmp_path, dtype, h
         (PHOTOS, {"splits": []}, "names no split train"),
         ({"photo": IMAGE, "label": CLASS}, {}, r"records.input is not set.*photo \(Image uint8"),
         ({}, {}, "names no features"),
-        (PHOTOS, {"splits": [{"shardLengths": ["x"], "name": "train"}]}, "is not as TensorFlow"),
+        (
+            PHOTOS,
+            {"splits": [{"shardLengths": ["x"], "name": "train"}]},
+            "is not as TensorFlow Datasets writes it",
+        ),
         ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
     ],
 )

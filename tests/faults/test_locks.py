@@ -213,7 +213,7 @@ def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
 
 def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", str(tmp_path / "absent" / "socket"))
-    with pytest.raises(ServiceFailed, match="allows no abstract"), hold_machine(pytest.fail):
+    with pytest.raises(ServiceFailed, match="allows no abstract socket"), hold_machine(pytest.fail):
         pass
 
 

@@ -72,16 +72,28 @@ HUGE, SPARSE, HUGE_TEXT = "a/huge.png", "a/sparse.jpg", "a/text.png"
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a/pipe.jpg": (os.mkfifo, "is no regular file"),
     "a/device.jpg": (lambda path: path.symlink_to("/dev/zero"), "leads outside the data root"),
-    "a/loose.jpg": (lambda path: path.symlink_to("nothing.jpg"), "link to nothing: nothing.jpg"),
-    SPARSE: (lambda path: sparse(path, 200 << 30), "larger than an image of 50,000,000 pixels"),
+    "a/loose.jpg": (
+        lambda path: path.symlink_to("nothing.jpg"),
+        "link to nothing: nothing.jpg is not there",
+    ),
+    SPARSE: (
+        lambda path: sparse(path, 200 << 30),
+        "larger than an image of 50,000,000 pixels can be: 214,748,364,800 bytes",
+    ),
     "a/tail.png": (
         lambda path: sparse(path, 50 << 20, encode_png()),
         "larger than an image of 1,200 pixels can be: 52,428,800 bytes",
     ),
     "a/x\udcff.png": (lambda path: put(path, encode_png()), "the name is no UTF-8"),
-    "one\ntwo/x.png": (lambda path: put(path, encode_png()), r"the class name 'one\ntwo' has a"),
+    "one\ntwo/x.png": (
+        lambda path: put(path, encode_png()),
+        r"the class name 'one\ntwo' has a line break",
+    ),
     "outside": (linked_folder_outside, "folder is a link that leads outside the data root"),
-    "linked": (lambda path: path.symlink_to("a"), "folder is a link to one that is listed itself"),
+    "linked": (
+        lambda path: path.symlink_to("a"),
+        "folder is a link to one that is listed itself: a",
+    ),
     HUGE: (
         lambda path: png(path, width=10_000, height=10_000, depth=8, kind=0),
         "more pixels than data.max_pixels: 10000×10000",

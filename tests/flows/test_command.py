@@ -255,7 +255,11 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(phot
     (photos / "zero.png").symlink_to("/dev/zero")
     with pytest.raises(UnreadableSource) as refused:
         check_source(tmp_path, "photos")
-    for reason in ("pipe.jpg is no", "link.png is a link to nothing; `dvc pull`", "zero.png is no"):
+    for reason in (
+        "pipe.jpg is no",
+        "link.png is a link to nothing; `dvc pull`",
+        "zero.png is no regular file",
+    ):
         assert reason in str(refused.value)
     not_utf8 = Path(os.fsdecode(os.fsencode(photos) + b"/x\xff.png"))
     not_utf8.touch()

@@ -131,7 +131,9 @@ def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(mo
     for value, said in (("true", True), ("false", False)):
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
         print_urls(endpoints, 1)
-        assert ("usage data is collected; here that is" in capsys.readouterr().out) is said
+        assert (
+            "usage data is collected; here that is switched off" in capsys.readouterr().out
+        ) is said
 
 
 def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):

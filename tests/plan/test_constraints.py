@@ -207,11 +207,15 @@ def test_numbers_to_predict_are_no_classes():
         (
             IMAGES,
             {"postprocess": (Rescale(), Standardize())},
-            "standardize takes mean and deviation of the stored values, which rescale",
+            "standardize takes mean and deviation of the stored values, which rescale has changed",
         ),
         (IMAGES, {"postprocess": (Rescale(), GIVEN)}, None),
         (ROWS, {"postprocess": (OneHot(), Standardize())}, None),
-        (ROWS, {"postprocess": (Rescale(),)}, "postprocess: rescale divides by 255, as pixels"),
+        (
+            ROWS,
+            {"postprocess": (Rescale(),)},
+            "postprocess: rescale divides by 255, as pixels need",
+        ),
         (ROWS, {"preprocess": (OneHot(),)}, "preprocess: one_hot changes labels"),
         (ROWS, {"preprocess": (Categories(),)}, "preprocess: categories makes the floats that"),
         (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
