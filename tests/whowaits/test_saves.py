@@ -17,7 +17,7 @@ from whowaits.session import Options, Session
 
 
 class Trainer:
-    """Of a library, which saves by a method of its own."""
+    """A trainer of a library, which saves by a method."""
 
     def save(self, path):
         Path(path).write_text("saved by a trainer")
@@ -29,7 +29,7 @@ class Special(Trainer):
 
 
 def save(value, file):
-    """A function of a library, like torch.save."""
+    """Save as torch.save does, to a path or a file."""
     file.write(value) if hasattr(file, "write") else Path(file).write_bytes(value)
 
 

@@ -1,8 +1,8 @@
 """Saves of a training that are left out once it has trained on other batches than the script
 meant: a later run would go on from them, or take them for results.
 
-What libraries save by functions of their own is a table. What the script replaces, moves or deletes
-by itself is known by the frame that calls; what it writes goes to the null device.
+A table names the functions by which libraries save. Files that the script itself replaces, moves
+or deletes are known by the calling frame; what it writes goes to the null device.
 """
 
 from __future__ import annotations
@@ -103,12 +103,13 @@ class SaveWatch:
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
+            if not self.session.leaves_out:
+                return original(*args, **kwargs)
             caller = sys._getframe(1)
             in_memory = any(isinstance(each, io.BytesIO) for each in (*args, *kwargs.values()))
-            counts = not in_memory and (not of_script or calls_by_itself(caller))
-            if self.session.leaves_out and counts:
-                self.session.leave_out(f"{called} at {find_caller(caller)}")
-                return None
-            return original(*args, **kwargs)
+            if in_memory or (of_script and not calls_by_itself(caller)):
+                return original(*args, **kwargs)
+            self.session.leave_out(f"{called} at {find_caller(caller)}")
+            return None
 
         setattr(owner, name, save)

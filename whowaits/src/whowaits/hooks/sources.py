@@ -80,8 +80,8 @@ def _holds_arrays(x: Any) -> bool:
 
 
 def explain_loader(loader: Any) -> str:
-    """What helps a DataLoader of PyTorch, or one of its iterators, which names the same parts with
-    an underscore.
+    """Say what makes a DataLoader of PyTorch faster. It may be given as one of its iterators, which
+    have the same parts under names with an underscore.
     """
 
     def part(name: str) -> Any:
