@@ -44,6 +44,7 @@ from throughline.results.train import (
     write_history,
 )
 from throughline.settings import TrainSettings
+from throughline.shared.files import atomic_files
 from throughline.shared.layout import MODEL_FILE, Layout
 from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_problem, echo_result
@@ -229,6 +230,7 @@ def main() -> None:
                 echo(f"  {needs.hint()}")
         with (
             explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
+            atomic_files(out) as new,
             Recorder(run_key, run_id=store.run_id, unsent=store.unsent) as recorder,
         ):
             log_inputs(
@@ -254,21 +256,21 @@ def main() -> None:
             result = complete_metrics(here, models, params, data)
             save_trained_model(
                 models.full_model,
-                out / MODEL_FILE,
+                new / MODEL_FILE,
                 make_inference_spec(params, name, data, needs),
                 inference_ops(params, name, data),
             )
-            write_history(out, training.rows)
-            result.write(out)
+            write_history(new, training.rows)
+            result.write(new)
             recorder.log_metrics(train_metrics(result))
             recorder.log_metrics(validation_metrics(result), step=len(training.rows))
-            written = out / "plan.json", out / "input.json", out / "history.csv", out / "train.json"
+            written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
             for file in (*written, *Layout().at_a_glance):
                 recorder.log_artifact(file)
-            evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
+            evaluation = write_evaluation(models, params, data, Layout(), new / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
-            recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)
-            recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
+            recorder.log_artifact(new / Evaluation.FOLDER, folder=Evaluation.FOLDER)
+            recorder.log_model(new / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, unsent=recorder.unsent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         stopped = describe_stop(training, params.train)

@@ -16,6 +16,7 @@ import pytest
 from throughline.shared import files
 from throughline.shared.files import (
     atomic_file,
+    atomic_files,
     atomic_folder,
     dump_json,
     resumable_folder,
@@ -127,10 +128,35 @@ def test_a_folder_that_is_not_resumed_has_nothing_of_an_interrupted_attempt(tmp_
     with pytest.raises(InterruptedError), atomic_folder(tmp_path / "folder") as folder:
         (folder / "old picture").touch()
         raise InterruptedError
+    assert not [*tmp_path.iterdir()]
     with atomic_folder(tmp_path / "folder") as folder:
         (folder / "new picture").touch()
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new picture"]
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_results_replace_earlier_ones_together_or_not_at_all(tmp_path):
+    def write(text: str) -> None:
+        with atomic_files(tmp_path) as new:
+            (new / "model").write_text(text)
+            (new / "evaluation").mkdir()
+            (new / "evaluation" / text).touch()
+            if text == "cut off":
+                raise InterruptedError
+            (new / "result").write_text(text)
+
+    def read() -> list[str]:
+        return [path.name if path.is_dir() or not path.stat().st_size else path.read_text()
+                for path in sorted(tmp_path.rglob("*"))]  # fmt: skip
+
+    write("first")
+    with pytest.raises(InterruptedError):
+        write("cut off")
+    assert read() == ["evaluation", "first", "first", "first"]
+    (tmp_path / ".partial").mkdir()  # left by a kill
+    (tmp_path / ".partial" / "model").write_text("half")
+    write("second")
+    assert read() == ["evaluation", "second", "second", "second"]
 
 
 def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tmp_path):

@@ -202,11 +202,36 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `path`; on success it replaces `path` by rename. What a kill
-    leaves goes with the next start.
+    """Yield an empty folder next to `path`; on success it replaces `path` by rename, on failure it
+    is removed. What a kill leaves goes with the next start.
     """
     with resumable_folder(path, key=secrets.token_hex(16)) as folder:
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def atomic_files(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder inside `folder`; on success its files and folders replace those of the
+    same names one by one, on failure the earlier ones stay. What a kill leaves goes with the next
+    start.
+    """
+    new = folder / PARTIAL
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        for path in sorted(new.iterdir()):
+            if path.is_dir():
+                replace_folder(path, folder / path.name)
+            else:
+                flush(path)
+                os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def replace_folder(new: Path, path: Path) -> None:

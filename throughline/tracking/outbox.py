@@ -45,14 +45,14 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
     try:
         for kind, *values in unsent.calls:
             value = (
-                _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
+                _copy_attachment(Path(values[0]), attachments_dir(file) / str(len(calls)))
                 if kind in CALLS_WITH_FILES
                 else values[0]
             )
             calls.append([kind, value, *values[1:]])
         write_json(file, asdict(replace(unsent, calls=calls)))
     except OSError:
-        shutil.rmtree(_attachments_dir(file), ignore_errors=True)
+        shutil.rmtree(attachments_dir(file), ignore_errors=True)
         raise
 
 
@@ -69,7 +69,7 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
         except (ValueError, TypeError) as error:
             damaged = damaged or (
                 f"{file} is damaged, or of another version of the program ({error}); what it kept"
-                " is in the files of the run, too: delete it"
+                f" is in the files of the run, too: delete it and {attachments_dir(file).name}"
             )
             continue
         yield file, pending
@@ -80,10 +80,11 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
 def remove(file: Path) -> None:
     """Forget what has been sent."""
     file.unlink()
-    shutil.rmtree(_attachments_dir(file), ignore_errors=True)
+    shutil.rmtree(attachments_dir(file), ignore_errors=True)
 
 
-def _attachments_dir(file: Path) -> Path:
+def attachments_dir(file: Path) -> Path:
+    """Where copies of the files are that go with what is kept."""
     return file.with_suffix(".files")
 
 

@@ -30,7 +30,7 @@ from throughline.shared.layout import from_here
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineage, read_parent
-from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
+from throughline.tracking.outbox import PendingRun, attachments_dir, enqueue, list_pending, remove
 from throughline.tracking.sending import LONGEST_PARAM, SENDERS, list_models
 from throughline.tracking.store import (
     ADDRESS,
@@ -331,6 +331,7 @@ def sync() -> tuple[int, int]:
                 f"what was kept of {unsent.run_key.pipeline} is left out: MLflow at"
                 f" {show_address()} does not have its run; another store may, which {ADDRESS} then"
                 f" has to name. If none has it, delete {from_here(file)}"
+                f" and {attachments_dir(file).name}"
             )
             continue
         recorder = Recorder(
