@@ -216,6 +216,8 @@ def test_a_file_that_does_not_say_how_it_is_used_is_refused(model, tmp_path):
         read_spec(with_spec(model, tmp_path))
     file = with_spec(model, tmp_path, set_size)
     check_refused(OutdatedModel, "another resize than there is now", file)
+    file = with_spec(model, tmp_path, lambda spec: spec["classes"].pop())
+    check_refused(OutdatedModel, "gives 3 numbers for 2 classes", file)
 
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5", SPEC])
@@ -227,6 +229,14 @@ def test_a_damaged_file_is_refused(model, tmp_path, member):
     (tmp_path / "model.keras").write_bytes(content)
     said = r"is no model.keras, or damaged \(Bad CRC-32"
     check_refused(OutdatedModel, said, tmp_path / "model.keras")
+
+
+def test_weights_that_are_cut_off_are_refused(model, tmp_path):
+    with zipfile.ZipFile(model) as file, zipfile.ZipFile(tmp_path / "cut.keras", "w") as cut:
+        for name in file.namelist():
+            content = file.read(name)
+            cut.writestr(name, content[: len(content) // 2] if name.endswith(".h5") else content)
+    check_refused(OutdatedModel, "is no model.keras, or damaged", tmp_path / "cut.keras")
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def read_spec(path: Path) -> InferenceSpec:
         raise _refuse_damaged(path, error) from error
 
 
-def _refuse_damaged(path: Path, error: zipfile.BadZipFile) -> OutdatedModel:
+def _refuse_damaged(path: Path, error: Exception) -> OutdatedModel:
     return OutdatedModel(f"{path} is no model.keras, or damaged ({error}); {RETRAIN}")
 
 
@@ -214,13 +214,19 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
                     tokenizer.write_bytes(file.read(TOKENIZER))
             ops = tuple(_restore(stored, spec.schema, tokenizer, path) for stored in spec.ops)
             model = load_model(path, spec.objects, safe=spec.safe)
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, OSError) as error:  # HDF5's own errors are OSErrors
             raise _refuse_damaged(path, error) from error
         except LOADING_ERRORS as error:
             raise OutdatedModel(
                 f"{path} cannot be loaded ({explain(error)}); run from"
                 " the project whose code it needs, or train it again"
             ) from error
+        outputs = getattr(model, "outputs", None)
+        if spec.task == "class" and outputs and outputs[0].shape[-1] != len(spec.classes):
+            raise OutdatedModel(
+                f"{path} gives {outputs[0].shape[-1]} numbers for {len(spec.classes)} classes:"
+                f" its file was changed; {RETRAIN}"
+            )
         yield TrainedModel(model=model, spec=spec, ops=ops)
 
 
