@@ -138,6 +138,8 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
         ("is outside any split's folder", "named train, validation or test"),
         ("not a JPEG: cut off", r"raise data\.max_reject_fraction"),
         ("not utf-8: byte 0xe9 at 3", "set data.encoding, such as cp1252 or latin-1"),
+        ("duplicate of b/0.png", r"or train on all with data\.duplicates: keep\.$"),
+        ("duplicate of b/0.png, there labeled b", r"raise data\.max_reject_fraction"),
     ],
 )
 def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, reason, remedy):

@@ -33,6 +33,10 @@ _REMEDIES: Mapping[str, str] = {
     "outside any split's folder": (
         "Put them into folders named train, validation or test, or set data.leave_out: [{names}]."
     ),
+    "^duplicate of (?!.*, there )": (
+        "Their bytes are those of other examples: remove them, or train on all with"
+        " data.duplicates: keep."
+    ),
 }
 
 
@@ -48,13 +52,11 @@ def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Pa
     rejects.drop(columns="cause").to_csv(folder / "rejected.csv", index=False)
     largest = sorted(rejects.groupby("cause"), key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
     shown = "\n".join(f"  {_describe_kind(str(cause), rows)}" for cause, rows in largest)
-    doubled = not {"duplicate", "listed twice"}.isdisjoint(rejects["cause"])
-    keep = "; `data.duplicates: keep` accepts those that are the same" if doubled else ""
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}, {int(limit * total)} of them.\n{shown}\n"
         f"  all of them: {from_here(folder / 'rejected.csv')}\n"
-        + (_find_remedy(rejects) or f"Fix or remove them, or raise data.max_reject_fraction{keep}.")
+        + (_find_remedy(rejects) or "Fix or remove them, or raise data.max_reject_fraction.")
     )
 
 
