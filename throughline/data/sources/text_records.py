@@ -19,7 +19,6 @@ from throughline.data.tables.tabular import TextTable, clean_cells, read_split
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 
-_BLOCK = 1 << 20
 UNLABELED = "text"  # the one class of documents without classes
 
 
@@ -109,12 +108,6 @@ def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
     if isinstance(value, (list, dict, bytes)):
         return f"{type(value).__name__}, no single value"
     return None if is_utf8(_as_cell(value)) else f"not {settings.encoding}"
-
-
-def count_lines(path: Path) -> int:
-    """About how many rows or lines a file has: a quoted text may have several lines."""
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 def label_or_none(name: str, settings: DataSettings) -> str:

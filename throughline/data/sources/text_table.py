@@ -15,9 +15,10 @@ import pyarrow as pa
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.found import Document, Rejected, Texts
-from throughline.data.sources.text_records import KeptCells, count_lines, read_fields
+from throughline.data.sources.text_records import KeptCells, read_fields
 from throughline.data.tables.delimited import (
     RowLine,
+    count_lines,
     find_row_lines,
     open_delimited,
 )

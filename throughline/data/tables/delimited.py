@@ -24,6 +24,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 _SHOWN, _MOST_NOTES = 3, 9
+_BLOCK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,12 @@ class DelimitedText:
     def divides(self) -> str:
         """The delimiter, if it divides anything: of a single column a comma does not."""
         return "" if self.delimiter == "," and len(self.header) == 1 else self.delimiter
+
+
+def count_lines(path: Path) -> int:
+    """About how many rows or lines a file has: a quoted text may have several lines."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 @contextmanager

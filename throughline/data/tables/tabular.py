@@ -23,6 +23,7 @@ from throughline.data.split_names import find_splits
 from throughline.data.tables.delimited import (
     FieldCount,
     Record,
+    count_lines,
     open_delimited,
     refuse_joined_lines,
 )
@@ -45,6 +46,7 @@ from throughline.data.tables.table_files import (
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.progress import progress
 from throughline.shared.wording import ONE_TABLE, name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -313,7 +315,8 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
                 refuse_joined_lines(record, path)
             return count.fit(record)
 
-        rows = map(fit, text.records)
+        records = progress(text.records, total=count_lines(path), label="read", unit="rows")
+        rows = map(fit, records)
         at_once = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
         while some := [*islice(rows, at_once)]:
             total += len(some)
