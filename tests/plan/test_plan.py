@@ -265,7 +265,7 @@ def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
     "config", [{}, {"prefetch": "auto"}, {"map": {"parallel": "auto"}}, {"graph_rewrites": True}]
 )
 def test_nothing_is_left_to_autotune_unless_a_field_says_so(config):
-    """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
+    """Its thread costs up to an epoch's time when an iterator ends: see docs/log.md."""
     assert plan_of(**config).autotunes is bool(config)
 
 

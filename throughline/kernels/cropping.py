@@ -2,7 +2,7 @@
 
 Which rectangle is drawn by TensorFlow (`crop_windows.py`); its pixels are computed by one Python
 call for an image or a batch (`pixels.py`). A loop of TensorFlow's ops over images takes several
-times as long: docs/performance.md, "Random crops of photos".
+times as long: docs/log.md.
 """
 
 from __future__ import annotations
