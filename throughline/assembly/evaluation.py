@@ -1,4 +1,4 @@
-"""What a trained model makes of single held-out examples, written next to its other results."""
+"""Evaluates a trained model on single held-out examples, and writes what it finds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from throughline.shared.layout import Layout
 def complete_metrics(
     result: TrainResult, models: Models, params: Params, data: PreparedData
 ) -> TrainResult:
-    """A training's result with the metric by which models are compared, accuracy or mae, computed
-    from predictions where the model is compiled without it.
-    """
+    """Add the metric that compares models, accuracy or mae, if training did not compute it."""
     metric, classes = result.metric, models.target.kind != "regression"
 
     def judge(split: str) -> float:
@@ -39,8 +37,9 @@ def complete_metrics(
 def write_evaluation(
     models: Models, params: Params, data: PreparedData, layout: Layout, out: Path
 ) -> Evaluation:
-    """Write what the model makes of each held-out example into the folder `out`: the classes it
-    confuses, and its worst examples; of next tokens nothing but how many windows there are.
+    """Write the model's confused classes and worst held-out examples into `out`.
+
+    For next tokens, write only the number of windows.
     """
     classes = [] if models.target.kind == "regression" else data.shards.classes
     split = "test" if "test" in data.shards.splits else "validation"

@@ -1,4 +1,4 @@
-"""What a training is, by which an interrupted one is known again, and the user's modules in it."""
+"""The fingerprint of a training, by which an interrupted one is recognized; own modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from throughline.shared.files import digest_file, digest_json
 from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.program import digest_code
 
-# Fields of `train` that decide neither weights nor batches; a checkpoint says by itself what its
+# Fields of `train` that affect neither weights nor batches. A checkpoint itself records what its
 # batches are multiples of.
 NO_PART = {"checkpoint_every", "processes", "batch_multiple", "start_timeout_s", "step_timeout_s"}
 
@@ -27,12 +27,11 @@ def training_fingerprint(
     *,
     needs: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, str]:
-    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
-    not resumed from.
+    """Return the parts of a training, each as a digest; all must match to resume a checkpoint.
 
-    How often checkpoints are kept and how many processes train are no part of it. `code` is that of
-    the stage, of the model and what it is trained with, and of ops, with all that they import from
-    the project; `needs` are the files and libraries that own code needs besides.
+    The interval of checkpoints and the number of processes do not count. `code` covers the stage,
+    the model, its training and ops, with all project modules they import; `needs` are further files
+    and libraries that the user's code needs.
     """
     needs = needs or {}
     libraries = {*LIBRARIES["train"], *(name for _, op in params.ops for name in op.libraries)}
@@ -63,7 +62,7 @@ def training_fingerprint(
 
 
 def user_modules(params: Params) -> set[str]:
-    """Modules that are not the program's: of the model, of what it is trained with, and of ops."""
+    """Return the user's modules that hold the model, what it is trained with, and ops."""
     train = params.train
     named = [params.model.name, train.schedule, train.optimizer, train.loss]
     named += [*train.metrics, *train.callbacks]
@@ -74,14 +73,11 @@ def user_modules(params: Params) -> set[str]:
 
 
 def layer_modules(params: Params) -> set[str]:
-    """The modules that may hold layers which Keras does not know by itself: the user's, that of the
-    built-in transformers, and those that the file of a model to train on needs.
-    """
+    """Return the modules that may hold layers Keras does not know: own, transformers', a file's."""
     transformer = params.model.name in ("transformer_encoder", "transformer_decoder")
     built_in = {TransformerEncoder.__module__} if transformer else set()
     return user_modules(params) | _file_modules(params) | built_in
 
 
 def _file_modules(params: Params) -> set[str]:
-    """The project's modules that the model needs which is trained on."""
     return {path.partition(":")[0] for path in read_model_objects(Path(params.model.from_file))}

@@ -1,6 +1,4 @@
-"""How a trained model is used, from parameters and prepared data: what train keeps within
-model.keras.
-"""
+"""How a trained model is used: what train stores within model.keras."""
 
 from __future__ import annotations
 
@@ -19,18 +17,16 @@ from throughline.shared.layout import Layout
 
 
 def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ...]:
-    """The ops between a stored example and the full model, as the evaluation of configuration
-    `name` runs them.
-    """
+    """Return the ops between a stored example and the full model in configuration `name`."""
     config, spec = params.pipelines[name], make_input_spec(params, data, "evaluate")
-    read = None if config.read == "snapshot" else config  # how a configuration decodes by itself
+    read = None if config.read == "snapshot" else config  # how a configuration decodes on its own
     return (*resolve_decode(spec.preprocess, spec.schema, read), *spec.augment)
 
 
 def make_inference_spec(
     params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
 ) -> InferenceSpec:
-    """How the model of configuration `name` is used; `needs`: what its file needs to be loaded."""
+    """Return how the model of configuration `name` is used; its file needs `needs` to load."""
     targets = name_targets(params, data)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(
@@ -48,9 +44,7 @@ def make_inference_spec(
 
 
 def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
-    """What of the prepared data is no longer what the model was trained with: classes, columns,
-    tokenizer. The model keeps its own.
-    """
+    """Return which prepared data changed since the training: classes, columns, tokenizer."""
     changed = []
     if (layout.shards / INDEX).exists():
         index = read_shard_index(layout.shards)
@@ -68,9 +62,7 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
 
 
 def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
-    """What to know of a model of configuration `name` where the data has changed since; None where
-    it has not.
-    """
+    """Return a note about data that changed since the model was trained, if any."""
     changed = find_changed_data(trained, layout)
     if not changed:
         return None

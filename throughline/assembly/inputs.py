@@ -1,6 +1,4 @@
-"""Putting the parts together for the stages that need a configuration's input pipeline: build,
-train and profile.
-"""
+"""Opens the input pipelines that stages need, from parameters and prepared data."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ from throughline.shared.limits import KEPT_SHARE, available_memory
 from throughline.training.gpus import count_training_gpus
 
 Purpose = Literal["train", "evaluate", "compare"]
-# What a dispatcher without a journal says, to a consumer or to a worker.
+# Errors of a tf.data dispatcher without a journal, to a consumer or to a worker.
 FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found")
 
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
-    """Open what ingest, shard and snapshot wrote, checked to belong to these parameters."""
+    """Open what ingest, shard and snapshot wrote; check that it belongs to these parameters."""
     return open_prepared_data(
         manifest=layout.manifest,
         shards=layout.shards,
@@ -51,8 +49,9 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
 
 
 def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
-    """What is to be computed. train: everything. evaluate: nothing random. compare: the
-    preprocessing, and no more than batches need besides.
+    """Return what to compute: for `train` everything, for `evaluate` nothing random.
+
+    For `compare`, return only the preprocessing and the ops that batches require.
     """
     augment = data.bind_to_data(params.augment)
     if purpose != "train":
@@ -73,10 +72,10 @@ def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> Inp
 
 
 def make_series_window(params: Params, data: PreparedData) -> Window | None:
-    """The windows of a time series, None for other data.
+    """Return the windows of a time series; None for other data.
 
     Raises:
-      InvalidParams: a target is no column, or a split is shorter than one window.
+      InvalidParams: A target is no column, or a split is shorter than one window.
     """
     shards = data.shards
     if not shards.schema.is_series:
@@ -86,7 +85,7 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
 
 
 def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:
-    """The numbers that are predicted, by the columns they are in; none where those are classes."""
+    """Return the columns of the numbers to predict; empty for classes."""
     schema, window = data.shards.schema, make_series_window(params, data)
     if window is not None:
         return tuple(schema.input.columns.names[column] for column in window.targets)
@@ -94,10 +93,10 @@ def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:
 
 
 def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
-    """The windows of text whose next tokens are predicted, None for other data and tasks.
+    """Return the windows of text for predicting next tokens; None for other data and tasks.
 
     Raises:
-      InvalidParams: a split has fewer tokens than one window.
+      InvalidParams: A split has fewer tokens than one window.
     """
     if params.window.tokens is None or not data.shards.schema.is_text:
         return None
@@ -106,21 +105,19 @@ def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
 
 
 def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:
-    """Shape of one example as it reaches the model, before the postprocessing that may happen
-    there.
-    """
+    """Return the shape of an example as the model takes it, before postprocessing."""
     spec = make_input_spec(params, data, "evaluate")
     return output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
 
 
 @contextmanager
 def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
-    """Say which record of which shard is damaged, which file is not there, where TensorFlow's
-    reader stumbled over one, or that the tf.data service has forgotten what it was at. Where no
-    `shards` are read, what the model or an op refuses is not looked for in them.
+    """Explain TensorFlow's read errors: damaged records, missing files, a restarted service.
+
+    With `shards` false, shards are not searched for what a model or op refuses.
 
     Raises:
-      CorruptShard, MissingInput, ServiceFailed: instead of TensorFlow's own error.
+      CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's own error.
     """
     import tensorflow as tf
 
@@ -151,12 +148,13 @@ def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[
 
 @contextmanager
 def open_input_service(config: PipelineConfig) -> Iterator[str]:
-    """Address of the tf.data service that a configuration uses, running as long as the block; empty
-    where it uses none.
+    """Yield the address of the configuration's tf.data service, or "" if it uses none.
+
+    A local service runs as long as the block.
 
     Raises:
-      ServiceFailed: a given dispatcher does not answer, or a local one did not start. A given one
-        that is away for long ends this process.
+      ServiceFailed: A given dispatcher does not answer, or a local one did not start. A given
+        dispatcher that is away for long ends this process.
     """
     if config.service is None:
         yield ""
@@ -177,16 +175,14 @@ def open_input_pipeline(
     purpose: Purpose,
     address: str = "",
 ) -> InputPipeline:
-    """The input pipeline of configuration `name` for a split; `address` is that of its tf.data
-    service.
+    """Open the input pipeline of configuration `name`; `address` is that of its tf.data service.
 
-    Evaluation reads in storage order, in this process; so does comparing, but the training split
-    comes through the service if there is one.
+    Purposes other than `train` read in storage order, without the service; only the comparison of
+    the training split uses it.
 
     Raises:
-      ImpossiblePlan: a cache would not fit into memory, or several processes would read the same
-        stream.
-      StaleSnapshot: more of the snapshot is read than it stores.
+      ImpossiblePlan: A cache would not fit into memory, or several processes would read one stream.
+      StaleSnapshot: The configuration reads more of the snapshot than it stores.
     """
     config = params.pipelines[name]
     if purpose != "train":
@@ -195,7 +191,7 @@ def open_input_pipeline(
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
     worker = TrainingWorker()
-    if purpose != "compare":  # which one process does while the others wait
+    if purpose != "compare":  # one process compares while the others wait
         worker = training_worker(params)
     if purpose == "evaluate":
         worker = TrainingWorker(on_host=worker.on_host)
@@ -220,10 +216,10 @@ def open_input_pipeline(
 
 
 def training_worker(params: Params) -> TrainingWorker:
-    """Which of the processes that train together this is; the first, before they are started.
+    """Return this process's place among the training processes; the first, before they start.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG and the parameters do not agree.
+      ImpossiblePlan: TF_CONFIG and the parameters contradict each other.
     """
     train = params.train
     return find_training_worker(
@@ -235,15 +231,13 @@ def training_worker(params: Params) -> TrainingWorker:
 
 
 def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
-    """The examples of a split as the snapshot holds them, in order, to compare others with."""
+    """Open a split as the snapshot stores it, in order, to compare other pipelines with."""
     plan = make_plan(_read_stored(data, split), make_input_spec(params, data, "compare"))
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
 def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
-    """The examples of a split, in order and with keys, as the full model takes them: from the
-    snapshot, without anything random, before the postprocessing.
-    """
+    """Open a split of the snapshot in order, with keys, as input of the full model."""
     spec = make_input_spec(params, data, "evaluate")
     spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
     plan = make_plan(_read_stored(data, split), spec)
@@ -251,16 +245,15 @@ def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> I
 
 
 def _read_stored(data: PreparedData, split: str) -> PipelineConfig:
-    """What reads all that the snapshot stores of a split, in order."""
     part = SnapshotPart(fraction=data.stored_fraction(split))
     return set_storage_order(PipelineConfig(read="snapshot", snapshot=part))
 
 
 def check_memory(pipelines: Sequence[InputPipeline]) -> None:
-    """Refuse to keep more in memory than there is for this worker, of splits that are kept at once.
+    """Check that what the pipelines keep together fits into this worker's memory.
 
     Raises:
-      ImpossiblePlan: with the sizes.
+      ImpossiblePlan: It does not; the message gives the sizes.
     """
     kept = {
         one.split: estimate_kept_bytes(one.plan, one.data, one.split, where="memory")

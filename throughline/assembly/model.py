@@ -1,6 +1,4 @@
-"""The model that fits the data: what train and profile both build from parameters and stored
-inputs.
-"""
+"""Builds the model that fits the stored data, for train and profile."""
 
 from __future__ import annotations
 
@@ -25,11 +23,12 @@ from throughline.shared.errors import UnknownModel
 
 
 def build_models_for(params: Params, data: PreparedData) -> Models:
-    """Build the model that `params` names for the inputs and labels that are stored; one for text
-    learns how many tokens there are.
+    """Build the model of `params` for the stored inputs and labels.
+
+    A model for text is given the size of the vocabulary.
 
     Raises:
-      UnknownModel: there is no such model, or it does not fit, as one of other tokens or columns.
+      UnknownModel: There is no such model, or it does not fit, for example its tokens or columns.
     """
     settings, vocabulary = params.model, data.snapshot.vocabulary
     if settings.from_file:
@@ -48,7 +47,7 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
 
 
 def _describe_table_input(data: PreparedData) -> TableInput | None:
-    """The columns that the model sees as well, with statistics of the training split."""
+    """Return the table columns that the model also sees, with the training split's statistics."""
     feature = data.shards.schema.table_input
     if feature is None:
         return None
@@ -63,7 +62,7 @@ def _describe_table_input(data: PreparedData) -> TableInput | None:
 
 
 def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
-    """Refuse to train on a model of this program whose inputs were other tokens or columns."""
+    """Refuse to fine-tune a model of this program that was trained on other tokens or columns."""
     spec = find_spec(path)
     if spec is None:
         return
@@ -86,7 +85,7 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
 
 
 def _makes_same_tokens(params: Params, data: PreparedData, op: Tokenize, content: bytes) -> bool:
-    """Whether texts become the tokens that this op makes of them by a file of this content."""
+    """Return whether preprocessing makes the same tokens as this op with a file of this content."""
     return any(
         (one.kind, one.lower) == (op.kind, op.lower)
         and (not one.file or Path(one.model).read_bytes() == content)
@@ -96,9 +95,7 @@ def _makes_same_tokens(params: Params, data: PreparedData, op: Tokenize, content
 
 
 def infer_target(params: Params, data: PreparedData) -> Target:
-    """What is predicted: a class, the numbers that label a row, the horizon of a series, or the
-    next token of a text.
-    """
+    """Return what is predicted: a class, numbers, the horizon of a series, or the next token."""
     window = make_series_window(params, data)
     if window is not None:
         column = data.memmap("train", data.shards.schema.input.name)[:, list(window.targets)]
@@ -114,8 +111,9 @@ def infer_target(params: Params, data: PreparedData) -> Target:
 
 
 def _describe_numbers(values: np.ndarray, shape: tuple[int, ...]) -> Target:
-    """Numbers to predict of `shape`, with mean and scale of the training split's `values` (rows,
-    targets); those that never change have a scale of 1.
+    """Return the target of numbers, with mean and scale of `values` (rows, targets).
+
+    The scale of a constant target is 1.
     """
     values = np.asarray(values, np.float64)
     scale = values.std(axis=0)

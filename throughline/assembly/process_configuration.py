@@ -1,4 +1,4 @@
-"""Seeds, determinism and precision of a process that trains, or measures what a training does."""
+"""Seeds, determinism and precision of a process that trains or measures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from throughline.settings import TrainSettings
 
 
 def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
-    """Seed this process, one of several or the only one, and have its models compute as
-    `train.deterministic` and `train.mixed_precision` say.
-    """
+    """Set this process's seeds, `train.deterministic` and `train.mixed_precision`."""
     keras.utils.set_random_seed(settings.seed)
     if worker is not None and worker.index:
-        tf.random.set_seed(settings.seed + worker.index)  # of draws that are no layer of Keras'
+        tf.random.set_seed(settings.seed + worker.index)  # for draws outside of Keras layers
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.mixed_precision:
-        # float16 would need its loss scaled: by each train step, and alike in all processes.
+        # float16 would need loss scaling, in each train step and alike in all processes.
         keras.mixed_precision.set_global_policy("mixed_bfloat16")

@@ -1,6 +1,4 @@
-"""How a stage becomes several processes: what they cannot train, found out before any of them is
-started, and their start or their meeting.
-"""
+"""Turns a stage into several processes: checks whether they can train, starts or joins them."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from throughline.training.replicas import Replicas, join
 
 
 def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: int) -> None:
-    """Check that configuration `name` can be trained by so many processes, where so many GPUs are
-    visible.
+    """Check that configuration `name` can be trained by these processes with `gpus` visible GPUs.
 
     Raises:
-      ImpossiblePlan: it cannot, with the reason.
+      ImpossiblePlan: It cannot; the message gives the reason.
     """
     config, count = params.pipelines[name], worker.count
     worker.check(params.batch_size, params.batch_size)
@@ -48,16 +45,14 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
 
 
 def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas | None:
-    """This process among those that train configuration `name`, or measure it, together; it is the
-    only one where there are no others.
+    """Join the processes that train or measure configuration `name`; alone if there are no others.
 
-    None: it was none of them, but has run all as processes of this host, each by `stage`: a module
-    and its options.
+    Return None after running all of them on this host, each by `stage`, a module and its options.
 
     Raises:
-      ImpossiblePlan: so many processes cannot train it, with the reason.
-      ProcessLost: one of those that were started, or of the others, was killed, froze or failed.
-      SystemExit: the chief of those that were started has failed and said why.
+      ImpossiblePlan: This number of processes cannot train it.
+      ProcessLost: One of the processes was killed, froze or failed.
+      SystemExit: The chief of the started processes failed and has said why.
     """
     worker, addresses = training_worker(params), list_addresses(os.environ)
     gpus = count_training_gpus()

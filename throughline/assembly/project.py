@@ -1,6 +1,4 @@
-"""A project's prepared data, input pipelines and model, for custom training loops
-(docs/training.md).
-"""
+"""A project's data, input pipelines and model for custom training loops (docs/training.md)."""
 
 from __future__ import annotations
 
@@ -26,16 +24,15 @@ from throughline.training.compiling import compile_model
 
 
 class Project:
-    """The project in `root`, whose stages up to `snapshot` are done; `overrides` are KEY=VALUE, as
-    after --set.
+    """The project in `root`, with stages up to `snapshot` done; `overrides` are as after --set.
 
     Raises:
-      InvalidParams: params.yaml, or an override, is wrong.
+      InvalidParams: params.yaml or an override is wrong.
     """
 
     def __init__(self, root: Path = Path(), overrides: Sequence[str] = ()) -> None:
         params = load_params(root / PARAMS_FILE, overrides=overrides)
-        # A loop of one's own is as many processes as TF_CONFIG says, and starts no others.
+        # A custom loop is as many processes as TF_CONFIG says, and starts no others.
         processes = training_worker_from_tf_config(os.environ).count
         train = params.train.model_copy(update={"processes": processes})
         self.params = replace(params, train=train)
@@ -43,22 +40,23 @@ class Project:
 
     @cached_property
     def data(self) -> PreparedData:
-        """Shards and snapshot, opened and checked to belong to the parameters.
+        """Shards and snapshot, checked to belong to the parameters.
 
         Raises:
-          MissingInput, StaleSnapshot, CorruptShard, CorruptColumn: run `dvc repro snapshot`.
+          MissingInput, StaleSnapshot, CorruptShard, CorruptColumn: Run `dvc repro snapshot`.
         """
         return open_inputs(self.params, self._layout)
 
     def open_input_pipeline(
         self, name: str, *, split: str = "train", purpose: Purpose = "train", **changes: Any
     ) -> InputPipeline:
-        """The input pipeline of configuration `name`, with `changes` to its fields; to `evaluate`,
-        in storage order and without augmentation.
+        """Open the input pipeline of configuration `name`, with `changes` to its fields.
+
+        With purpose `evaluate`, it reads in storage order and without augmentation.
 
         Raises:
-          UnknownPipeline: there is no such configuration.
-          ImpossiblePlan: the configuration cannot work, with the reason.
+          UnknownPipeline: There is no such configuration.
+          ImpossiblePlan: The configuration cannot work; the message gives the reason.
         """
         check_pipelines_exist(self.params.pipelines, [name], option="name")
         config = PipelineConfig.model_validate(
@@ -77,8 +75,9 @@ class Project:
         )
 
     def compile_models(self, pipeline: InputPipeline) -> Models:
-        """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and
-        as a whole that takes what is stored; where its builder compiles it, the network alone.
+        """Build and compile the network, and the full model, which takes stored examples.
+
+        Only the network is compiled if its builder compiles it.
         """
         models = build_models_for(self.params, self.data)
         whole = [] if models.network.compiled else [models.full_model]

@@ -1,4 +1,4 @@
-"""One training: the pipelines of its splits, the train step through them, and what it gave."""
+"""One training: the pipelines of its splits, the training itself, and its result."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ RATE_SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateS
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPipelines:
-    """The input pipelines of one configuration for the three splits; `test` is None where there is
-    none.
-    """
+    """The input pipelines of one configuration for the three splits; `test` may be missing."""
 
     train: InputPipeline
     validation: InputPipeline
@@ -61,8 +59,9 @@ class SplitPipelines:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """What a training gave: one row per epoch, and the result of them all; how many train `steps`
-    these were, and the key of params.yaml by which they were fewer than planned, else empty.
+    """A training's result, one of `rows` per epoch, its `steps`, and what ended it early.
+
+    `ended_by` is a key of params.yaml, or empty.
     """
 
     rows: list[dict[str, float]]
@@ -77,8 +76,7 @@ def open_split_pipelines(
     """Open the configuration for training, and the held-out splits in order.
 
     Raises:
-      ImpossiblePlan: the configuration cannot work, or what it keeps of the splits does not fit
-        into memory.
+      ImpossiblePlan: The configuration cannot work, or what it keeps does not fit into memory.
     """
 
     def evaluated(split: str) -> InputPipeline:
@@ -105,14 +103,15 @@ def train(
     targets: Sequence[int] | None = None,
     replicas: Replicas | None = None,
 ) -> TrainingOutcome:
-    """Train, resuming where `checkpoints` say that an interrupted training was, and evaluate on the
-    held-out splits. `targets` are the columns of a series that are predicted; `replicas` are the
-    processes that train together, of which each calls this.
+    """Train, resuming from `checkpoints`, and evaluate on the held-out splits.
+
+    `targets` are the predicted columns of a series; `replicas` are the processes that train
+    together, each of which calls this function.
 
     Raises:
-      ProcessLost, ProcessesDiffer: another process is gone, or has other work or weights.
-      UnknownModel: what is asked for does not go together, or a callback ended the training before
-        its first epoch.
+      ProcessLost, ProcessesDiffer: Another process is gone, or has other work or weights.
+      UnknownModel: Settings contradict each other, or a callback ended the training before its
+        first epoch.
     """
     plan, replicas = pipelines.train.plan, replicas or Replicas()
     feed, held_out = Feed.of(pipelines.train, settings), pipelines.validation.dataset()
@@ -125,9 +124,9 @@ def train(
             model,
             held_out,
             pipelines.validation.steps_per_epoch,
-            agree=replicas.take_chiefs,  # or else rounding may end one of them alone
+            agree=replicas.take_chiefs,  # otherwise rounding might end only some processes
         )
-        # Makes the variables of metrics, which may continue from their values; shows their names.
+        # This makes the variables of metrics, whose values may be restored, and shows their names.
         check_metrics(validation.run(steps=1), settings, models.target)
         check_direction(network, settings)
         check_averages(network, callbacks)
@@ -179,10 +178,10 @@ def train(
     best = find_best_epoch(callbacks)
     kept = checkpoints.rows[-1 if best is None else best]
     if averages_weights(network) or may_replace_weights(callbacks):
-        # Those of the weights that are kept, and not of those that the last epoch has left.
+        # The kept weights differ from those after the last epoch.
         kept = {**kept, **{f"val_{name}": value for name, value in validation.run().items()}}
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
-    # Where all has been trained before an interruption, the rows alone have rates.
+    # If everything was trained before an interruption, only the rows have rates.
     rates = [rate * examples_per_step for rate in timer.rates] or [
         row["examples_per_s"] for row in checkpoints.rows
     ]
@@ -217,9 +216,9 @@ def train(
 
 
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:
-    """Values by their names and, of next tokens, the perplexity for each loss among them."""
+    """Add the perplexity of each loss, if next tokens are predicted."""
     losses = [name for name in values if name.endswith("loss") and target.kind == "next_token"]
-    with np.errstate(over="ignore"):  # of a training that has gone astray it is infinite
+    with np.errstate(over="ignore"):  # infinite for a diverged training
         return {
             **values,
             **{
@@ -230,7 +229,7 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
 
 
 def open_batches(pipeline: InputPipeline, start: Position, *, epochs: int) -> tf.data.Dataset:
-    """The batches of a training from a position to its end: one sequence over all epochs."""
+    """Return the batches from a position to the end of training, as one sequence."""
     first = start.epoch * pipeline.steps_per_epoch + start.step
     if pipeline.plan.gathers_on_device:
         return tf.data.Dataset.range(first, epochs * pipeline.steps_per_epoch)
@@ -238,10 +237,10 @@ def open_batches(pipeline: InputPipeline, start: Position, *, epochs: int) -> tf
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
-    """Check, before the first step, what is to be watched against the metrics of a first batch.
+    """Check, before the first step, that the metrics of a first batch have what will be watched.
 
     Raises:
-      UnknownModel: there is no such metric.
+      UnknownModel: There is no such metric.
     """
     stopping = settings.early_stopping
     if stopping and (problem := find_monitor_problem(stopping.monitor, first)):
@@ -254,10 +253,10 @@ def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: T
 
 
 def check_direction(network: keras.Model, settings: TrainSettings) -> None:
-    """Check that early stopping knows what is better.
+    """Check that early stopping knows the better direction of its metric.
 
     Raises:
-      UnknownModel: Keras does not know it of this metric.
+      UnknownModel: Keras does not know it for this metric.
     """
     stopping = settings.early_stopping
     name = stopping.monitor.removeprefix("val_") if stopping else "loss"
@@ -273,11 +272,10 @@ def check_direction(network: keras.Model, settings: TrainSettings) -> None:
 
 
 def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
-    """Check that the averages of the weights, which an optimizer's `use_ema` puts in their place
-    after the last epoch, are not replaced by the weights of an epoch.
+    """Check that no epoch's weights replace the averages of the optimizer's `use_ema`.
 
     Raises:
-      UnknownModel: a callback restores those of the best one.
+      UnknownModel: A callback restores the weights of the best epoch.
     """
     restores = any(
         isinstance(one, keras.callbacks.EarlyStopping) and one.restore_best_weights
@@ -291,16 +289,15 @@ def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
 
 
 def averages_weights(network: keras.Model) -> bool:
-    """Whether the optimizer puts averages of the weights in their place after the last epoch."""
     optimizer = network.optimizer
     return bool(getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
 
 
 def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
-    """Check that callbacks which set the rate can do so.
+    """Check that callbacks which set the learning rate can do so.
 
     Raises:
-      UnknownModel: a schedule computes it.
+      UnknownModel: A schedule computes the rate.
     """
     optimizers = getattr(network.optimizer, "optimizers", [network.optimizer])
     if all(isinstance(getattr(one, "learning_rate", None), keras.Variable) for one in optimizers):
@@ -314,15 +311,14 @@ def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
 
 
 def device_names(model: keras.Model) -> set[str]:
-    """Where TensorFlow has put the weights of a model, and therefore trains it."""
     return {str(variable.value.device) for variable in model.variables}
 
 
 def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
-    """Have a model that several processes train be what one would train.
+    """Make several processes train the model exactly as one would.
 
     Raises:
-      UnknownModel: it would not be, with the reason.
+      UnknownModel: They cannot; the message gives the reason.
     """
     check_gradients_add_up(network)
     synchronize_normalization(network)

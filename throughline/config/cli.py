@@ -1,4 +1,4 @@
-"""The command line of a stage: parameters, checks, and user errors as a paragraph."""
+"""The command line of stages: options, parameters, checks, and user errors as a paragraph."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from throughline.shared.libraries import check_versions, stage_libraries
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 from throughline.shared.store_address import check_store_address
 
-UTF8_MODE = ("utf-8", "surrogateescape")  # the output of Python with PYTHONUTF8
+UTF8_MODE = ("utf-8", "surrogateescape")  # what PYTHONUTF8 gives for output
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage gets for one configuration."""
-
     params: Params
     name: str
     options: argparse.Namespace
@@ -40,9 +38,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """The file of a trained model that a command uses, whether this project has trained it, the
-    project or run, and the command's options.
-    """
+    """What a command that uses a trained model gets; this project trained a `trusted` one."""
 
     model: Path
     trusted: bool
@@ -51,8 +47,9 @@ class TrainedModelContext:
 
 
 def check_started_stage() -> None:
-    """Check what the stage that Python is starting is asked for, before its libraries are imported,
-    which takes seconds. The stage itself reports the rest, and reads what a run with changes has.
+    """Check parameters and --pipeline of the started stage before its slow imports.
+
+    The stage itself reports everything else, and reads the parameters of a run with changes.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--pipeline", "--name"):
@@ -67,9 +64,7 @@ def check_started_stage() -> None:
 
 @contextmanager
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
-    """Parse a stage's command line, check all parameters, and report user errors. Imports no
-    TensorFlow. With `of_runs` it takes --name.
-    """
+    """Parse a stage's command line, check parameters, report user errors. `of_runs`: --name."""
     opened = options_stage_cli(command, add_run_option if of_runs else None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
         yield params
@@ -79,7 +74,7 @@ def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator
 def options_stage_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
-    """As `stage_cli`, for a stage with options of its own, which `add` declares."""
+    """Like `stage_cli`, for a stage with options that `add` declares."""
     _start_process()
     with report_user_errors():
         parser = _parser(command)
@@ -91,7 +86,7 @@ def options_stage_cli(
         check_store_address()
         of_ops = [name for op in params.preprocess for name in op.libraries]
         check_versions(stage_libraries(_stage_of(command), of_ops), root=Path())
-        if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
+        if training_worker_from_tf_config(os.environ).index == 0:  # else the first process clears
             clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()), refuse_early_exit():
             yield params, options
@@ -99,10 +94,10 @@ def options_stage_cli(
 
 @contextmanager
 def refuse_early_exit() -> Iterator[None]:
-    """Take an exit without an error for one: the stage has not written what later ones read.
+    """Treat an exit without an error as one, because the stage has not written its outputs.
 
     Raises:
-      InvalidCode: own code ended the process; names the line.
+      InvalidCode: User code ended the process; the message names the line.
     """
     try:
         yield
@@ -120,7 +115,7 @@ def refuse_early_exit() -> Iterator[None]:
 def command_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
-    """As `stage_cli`, for a command with options, which `add` declares, that is no stage."""
+    """Like `stage_cli`, for a command that is no stage, with options that `add` declares."""
     _start_process()
     with report_user_errors():
         parser = _parser(command)
@@ -134,9 +129,7 @@ def command_cli(
 def pipeline_stage_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None
 ) -> Iterator[StageContext]:
-    """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its
-    own.
-    """
+    """Like `stage_cli`, for a stage that runs once per configuration."""
 
     def declare(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -155,11 +148,12 @@ def pipeline_stage_cli(
 def trained_model_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[TrainedModelContext]:
-    """The command line of what uses a trained model, which has all that this takes within its file;
-    `add` declares options of its own. Imports no TensorFlow; the block may.
+    """Parse the command line of a command that uses a trained model.
+
+    The model's file holds all that it needs. Imports no TensorFlow; the block may.
 
     Raises:
-      MissingInput: there is no such model; says what to run, and which models there are.
+      MissingInput: There is no such model; says what to run, and which models there are.
     """
     _start_process()
     with report_user_errors():
@@ -177,7 +171,7 @@ def trained_model_cli(
         add(parser)
         options = parser.parse_args()
         layout = find_run(options.name) if options.name else Layout()
-        sys.path.insert(0, str(layout.root.absolute()))  # own ops and layers
+        sys.path.insert(0, str(layout.root.absolute()))  # for the user's own ops and layers
         if not options.model:
             options.pipeline = _choose_trained(layout, options)
         model = options.model or layout.results(options.pipeline) / MODEL_FILE
@@ -191,9 +185,7 @@ def trained_model_cli(
 
 @contextmanager
 def _explain_run(name: str | None) -> Iterator[None]:
-    """Say of what is wrong in the run `name`, if one is meant, where its files are and what makes
-    them: what `dvc repro` makes in the project are the project's own.
-    """
+    """Add to errors about `dvc repro` where run `name` has its files and what makes them."""
     try:
         yield
     except UserError as error:
@@ -207,10 +199,10 @@ def _explain_run(name: str | None) -> Iterator[None]:
 
 
 def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
-    """The configuration whose model is meant: that of --pipeline, or the only one that is trained.
+    """Return the configuration of --pipeline, or the only trained one.
 
     Raises:
-      MissingInput: it is not trained, or several are; says how to train it, or names them.
+      MissingInput: It is not trained, or several are; says how to train it, or names them.
     """
     trained = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
     chosen, run = options.pipeline, options.name
@@ -236,7 +228,6 @@ def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:
-    """Declare `--name`, of a command that reads what a run has written."""
     parser.add_argument(
         "--name",
         metavar="RUN",
@@ -245,10 +236,10 @@ def add_run_option(parser: argparse.ArgumentParser) -> None:
 
 
 def find_run(name: str) -> Layout:
-    """Where the outputs of the run with changes `name` are.
+    """Return the layout of the run with changes `name`.
 
     Raises:
-      MissingInput: there is no such run; names those there are.
+      MissingInput: There is no such run; the message names the existing ones.
     """
     known = Layout().run_names
     if name not in known:
@@ -260,10 +251,10 @@ def find_run(name: str) -> Layout:
 
 
 def enter_run(options: argparse.Namespace) -> None:
-    """Continue in the worktree of the run that `--name` names, if any.
+    """Change to the worktree of the run that `--name` names, if any.
 
     Raises:
-      MissingInput: there is no such run.
+      MissingInput: There is no such run.
     """
     if getattr(options, "name", None) is None:
         return
@@ -273,35 +264,30 @@ def enter_run(options: argparse.Namespace) -> None:
 
 
 def parse_command(command: Callable[[], None]) -> None:
-    """Parse the command line of a stage that has no options but --help."""
     _start_process()
     _parser(command).parse_args()
 
 
 def _start_process() -> None:
-    """Let garbage be collected, and a stage say whatever it has to: names of files and classes, and
-    marks, need not be in the locale's encoding. What TensorFlow says when it starts is not said.
-    """
+    """Collect garbage again, hide TensorFlow's startup messages, and let output be UTF-8."""
     collect_garbage_as_usual()
     hide_tensorflow_chatter()
     out = sys.stdout
-    # Within a flow it is so already. What was forked from a server, whose output was another file,
-    # cannot be changed.
+    # Within a flow, output is UTF-8 already. A process forked from a server with another output
+    # cannot change it.
     if isinstance(out, TextIOWrapper) and (out.encoding, out.errors) != UTF8_MODE:
         with suppress(OSError):
             out.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _stage_of(command: Callable[[], None]) -> str:
-    """Name of the stage in dvc.yaml; `profile` would be a module of the standard library."""
+    """Return the stage's name in dvc.yaml; a module must not be named `profile`."""
     stem = Path(inspect.getfile(command)).stem
     return "profile" if stem == "profiling" else stem
 
 
 def clear_after_kills(layout: Layout) -> None:
-    """Remove what stages that were killed have left, temporary files and caches, but not what can
-    be continued.
-    """
+    """Remove temporary files and caches that killed stages left, but not what can be continued."""
     clear_scratch(layout.root)
     data, runs = layout.root / "data", layout.root / "runs"
     for folder in (layout.root, data, *data.glob("*/"), *runs.glob("*/"), layout.report):

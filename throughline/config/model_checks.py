@@ -1,6 +1,4 @@
-"""What is wrong with the model that params.yaml names, and with what its training watches: models
-that do not exist or do not fit the data, options they do not take. Keras is read, not imported.
-"""
+"""Problems of the model and of early stopping in params.yaml. Reads Keras without importing it."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
     from throughline.config.params import Params
 
 NEXT_TOKENS = "next tokens"
-# What the built-in models take, by the data's modality, or predict; the first that fits is `auto`,
-# the others are what else there is without writing one. `emulated` takes everything.
+# What built-in models take, by the data's modality, or predict. The first that fits is `auto`;
+# `emulated` takes everything.
 BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "small_cnn": ("images",),
     "mlp": ("images", "numbers"),
@@ -33,19 +31,19 @@ BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "transformer_decoder": (NEXT_TOKENS,),
     "emulated": (),
 }
-VALUES = ("tfds", "tfrecord", "arrays")  # sources whose labels say what is to be predicted
+VALUES = ("tfds", "tfrecord", "arrays")  # sources whose labels tell what is predicted
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
 
 
 def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
-    """Built-in models for what is trained, the first of which is `auto`."""
+    """Return the built-in models that fit; the first is `auto`."""
     wanted = encoding.modality if window.tokens is None else NEXT_TOKENS
     return tuple(name for name, takes in BUILT_IN_MODELS.items() if wanted in takes)
 
 
 def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
-    """What is wrong with the model, and with early stopping, for data of this encoding."""
+    """List problems of the model and of early stopping with data of this encoding."""
     return [
         *_find_file_problems(params.model),
         *(_find_name_problems(params, encoding) or find_option_problems(params.model)),
@@ -56,7 +54,6 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
 
 
 def _find_file_problems(model: ModelSettings) -> Iterator[str]:
-    """Files of models and weights that are not there."""
     for key, name in (("from", model.from_file), ("weights", model.weights)):
         if name and not Path(name).is_file():
             yield f"model.{key}: {name} is no file; a path is absolute, or relative to the project"
@@ -68,7 +65,7 @@ def _find_file_problems(model: ModelSettings) -> Iterator[str]:
 
 
 def _find_scaling_problems(params: Params) -> Iterator[str]:
-    """Ops that scale the input of a keras.applications model which does that itself."""
+    """Check ops that scale the input of a keras.applications model which scales it itself."""
     model = params.model
     within = model.options.get("include_preprocessing") and ":" not in model.name
     if within or model.name.startswith("EfficientNetB"):
@@ -96,7 +93,7 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} (your own:"
                 " package.module:function)"
             ]
-        takes = BUILT_IN_MODELS.get(name, ("images",))  # those of keras.applications
+        takes = BUILT_IN_MODELS.get(name, ("images",))  # others are of keras.applications
         if (NEXT_TOKENS in takes) != (params.window.tokens is not None):
             predicts = "predicts" if NEXT_TOKENS in takes else "does not predict"
             return [
@@ -114,7 +111,6 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
 
 
 def _find_module_problems(key: str, named: str) -> Iterator[str]:
-    """Why the module of a module:name cannot be imported."""
     module = named.partition(":")[0]
     with suppress(ImportError, ValueError):
         if importlib.util.find_spec(module):
@@ -125,7 +121,6 @@ def _find_module_problems(key: str, named: str) -> Iterator[str]:
 
 
 def _find_compile_problems(train: TrainSettings) -> Iterator[str]:
-    """Names of optimizer, loss and metrics that nothing has."""
     named = {
         ("optimizer", "optimizers"): [train.optimizer],
         ("loss", "losses"): [train.loss],
@@ -148,15 +143,13 @@ def _find_compile_problems(train: TrainSettings) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A name without what its spellings differ in: AdamW, adam_w."""
+    """Remove what spellings of a name differ in: AdamW, adam_w."""
     return name.replace("_", "").lower()
 
 
 @cache
 def _list_keras_names(module: str) -> Mapping[str, str]:
-    """What a module of Keras has by plain name, and short names such as mse; nothing where its
-    source is not to be found.
-    """
+    """Return a Keras module's names and short names, by plain name; empty without its source."""
     keras = find_source("keras")
     if keras is None:
         return {}
@@ -170,9 +163,7 @@ def _list_keras_names(module: str) -> Mapping[str, str]:
 
 
 def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
-    """Early stopping that watches none of the metrics, where params.yaml alone says which those
-    are: a builder of one's own, or a file, may bring others.
-    """
+    """Check the metric of early stopping, unless the user's builder or file may add metrics."""
     stopping, model = params.train.early_stopping, params.model
     if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
         return
@@ -185,9 +176,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
 
 
 def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
-    """Why early stopping cannot watch this, and what there is; None: it is one of the metrics, of
-    training or of validation.
-    """
+    """Return why early stopping cannot watch this metric, of training or validation, or None."""
     known = [*(f"val_{name}" for name in metrics), *metrics]
     if monitor in known:
         return None
@@ -199,10 +188,10 @@ def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
 
 
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
-    """Options that the model's builder does not take, read from its source, which is not run.
+    """List options that the model's builder does not take; its source is read, not run.
 
     Raises:
-      InvalidCode: that source is not Python.
+      InvalidCode: The source is not Python.
     """
     taken = _read_arguments(model.name) if model.name != "emulated" else None
     if taken is None:
@@ -213,7 +202,6 @@ def find_option_problems(model: ModelSettings) -> Iterator[str]:
 
 
 def _read_arguments(name: str) -> list[str] | None:
-    """Options of a builder by name; None where its source does not say."""
     module, _, function = name.partition(":")
     if function:
         sources = [module]
@@ -227,7 +215,7 @@ def _read_arguments(name: str) -> list[str] | None:
     for path in filter(None, paths):
         for node in parse_source(path).body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
-                first = 2 if sources else 0  # a builder's input_shape and outputs
+                first = 2 if sources else 0  # skip a builder's input_shape and outputs
                 positional = [*node.args.posonlyargs, *node.args.args]
                 taken = [*positional[first:], *node.args.kwonlyargs]
                 from_data = (COLUMNS,) if sources else FROM_DATA
@@ -237,7 +225,7 @@ def _read_arguments(name: str) -> list[str] | None:
 
 
 def model_names() -> list[str]:
-    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
+    """Return the names that `model.name` may have besides import paths, without importing Keras."""
     keras = find_source("keras")
     if keras is None:
         return list(BUILT_IN_MODELS)

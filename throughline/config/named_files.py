@@ -1,5 +1,6 @@
-"""Files that parameters name besides data, which a run needs, stages depend on, and a run from the
-UI may not choose freely. A new key that names a file is added here.
+"""Files besides data that parameters name. A new key that names a file is added here.
+
+A run needs them, stages depend on them, and a run from the UI may not choose them freely.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ from pathlib import Path
 from throughline.shared.layout import MODEL_SPEC
 
 TOKENIZER = "preprocess: tokenize.model"
-LARGEST_SPEC = 64 << 20  # bytes of what a model's file says of itself
+LARGEST_SPEC = 64 << 20  # bytes of a model file's own description
 NOT_OURS = (
     *(zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError),
-    RecursionError,  # of JSON that is nested without end
+    RecursionError,  # for endlessly nested JSON
 )
 NETWORK = "model.from"
 MODELS = {NETWORK: "from", "model.weights": "weights"}
 
 
 def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The files of tokenizers, models and weights by their keys, as a document of params.yaml names
-    them, which need not be valid.
-    """
+    """List a params.yaml document's files of tokenizers, models and weights; it may be invalid."""
     model = document.get("model")
     named = model if isinstance(model, Mapping) else {}
     return [
@@ -34,8 +33,9 @@ def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def read_model_objects(path: Path) -> list[str]:
-    """The classes and functions that the file of a model needs, each module:name; none where it is
-    no file of this program, which training says. Imports no Keras.
+    """Return the objects, as module:name, that a model's file needs. Imports no Keras.
+
+    Empty if the file is not of this program; training reports that.
     """
     try:
         if not path.is_file():
@@ -49,7 +49,6 @@ def read_model_objects(path: Path) -> list[str]:
 
 
 def _tokenizer_files(value: object) -> Iterator[str]:
-    """Every file that a section gives to `tokenize`, however deep."""
     if isinstance(value, Mapping):
         arguments = value.get("tokenize")
         if isinstance(arguments, Mapping) and (file := arguments.get("model")):

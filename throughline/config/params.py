@@ -1,9 +1,7 @@
-"""The one place that knows params.yaml: loading, overriding, and checking everything at once before
-anything runs.
+"""Loads params.yaml, applies overrides, and checks everything at once before anything runs.
 
-A problem is one line that begins with its path in the file. All problems are found together:
-unknown keys (with the nearest valid one), wrong types, ops that do not exist, and combinations that
-cannot be right.
+A problem is one line that begins with its path in the file. All are found together: unknown keys
+(with the nearest valid one), wrong types, unknown ops, and impossible combinations.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_me
 
 OpSpec = str | dict[str, Any]
 OP_SECTIONS = ("preprocess", "augment", "postprocess")
-# Ops where none are given, by how examples are encoded; of images they are the fields' defaults.
+# Default ops by the encoding of examples; the defaults of images are those of the fields.
 USUAL_OPS: Mapping[str, Mapping[str, list[OpSpec]]] = {
     "numbers": {"postprocess": ["standardize", "categories"]},
     "series": {"postprocess": ["standardize"]},
@@ -48,7 +46,7 @@ USUAL_OPS: Mapping[str, Mapping[str, list[OpSpec]]] = {
         "postprocess": [],
     },
 }
-# Keys of earlier versions, by their place, and what they are called now.
+# Keys of earlier versions, by path, and their present names.
 RENAMED = {
     "data.class_level": "data.layout, such as */class",
     "data.folders": "data.layout, such as split/class or class/**",
@@ -66,7 +64,7 @@ RENAMED = {
 
 
 class ParamsDocument(Settings):
-    """The shape of params.yaml."""
+    """The structure of params.yaml."""
 
     data: DataSettings
     shard: ShardSettings = ShardSettings()
@@ -108,7 +106,7 @@ class ParamsDocument(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Checked parameters; ops are parsed."""
+    """Checked parameters with parsed ops."""
 
     data: DataSettings
     shard: ShardSettings
@@ -127,7 +125,6 @@ class Params:
 
     @property
     def ops(self) -> list[tuple[str, Op]]:
-        """All ops in their order, each with its section."""
         return [(section, op) for section in OP_SECTIONS for op in getattr(self, section)]
 
 
@@ -137,7 +134,7 @@ def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> P
     `overrides` are `KEY=VALUE` with a dotted key and a YAML value, such as `train.epochs=5`.
 
     Raises:
-      InvalidParams: all problems at once.
+      InvalidParams: Lists all problems.
     """
     document = read_yaml(path)
     apply_overrides(document, overrides)
@@ -148,7 +145,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     """Validate a parameter document.
 
     Raises:
-      InvalidParams: every problem found, each beginning with the file and the path of the key.
+      InvalidParams: Lists every problem, each beginning with the file and the path of the key.
     """
     problems: list[str] = []
     document = _drop_automatic_ops(document)
@@ -163,7 +160,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         problems = [
             _format_error(item)
             for item in error.errors()
-            if item["loc"][:1] not in [(section,) for section in ops]  # which said it already
+            if item["loc"][:1] not in [(section,) for section in ops]  # already reported
         ] + problems
         raise InvalidParams(
             [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
@@ -173,7 +170,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
             ops[section] = _parse_ops(getattr(parsed, section), section, problems)
     preprocess = ops["preprocess"]
     if preprocess is not None and not any(op.name == "decode" for op in preprocess):
-        # It goes without saying: there is nothing else that a stored example could begin with.
+        # `decode` is implied: a stored example can begin with nothing else.
         preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
     sections = {
         field.name: getattr(parsed, field.name)
@@ -195,10 +192,10 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
 def check_pipelines_exist(
     known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
 ) -> None:
-    """Refuse names, which an option gives, that are no configurations.
+    """Check that names which an option gives are configurations.
 
     Raises:
-      UnknownPipeline: says which, and which there are.
+      UnknownPipeline: Names the unknown one, and those that exist.
     """
     known = list(known)
     for name in names:
@@ -209,18 +206,18 @@ def check_pipelines_exist(
 
 
 def parse_document(document: Mapping[str, Any]) -> ParamsDocument:
-    """A document of params.yaml as values, with what follows from them; ops are not looked at.
+    """Parse a document of params.yaml and resolve its defaults, without parsing ops.
 
     Raises:
-      InvalidParams: the path of the data leaves open what they are.
-      ValidationError: a value is wrong.
+      InvalidParams: The path of the data does not determine their kind.
+      ValidationError: A value is wrong.
     """
     document = name_source(_drop_automatic_ops(document))
     return _resolve_defaults(ParamsDocument.model_validate(document))
 
 
 def _drop_automatic_ops(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document without the sections of ops that are `auto`, which are those of the data."""
+    """Remove sections of ops that are `auto`, so that the data decide them."""
     return {
         key: value
         for key, value in document.items()
@@ -229,10 +226,7 @@ def _drop_automatic_ops(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_defaults(document: ParamsDocument) -> ParamsDocument:
-    """A document with what follows from its other values: the model that `auto` stands for, the
-    one that takes what the source gives, how much of the snapshot is read and so stored, and the
-    ops that make inputs of images, tables and series, where none are given; tokens stay numbers.
-    """
+    """Resolve `auto` of the snapshot's fraction and the model, and the default ops of the data."""
     resolved: dict[str, Any] = {}
     encoding = find_source_encoding(document.data)
     if document.snapshot.fraction == "auto":
@@ -247,20 +241,18 @@ def _resolve_defaults(document: ParamsDocument) -> ParamsDocument:
         if section not in document.model_fields_set:
             resolved[section] = usual
     if "preprocess" in resolved and document.window.tokens is not None:
-        resolved["preprocess"] = resolved["preprocess"][:1]  # all of a text is in its windows
+        resolved["preprocess"] = resolved["preprocess"][:1]  # windows contain all of a text
     return document.model_copy(update=resolved)
 
 
 def find_read_fraction(configs: Iterable[PipelineConfig]) -> float:
-    """The largest fraction of the snapshot's rows that any of the configurations reads, which is
-    what `auto` stores; all of them where none reads any.
-    """
+    """Return the largest fraction of the snapshot that any configuration reads; 1 if none does."""
     read = [config.snapshot.fraction for config in configs if config.read == "snapshot"]
     return max(read, default=1.0)
 
 
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
-    """Parse one list of ops, adding to `problems`; None where it is no list."""
+    """Parse a list of ops, adding to `problems`; None if it is no list."""
     if not isinstance(specs, list):
         problems.append(f"{section}: expected a list of ops, such as [decode]; found {specs!r}")
         return None
@@ -274,7 +266,7 @@ def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None
 
 
 def _format_error(item: Any) -> str:
-    """One pydantic error as one line with its path; unknown keys get the nearest valid one."""
+    """Format a pydantic error as one line with its path; unknown keys get the nearest valid one."""
     loc = [
         part
         for part in item["loc"]
@@ -305,7 +297,6 @@ def _format_error(item: Any) -> str:
 
 
 def _fields_at(loc: Sequence[str | int]) -> list[str]:
-    """Names of the fields that are valid at a path of the document."""
     kind: Any = ParamsDocument
     for part in loc:
         kind = (

@@ -1,6 +1,4 @@
-"""What is wrong with parameters that are right one by one: combinations of keys. Those of the model
-are in `model_checks.py`.
-"""
+"""Problems of keys in combination. `model_checks.py` has those of the model."""
 
 from __future__ import annotations
 
@@ -28,31 +26,29 @@ from throughline.shared.data_url import is_address, to_store_url
 if TYPE_CHECKING:
     from throughline.config.params import Params
 
-RAW = "data/raw"  # for the datasets that `fetch` gets, and nothing else
+RAW = "data/raw"  # for datasets of `fetch` only
 
 
 def find_source_encoding(data: DataSettings) -> Encoding:
-    """How the examples of a source are encoded, as far as that is known before they are read."""
+    """Return the encoding of a source's examples, as far as known before they are read."""
     return find_encoding(SOURCES[data.source].encoding)
 
 
 def _predicts_number(data: DataSettings) -> bool:
-    """Whether params.yaml says that the label is a number to predict."""
     return SOURCES[data.source].label_kind and data.label_kind == "number"
 
 
 def _is_listed(data: DataSettings) -> bool:
-    """Whether a table lists the examples, images or texts, instead of being made of them."""
+    """Return whether a table lists the examples, which are images or texts, not its rows."""
     return SOURCES[data.source].in_table and find_source_encoding(data).modality != "numbers"
 
 
 def _sees_columns(data: DataSettings) -> bool:
-    """Whether the model sees columns of the table that lists the examples."""
     return _is_listed(data) and bool(data.numeric or data.categorical)
 
 
 def find_problems(params: Params) -> list[str]:
-    """Problems that concern more than one key."""
+    """List problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
     found = [
         f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
@@ -109,7 +105,6 @@ def find_problems(params: Params) -> list[str]:
 
 
 def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
-    """What a configuration cannot do with these ops, batches and kind of data."""
     encoding = find_source_encoding(params.data)
     next_tokens = encoding.modality == "text" and params.window.tokens is not None
     return [
@@ -132,7 +127,7 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
 
 
 def _find_task_problems(params: Params) -> Iterator[str]:
-    """What is to be predicted, where the data have no such thing."""
+    """Check that the data have what is to be predicted."""
     encoding = find_source_encoding(params.data)
     text = encoding.modality == "text"
     if params.window.tokens is not None and not text:
@@ -166,7 +161,7 @@ def _find_task_problems(params: Params) -> Iterator[str]:
 
 
 def _find_column_problems(params: Params) -> Iterator[str]:
-    """What is said of columns that the data do not have, or no model is to see."""
+    """Check settings of columns that the data do not have, or that no model would see."""
     data, encoding = params.data, find_source_encoding(params.data)
     in_table, series = SOURCES[data.source].in_table, encoding.storage == "blocks"
     key = "numeric" if data.numeric else "categorical" if data.categorical else ""
@@ -190,7 +185,7 @@ def _find_column_problems(params: Params) -> Iterator[str]:
 
 
 def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
-    """What a configuration asks for that the data or the training does not have."""
+    """Check that data and training have what a configuration asks for."""
     if config.read == "files" and is_address(params.data.path):
         yield "read: files are read from a local folder only, and data.path is a bucket; use shards"
     if config.read == "files" and find_source_encoding(params.data).storage != "files":
@@ -219,9 +214,7 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
 
 
 def _find_storing_problems(params: Params) -> list[str]:
-    """What speaks against storing no more than a fraction of the snapshot's rows; what a
-    configuration asks for is said of that.
-    """
+    """List problems of storing a fraction, but not those reported of a configuration."""
     stored = params.snapshot.stored_fraction
     if stored < 1 and params.shard.compression == "gzip":
         return [
@@ -234,9 +227,7 @@ def _find_storing_problems(params: Params) -> list[str]:
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """User data is on this machine, and not where `fetch` writes, or in a bucket that can be
-    read.
-    """
+    """Check that user data is outside the folder of `fetch`, or in a readable bucket."""
     if is_address(params.data.path):
         return _find_address_problems(params)
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
@@ -256,7 +247,6 @@ def _find_path_problems(params: Params) -> list[str]:
 
 
 def _find_address_problems(params: Params) -> list[str]:
-    """Why a bucket cannot be read from, or not in this way."""
     path, source, found = params.data.path, params.data.source, list[str]()
     scheme = path.partition("://")[0]
     if importlib.util.find_spec(f"dvc_{scheme}") is None:
@@ -273,7 +263,6 @@ def _find_address_problems(params: Params) -> list[str]:
 
 
 def _find_source_problems(params: Params) -> list[str]:
-    """Problems of ops with this kind of data."""
     encoding = find_source_encoding(params.data)
     found = find_ops_problems(encoding, params.ops)
     if _predicts_number(params.data):
@@ -284,7 +273,7 @@ def _find_source_problems(params: Params) -> list[str]:
 
 
 def _find_bucket_problems(params: Params) -> list[str]:
-    """Columns of the snapshot among the data, or the other way round."""
+    """Check that neither the snapshot's columns nor the data are below the other's URL."""
     url, path = params.storage.url, params.data.path
     if not url or not is_address(path):
         return []

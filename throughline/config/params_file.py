@@ -1,4 +1,4 @@
-"""params.yaml as text: reading it, and setting single values of it. No value is checked here."""
+"""params.yaml as text: reads it and sets single values. Values are not checked here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from throughline.shared.errors import InvalidParams
 
 PARAMS_FILE = Path("params.yaml")
 COLON = "found unexpected ':'"
-LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
+LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # for one value; larger ones belong in a file
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read params.yaml without checking more than that it is a YAML mapping with unique keys."""
+    """Read params.yaml and check only that it is a YAML mapping with unique keys."""
     return parse_yaml(read_yaml_text(path), path.name)
 
 
@@ -27,7 +27,7 @@ def read_yaml_text(path: Path) -> str:
     """Read the text of params.yaml.
 
     Raises:
-      InvalidParams: it does not exist, or is no UTF-8.
+      InvalidParams: The file does not exist or is not UTF-8.
     """
     if not path.exists():
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
@@ -38,14 +38,14 @@ def read_yaml_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:
-    """Parse the text of params.yaml, as `read_yaml` does; `name` is the file's, for errors."""
+    """Parse the text of params.yaml like `read_yaml`; errors contain the file's `name`."""
     try:
         document = YAML(typ="safe").load(text)
     except (
         YAMLError,
         ValueError,
         RecursionError,
-    ) as error:  # not YAML; a date or number that cannot be; nested without end
+    ) as error:  # invalid YAML, date or number; endless nesting
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         hint = ". Quote module:name within brackets, which DVC reads no other way"
         raise InvalidParams(
@@ -59,9 +59,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set dotted keys of the document in place; a part that is missing on the way becomes a
-    mapping.
-    """
+    """Set dotted keys of the document in place; missing parents become mappings."""
     problems = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -71,13 +69,13 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
         try:
             value = _read_value(text)
         except (YAMLError, ValueError, RecursionError):
-            # Not YAML; a date or number that cannot be; nested without end.
+            # Invalid YAML, date or number; endless nesting.
             problems.append(f"--set {override[:200]}: {text[:200]} is not a YAML value")
             continue
         target: Any = document
         *parents, last = key.strip().split(".")
         for part in parents:
-            if isinstance(target, dict):  # a copy: its YAML anchor may stand elsewhere, too
+            if isinstance(target, dict):  # copy it, because a YAML anchor may share it
                 target[part] = deepcopy(target.get(part, {}))
             target = target[part] if isinstance(target, dict) else None
         if isinstance(target, dict):
@@ -89,9 +87,11 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _read_value(text: str) -> Any:
-    """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth,
-    which the parser pays for dearly; a plain text is all that is written. Ruamel's own parser takes
-    module:name in brackets, as YAML 1.2 does; libyaml does not.
+    """Parse a YAML value; plain text is taken as a whole, with what looks like a comment.
+
+    Aliases, which could expand a few lines to gigabytes, and deep nesting, which is slow to parse,
+    are refused. Ruamel's own parser accepts module:name in brackets, as YAML 1.2 does; libyaml does
+    not.
     """
     if not text.strip():
         return None
@@ -100,6 +100,6 @@ def _read_value(text: str) -> Any:
     if any(isinstance(event, AliasEvent) for event in YAML(typ="safe", pure=True).parse(text)):
         raise ValueError("aliases are not expanded here")
     value, written = YAML(typ="safe", pure=True).load(text), text.strip()
-    # What YAML takes for a comment is part of a path, such as `my photos #1`.
+    # What YAML takes for a comment may be part of a path, such as `my photos #1`.
     is_cut = isinstance(value, str) and value != "" and written.startswith(value)
     return written if is_cut or written.startswith("#") else value

@@ -1,6 +1,4 @@
-"""Adding a configuration to params.yaml as lines of text: every other byte stays, comments and the
-way things are written included.
-"""
+"""Adds a configuration to params.yaml as lines of text. All other bytes stay, comments included."""
 
 from __future__ import annotations
 
@@ -22,14 +20,12 @@ SECTION = "pipelines"
 
 
 def write_yaml(name: str, config: Mapping[str, Any], *, indent: int = 2) -> str:
-    """A configuration as lines of YAML, to stand below `pipelines:`."""
     lines = [f"{' ' * indent}{name}:"]
     lines += [f"{' ' * 2 * indent}{key}: {_flow(value)}" for key, value in config.items()]
     return "\n".join(lines) + "\n"
 
 
 def _flow(value: Any) -> str:
-    """A value in one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -38,12 +34,11 @@ def _flow(value: Any) -> str:
 
 
 def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
-    """Add a configuration at the end of `pipelines:` of a params.yaml, atomically; returns whether
-    the file has changed: not where the same configuration is there.
+    """Add a configuration to a params.yaml atomically; return False if it is there already.
 
     Raises:
-      Untunable: there is another one of that name, or the file is written so that lines cannot be
-        added; the lines to add by hand are said.
+      Untunable: Another configuration has that name, or the file's style allows no added lines. The
+        message gives the lines to add by hand.
     """
     with path.open(newline="") as file:
         text = file.read()
@@ -74,7 +69,6 @@ def _parse_or_none(text: str, name: str) -> dict[str, Any] | None:
 
 
 def _insert(text: str, name: str, config: Mapping[str, Any]) -> str | None:
-    """The text with the lines after the last one of `pipelines:`; None where that is no block."""
     root = YAML(pure=True).compose(text)
     section = _find_value(root, SECTION)
     if not isinstance(section, MappingNode) or section.flow_style or not section.value:
@@ -96,8 +90,8 @@ def _find_value(root: Node | None, key: str) -> Node | None:
 
 
 def _last_line(node: Node) -> int:
-    """The last line that a node takes, without the comments and blank lines after it."""
-    if node.start_mark.index == node.end_mark.index:  # an empty value, of which the key says where
+    """Return the last line of a node, without comments and blank lines after it."""
+    if node.start_mark.index == node.end_mark.index:  # an empty value, which is where its key is
         return 0
     if isinstance(node, CollectionNode) and not node.flow_style:
         pairs = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]

@@ -1,6 +1,4 @@
-"""What kind of input a path holds, where `data.source` is `auto`: by the names of files, and where
-they leave it open, by the keys that are set.
-"""
+"""Guesses the kind of input for `data.source: auto`, by file names and by the keys that are set."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
 from throughline.shared.wording import ONE_TABLE, name_some
 
-_LOOKED_AT = 2000  # files of a folder
+_LOOKED_AT = 2000  # number of files examined in a folder
 _OF_FILES = {
     ".npz": "arrays",
     ".npy": "time_series",
@@ -37,10 +35,10 @@ _REMEDY = "set data.source; docs/data.md lists the kinds"
 
 
 def name_source(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of parameters in which `data.source` names a kind of input, if it was `auto`.
+    """Return the parameters with `data.source` resolved if it was `auto`.
 
     Raises:
-      InvalidParams: the path leaves it open.
+      InvalidParams: The path does not determine the kind.
     """
     data = document.get("data")
     if not isinstance(data, Mapping) or data.get("source") != "auto" or "path" not in data:
@@ -49,10 +47,10 @@ def name_source(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def guess_source(name: str, data: Mapping[str, Any]) -> str:
-    """The kind of input at a path, with what else section `data` says.
+    """Return the kind of input at a path, considering the other keys of section `data`.
 
     Raises:
-      InvalidParams: it is open; says what is there.
+      InvalidParams: It is ambiguous; the message says what is there.
     """
     path = Path(name)
     if is_address(name):
@@ -92,5 +90,5 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _suffix(file: Path) -> str:
-    """Of shards, such as `train.tfrecord-00000-of-00004`, the one before their numbers."""
+    """Return the suffix; for shards such as `train.tfrecord-00000-of-00004` without numbers."""
     return file.suffix.lower().partition("-")[0]

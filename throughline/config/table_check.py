@@ -1,6 +1,4 @@
-"""The table that a run is to learn from, read before the run starts, so that what is wrong with its
-parameters is said at once.
-"""
+"""Reads the table of a run before the run starts, so that problems are reported at once."""
 
 from __future__ import annotations
 
@@ -11,19 +9,20 @@ from throughline.plan.windows import choose_window
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.layout import Layout
 
-READ_BYTES = 8 << 20  # of a table; it takes about a second
+READ_BYTES = 8 << 20  # larger tables are not read; it takes about a second
 
 
 def check_table(
     root: Path, data: DataSettings, *, changed: bool, window: WindowSettings | None = None
 ) -> None:
-    """Read a table that is not too large as ingest does it; not where ingest has done so since,
-    unless the parameters are `changed` from those of params.yaml. A series is to be cut into a
-    `window`.
+    """Read a table of up to `READ_BYTES` as ingest does.
+
+    Skipped if ingest has read it since, unless `changed` says that parameters differ from
+    params.yaml. A series is also cut into its `window`.
 
     Raises:
-      UnreadableSource: all that is wrong with it.
-      InvalidParams: it is too short for its windows, or has no such column to predict.
+      UnreadableSource: Lists everything that is wrong with the table.
+      InvalidParams: The series is too short for its windows, or lacks a column to predict.
     """
     table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
     if table.suffix.lower() not in (".csv", ".tsv", ".parquet") or not table.is_file():
@@ -37,7 +36,7 @@ def check_table(
 
     found = sources.scan(data.model_copy(update={"path": str(table)}))
     if isinstance(found, sources.Texts):
-        next(iter(found.documents), None)  # its header
+        next(iter(found.documents), None)  # reads the header
     elif isinstance(found, sources.Series) and window:
         splits = split_steps(len(found.values), data.split.model_dump())
         steps = {split: end - begin for split, (begin, end) in splits.items() if end > begin}

@@ -1,9 +1,8 @@
-"""AutoGraph only for those who may need it.
+"""Restricts AutoGraph to the functions that may need it.
 
-tf.data and `tf.function` rewrite the Python functions they trace, and whatever these call, so that
-`if` and `for` work on tensors. Ours ask `tf.cond`, and are a whole program that builds a pipeline:
-rewriting it took two of the six seconds in which a configuration was built. The op of a user is
-rewritten as everywhere else.
+tf.data and `tf.function` rewrite the Python functions they trace, and all that these call, so that
+`if` and `for` work on tensors. This program's functions use `tf.cond` instead; rewriting them took
+two of the six seconds in which a configuration was built. Users' own ops are still rewritten.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: Function) -> Function:
-    """Mark a function (a decorator): neither it nor what it calls is rewritten."""
+    """Decorator: AutoGraph rewrites neither the function nor what it calls."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of an op that is not ours as AutoGraph rewrites it; as it is where tensors have
-    values already, or where its source is not to be had.
-    """
+    """Return AutoGraph's form of a user op's method; unchanged if eager or without source."""
     function = getattr(method, "__func__", None)
     if function is None or tf.executing_eagerly():
         return method

@@ -1,4 +1,4 @@
-"""Kernels of the ops that change the colors of an example or of every image of a batch."""
+"""Kernels of ops that change the colors of an image or of a batch of images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from throughline.plan.augmentations import Grayscale, Hue, Saturation
 from throughline.plan.ops import Op
 from throughline.shared.errors import ImpossiblePlan
 
-COLORS = 3  # channels of an image that has colors
-# Red, green and blue in luma, in parts of 2^16: exact in whole numbers.
+COLORS = 3  # channels of a color image
+# Weights of red, green and blue in luma, in units of 2^-16, so that integer sums are exact.
 LUMA = (19595, 38470, 7471)
 
 
@@ -49,10 +49,10 @@ def _(op: Hue, element: Element, draw: RandomStream) -> Element:
 
 
 def _has_colors(op: Op, image: tf.Tensor) -> bool:
-    """Whether images have colors, and are not gray.
+    """Return whether images are in color, not gray.
 
     Raises:
-      ImpossiblePlan: what was computed before does not say how many channels they have.
+      ImpossiblePlan: The number of channels is unknown after the ops before.
     """
     if image.shape[-1] is None:
         raise ImpossiblePlan(
@@ -63,7 +63,7 @@ def _has_colors(op: Op, image: tf.Tensor) -> bool:
 
 
 def luma(image: tf.Tensor) -> tf.Tensor:
-    """Brightness of every pixel (…, 1) int32 from its colors (…, 3) uint8, rounded."""
+    """Return the rounded brightness (…, 1) int32 of every pixel of colors (…, 3) uint8."""
     red, green, blue = (
         tf.cast(image[..., number, None], tf.int32) * part for number, part in enumerate(LUMA)
     )

@@ -1,9 +1,8 @@
-"""Which rectangle of an image an op crops: pure functions of seed, epoch, key and the size of the
-image, for one image or a batch of them.
+"""The box that an op crops: a pure function of seed, epoch, key and size, for images and batches.
 
-A box is (top, left, height, width) in pixels of the image, int32. The part outside of the
-image is zero in the result. Arithmetic that rounds is in float64, whose last bit decides nothing:
-kernels for one image and for many may differ in it.
+A box is (top, left, height, width) in pixels of the image, int32. Parts outside the image become
+zero. Arithmetic that rounds uses float64, because float32 kernels for one image and for many may
+differ in the last bit, which could change the result.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ ATTEMPTS = 10
 
 @singledispatch
 def draw_crop_windows(op: Op, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """The boxes (…, 4) int32 that an op crops out of images of `sizes` (…, 2) int32, height and
-    width, whose examples have the keys `key` (…); one size for all is (2,).
+    """Return the boxes (…, 4) int32 that an op crops out of images with keys `key` (…).
+
+    `sizes` (…, 2) int32 are heights and widths, or (2,) if all are equal.
     """
     raise NotImplementedError(f"{op.name} crops no boxes; give it a case here")
 
@@ -31,7 +31,7 @@ def draw_crop_windows(op: Op, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStre
 @draw_crop_windows.register
 def _(op: CenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     room = sizes - (op.height, op.width)
-    # Of a smaller image the border is halved, not the crop: rounding goes the other way.
+    # Round the border of a smaller image in the other direction, like `resize_with_crop_or_pad`.
     first = tf.where(room < 0, -(-room // 2), room // 2)
     return _boxes(key, first[..., 0], first[..., 1], op.height, op.width)
 
@@ -61,7 +61,7 @@ def _(op: RandomResizedCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStrea
     aspect = tf.exp(_between(drawn[..., ATTEMPTS : 2 * ATTEMPTS], least, largest))
     heights, widths = tf.round(tf.sqrt(area / aspect)), tf.round(tf.sqrt(area * aspect))
     fits = (heights >= 1) & (widths >= 1) & (heights <= tall) & (widths <= wide)
-    # Where none fits: as much of the image as an aspect allows.
+    # If none fits, use as much of the image as an allowed aspect permits.
     largest_height = tf.clip_by_value(tf.round(wide / op.ratio[0]), 1, tall)
     largest_width = tf.clip_by_value(tf.round(tall * op.ratio[1]), 1, wide)
     none = tf.zeros_like(heights[..., :1])
@@ -80,21 +80,19 @@ def _(op: RandomResizedCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStrea
 
 
 def image_size(image: tf.Tensor) -> tf.Tensor:
-    """Height and width (2,) int32 of an image, or of those of a batch."""
+    """Return height and width (2,) int32 of an image, or of the images of a batch."""
     return tf.shape(image)[-3:-1]
 
 
 def _between(drawn: tf.Tensor, least: float, largest: float) -> tf.Tensor:
-    """Numbers in [0, 1) as numbers in [least, largest)."""
     return least + drawn * (largest - least)
 
 
 def _place(drawn: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
-    """A whole number of pixels from 0 to `room`, all of them as likely."""
+    """Map numbers in [0, 1) to whole pixels from 0 to `room`, all equally likely."""
     return tf.cast(drawn * tf.cast(room + 1, drawn.dtype), tf.int32)
 
 
 def _boxes(key: tf.Tensor, *sides: tf.Tensor | int) -> tf.Tensor:
-    """The four numbers of each key's box (…, 4)."""
     zeros = tf.zeros_like(key, tf.int32)
     return tf.stack([zeros + side for side in sides], axis=-1)

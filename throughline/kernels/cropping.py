@@ -1,8 +1,8 @@
 """Cropping rectangles out of images.
 
-Which rectangle is drawn by TensorFlow (`crop_windows.py`); its pixels are computed by one Python
-call for an image or a batch (`pixels.py`). A loop of TensorFlow's ops over images takes several
-times as long: docs/log.md.
+TensorFlow draws the rectangle (`crop_windows.py`); one Python call for an image or a batch computes
+its pixels (`pixels.py`). A loop of TensorFlow's ops over images takes several times as long:
+docs/log.md.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
 def draw_crops(
     ops: Sequence[Op], sizes: tf.Tensor, key: tf.Tensor, draws: Sequence[RandomStream]
 ) -> tf.Tensor:
-    """What an op that crops and those that flip its result do to images of `sizes` (batch, 2) or
-    (2,): (batch, 5) int32, a box and whether it is flipped.
-    """
+    """Return (batch, 5) int32: the box that the first op crops, and whether others flip it."""
     flipped = tf.zeros_like(key, tf.bool)
     for draw in draws[1:]:
         flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))

@@ -1,4 +1,4 @@
-"""Running ops on elements, and choosing what of an element a batch consists of."""
+"""Runs ops on elements, and selects the parts of an element that form a batch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def apply_ops(
     first_op_position: int = 0,
     kernels: Any = compute,
 ) -> Element:
-    """Run ops on an element, an example or a batch; in a trace their names stand before those of
-    the kernels they call. `kernels` is `compute`, or what runs them within the train step.
+    """Run ops on an element, one example or a batch.
 
-    `first_op_position` is that of the first of them in `augment`. What an op draws depends on its
-    name and position, not on its arguments: equal ops draw independently, and a stronger one draws
-    as the weaker one did.
+    `kernels` is `compute`, or its counterpart within the train step. In a trace, the names of the
+    ops precede those of their kernels.
+
+    `first_op_position` is the position of the first op in `augment`. Random draws depend on an op's
+    name and position, not on its arguments: equal ops draw independently, and a stronger op draws
+    the same numbers as a weaker one in its place.
     """
     for position, op in enumerate(ops, first_op_position):
         with tf.name_scope(op.name):
@@ -44,14 +46,11 @@ def apply_ops(
 
 
 def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> RandomStream:
-    """What the op at this position of `augment` draws from."""
     return RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
 
 
 def select_outputs(element: Element, schema: Schema, *, with_keys: bool) -> Element | tuple:
-    """The (input, label) that a model takes, of packed rows (inputs, label, weight), or,
-    `with_keys`, the whole element; texts of a batch are padded to the longest.
-    """
+    """Return (input, label) and packed rows' weight, or all `with_keys`; texts are padded."""
     element = {
         name: value.to_tensor() if isinstance(value, tf.RaggedTensor) else value
         for name, value in element.items()
@@ -63,9 +62,7 @@ def select_outputs(element: Element, schema: Schema, *, with_keys: bool) -> Elem
 
 
 def select_inputs(element: Element, schema: Schema) -> Element | tf.Tensor:
-    """What of an element the model sees: one value or, of packed rows and of examples with columns
-    of a table, several by name.
-    """
+    """Return the model's input: one value, or several by name for packed rows and table columns."""
     value = schema.input.name
     if "segment_ids" in element:
         return {name: element[name] for name in (value, "segment_ids", "positions")}
@@ -75,17 +72,13 @@ def select_inputs(element: Element, schema: Schema) -> Element | tf.Tensor:
 
 
 def split_tokens(tokens: tf.Tensor) -> Element:
-    """Split windows (…, length + 1) of any integers into text (…, length) and label (…, length),
-    the token after each, both int32.
-    """
+    """Split windows (…, length + 1) into text and label, the next tokens: (…, length) int32."""
     tokens = tf.cast(tokens, tf.int32)
     return {"text": tokens[..., :-1], "label": tokens[..., 1:]}
 
 
 def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
-    """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…,
-    horizon, targets).
-    """
+    """Split (…, length + horizon, columns) into (…, length, columns) and (…, horizon, targets)."""
     label = time_steps[..., length:, :]
     all_columns = targets == tuple(range(time_steps.shape[-1]))
     return {

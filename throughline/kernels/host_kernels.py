@@ -1,6 +1,4 @@
-"""Kernels of ops whose pixels are computed outside of TensorFlow: one Python call for an image or a
-batch, with what is drawn as its arguments.
-"""
+"""Kernels of ops that one Python call computes for an image or batch, from numbers drawn before."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from throughline.kernels.rounding import byte_image
 from throughline.plan.augmentations import Blur, RandAugment
 from throughline.plan.ops import Op
 
-# Images, what is drawn for each, results to be written.
+# Arguments: images, the numbers drawn for each, and the output array.
 PixelFn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
@@ -34,25 +32,20 @@ def _(op: RandAugment, element: Element, draw: RandomStream) -> Element:
 
 
 def draw_sigma(op: Blur, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """The width of each example's Gaussian [pixels], float32 of the shape of `key`; 0 where it is
-    not blurred.
-    """
+    """Return each example's Gaussian sigma [pixels], float32 shaped like `key`; 0: no blur."""
     least, largest = op.sigma
     sigma = least + draw.uniform(key, 1) * (largest - least)
     return tf.where(draw.uniform(key, 0) < op.probability, sigma, tf.zeros_like(sigma))
 
 
 def draw_changes(op: RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """The changes that each example gets, numbers of `randaugment.CHANGES`, and whether they go the
-    other way: (…, 2, ops) int32.
-    """
+    """Return (…, 2, ops) int32: indices into `randaugment.CHANGES`, and whether to reverse each."""
     drawn = draw.uniform_vector(key, 2 * op.ops)
     which = tf.cast(drawn[..., : op.ops] * len(randaugment.CHANGES), tf.int32)
     return tf.stack([which, tf.cast(drawn[..., op.ops :] < 0.5, tf.int32)], axis=-2)  # noqa: PLR2004
 
 
 def _call(op: Op, fn: PixelFn, element: Element, drawn: tf.Tensor) -> Element:
-    """Change the pixels of an example or a batch; `drawn` has its leading dimension."""
     image = byte_image(op, element)
     single = image.shape.rank == len("HWC")
 

@@ -1,9 +1,9 @@
-"""What each op of the registry computes, in TensorFlow.
+"""The TensorFlow computation of each registered op.
 
 A kernel takes and returns an element: a dict of `image`, `features` or `text`, `label` and `key`
-(before parsing: `record` or `path`). Kernels of ops that take both accept one example or a batch
-with the same code. Randomness is a pure function of (seed, epoch, op, example key), so it does not
-depend on order or parallelism.
+(before parsing: `record` or `path`). The kernel of an op that takes both examples and batches is
+the same code for both. Randomness is a pure function of (seed, epoch, op, example key), so it does
+not depend on order or parallelism.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ from throughline.plan.schema import COLUMNS
 
 Element = dict[str, tf.Tensor]
 _PIXELS = (-3, -2, -1)
-# What an element holds besides what ops work on; of packed rows, the last three.
+# Keys of an element besides the input of ops; the last three exist in packed rows only.
 _BESIDES_INPUT = ("key", "label", COLUMNS, "weight", "segment_ids", "positions")
 _TABLE = 1025  # points of a tabulated distribution
 
 
 @singledispatch
 def compute(op: Op, element: Element, draw: RandomStream) -> Element:
-    """Run one op on an element. A user's own op brings its kernel as a method `compute(element,
-    draw)`.
-    """
+    """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`."""
     own = getattr(op, "compute", None)
     if own is None:
         raise NotImplementedError(
@@ -118,7 +116,7 @@ def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
 def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     stored = element[name]
-    if stored.dtype != tf.string:  # arrays in memory are values already
+    if stored.dtype != tf.string:  # arrays in memory are not encoded
         return element
     lead = (tf.shape(stored)[0],) if stored.shape.rank else ()
     shape = (*lead, *(-1 if size is None else size for size in op.size))
@@ -189,7 +187,7 @@ def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     batched = image.shape.rank > len(_PIXELS)
     images = tf.cast(image if batched else image[None], tf.float32)
-    # In float64: a cosine of 32 bits depends on the place of its example in the batch.
+    # In float64, because a float32 cosine depends on the example's place in the batch.
     share = tf.reshape(tf.cast(draw.uniform(element["key"]), tf.float64) * 2 - 1, (-1,))
     angle = share * (op.degrees * np.pi / 180)
     tall, wide = (tf.cast(tf.shape(images)[axis] - 1, tf.float64) for axis in (1, 2))
@@ -220,8 +218,8 @@ def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
 def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
-    # Sums of whole numbers are exact, so the mean is the same for an example alone and within a
-    # batch. Those of one row fit into 32 bits, those of a picture above 8.4 megapixels do not.
+    # Sums of integers are exact, so the mean is the same for an example alone and within a batch.
+    # The sum of a row fits into 32 bits, that of an image above 8.4 megapixels does not.
     pixels = tf.cast(tf.shape(image)[-3] * tf.shape(image)[-2], tf.float32)
     rows = tf.reduce_sum(tf.cast(image, tf.int32), axis=-2, keepdims=True)
     sums = tf.reduce_sum(tf.cast(rows, tf.int64), axis=-3, keepdims=True)
@@ -270,8 +268,8 @@ def _(op: Rescale, element: Element, draw: RandomStream) -> Element:
     value = element[name]
     if value.dtype != tf.uint8:
         return {**element, name: tf.cast(value, tf.float32) * op.scale + op.offset}
-    # One pass over memory instead of three (cast, multiply, add): 32,000 against 14,000 images of
-    # 224×224×3 a second.
+    # One pass over memory instead of three (cast, multiply, add): 32,000 instead of 14,000 images
+    # of 224×224×3 per second.
     bits, highest = tf.bitcast(value, tf.quint8), op.offset + 255 * op.scale
     scaled = tf.quantization.dequantize(bits, op.offset, highest, mode="MIN_COMBINED")
     return {**element, name: scaled}
@@ -301,34 +299,31 @@ def _(op: Categories, element: Element, draw: RandomStream) -> Element:
 
 
 def draw_flipped(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """Whether each example is flipped: boolean, of the shape of `key`."""
+    """Return whether each example is flipped: boolean, of the shape of `key`."""
     return draw.uniform(key) < 0.5  # noqa: PLR2004
 
 
 def input_name(element: Element) -> str:
-    """Name of what ops work on, the model's first input, among the features of an element."""
+    """Return the name of the feature that ops work on, which is the model's first input."""
     return next(name for name in element if name not in _BESIDES_INPUT)
 
 
 def affine(op: Standardize) -> tuple[list[float], list[float]]:
-    """Scale and offset per channel that standardize: (x − mean) / deviation; a constant channel
-    stays at zero.
-    """
+    """Return scale and offset per channel of (x − mean) / deviation; constant channels become 0."""
     deviation = [value or 1.0 for value in op.deviation or ()]
     offsets = [-mean / value for mean, value in zip(op.mean or (), deviation, strict=True)]
     return [1 / value for value in deviation], offsets
 
 
 def one_hot(label: tf.Tensor, classes: int) -> tf.Tensor:
-    """Class numbers (…) as vectors (…, classes) float32; labels that are vectors already pass."""
+    """Turn class numbers (…) into vectors (…, classes) float32; vectors pass unchanged."""
     return label if label.dtype == tf.float32 else tf.one_hot(label, classes)
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:
-    """Quantiles of Beta(alpha, alpha) at evenly spaced probabilities, float64.
+    """Return quantiles of Beta(alpha, alpha) at evenly spaced probabilities, float64.
 
-    With x = t^(1/alpha) the density's singularity at zero vanishes, so that plain sums integrate
-    it.
+    With x = t^(1/alpha), the density has no singularity at zero, so plain sums integrate it.
     """
     steps = np.linspace(0, 0.5**alpha, 20_001)
     middle = ((steps[1:] + steps[:-1]) / 2) ** (1 / alpha)
@@ -340,9 +335,7 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 def _rectangle(
     image: tf.Tensor, key: tf.Tensor, draw: RandomStream, *, height: tf.Tensor, width: tf.Tensor
 ) -> tf.Tensor:
-    """Whether a pixel is in a rectangle of (height, width) about a random center: boolean, with one
-    channel.
-    """
+    """Return a boolean mask, with one channel, of a rectangle about a random center."""
     inside = []
     for axis, size, stream in ((-3, height, 0), (-2, width, 1)):
         length = tf.shape(image)[axis]
@@ -354,26 +347,22 @@ def _rectangle(
 
 
 def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Pad with zeros at the bottom and on the right up to at least (height, width)."""
     size, lead = tf.shape(image), [[0, 0]] * (image.shape.rank - len(_PIXELS))
     below, right = tf.maximum(0, height - size[-3]), tf.maximum(0, width - size[-2])
     return tf.pad(image, [*lead, [0, below], [0, right], [0, 0]])
 
 
 def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
-    """Images (batch, height, width, channels), each turned round. TensorFlow is quick at this for
-    one image only, so they become one.
-    """
+    """Mirror (batch, height, width, channels) as one tall image, which alone is fast."""
     shape = tf.shape(images)
     rows = tf.reshape(images, tf.stack([-1, shape[2], shape[3]]))
     return tf.reshape(tf.reverse(rows, [1]), shape)
 
 
 def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """For each of a batch (batch, …): the one of `images` where `first` (batch,) is true, else that
-    of `others`.
+    """Choose `images` where `first` (batch,) is true, else `others`, both (batch, …).
 
-    By rows of memory: a condition that is broadcast over four dimensions takes six times as long.
+    By rows of memory: broadcasting over four dimensions takes six times as long.
     """
     shape = tf.shape(images)
     rows = tf.stack([shape[0], -1])
@@ -382,9 +371,7 @@ def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) ->
 
 
 def per_pixel(value: tf.Tensor) -> tf.Tensor:
-    """Give a value per example (shape () or (batch,)) the trailing axes of an image, for
-    broadcasting.
-    """
+    """Add image axes to a value per example (shape () or (batch,)), for broadcasting."""
     for _ in _PIXELS:
         value = tf.expand_dims(value, -1)
     return value

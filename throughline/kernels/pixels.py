@@ -1,8 +1,7 @@
-"""What happens to pixels outside of TensorFlow: cropping, resizing, flipping and blurring images by
-NumPy and OpenCV, which let other threads run meanwhile. No TensorFlow.
+"""Cropping, resizing, flipping and blurring images in NumPy and OpenCV, without TensorFlow.
 
-Images are uint8 (height, width, channels), in any memory: a slice of a mapped file is read in
-place. One thread per call, since tf.data makes calls in parallel.
+Images are uint8 (height, width, channels) in any memory; a slice of a mapped file is read in place.
+Each call uses one thread and releases the GIL, since tf.data makes calls in parallel.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import numpy as np
 
 from throughline.plan.augmentations import Method
 
-ALIGNMENT = 64  # bytes; TensorFlow takes an array of it as it is, and copies any other
-FLIP = 1  # OpenCV's code of turning about the vertical axis
+ALIGNMENT = 64  # bytes; TensorFlow uses such an array without a copy
+FLIP = 1  # OpenCV's code for flipping left to right
 
 cv2.setNumThreads(1)
 
 
 def empty_images(shape: tuple[int, ...]) -> np.ndarray:
-    """Uninitialized uint8 memory of this shape that TensorFlow need not copy."""
+    """Return uninitialized uint8 memory of this shape that TensorFlow need not copy."""
     size = int(np.prod(shape))
     memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
@@ -31,11 +30,11 @@ def empty_images(shape: tuple[int, ...]) -> np.ndarray:
 def crop(
     images: Iterable[np.ndarray], boxes: np.ndarray, out: np.ndarray, *, method: Method = "area"
 ) -> None:
-    """Crop a rectangle out of every image and write it to `out` (images, height, width, channels),
-    resized where its size is another.
+    """Crop a rectangle out of every image into `out` (images, height, width, channels).
 
-    `boxes` (images, 5): top, left, height, width, and whether the result is flipped. What of a box
-    lies outside of its image is zero; such a box must have the size of the result.
+    `boxes` (images, 5) are top, left, height, width, and whether to flip the result. A box of
+    another size than the result is resized. The part of a box outside its image becomes zero; such
+    a box must have the size of the result.
     """
     size = out.shape[1:3]
     for image, (top, left, height, width, flipped), target in zip(
@@ -65,9 +64,9 @@ def crop(
 
 
 def blur(images: Iterable[np.ndarray], sigmas: np.ndarray, out: np.ndarray) -> None:
-    """Blur every image by a Gaussian of `sigmas` (images,) pixels into `out`; 0 leaves it as it is.
+    """Blur each image into `out`, by Gaussians of `sigmas` (images,) pixels; 0 copies the image.
 
-    The kernel ends at three sigmas; beyond its border an image is reflected.
+    The kernel ends at three sigmas. Images are reflected at their border.
     """
     for image, sigma, target in zip(images, sigmas.tolist(), out, strict=True):
         if sigma:

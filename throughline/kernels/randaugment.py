@@ -1,8 +1,7 @@
-"""The changes that RandAugment chooses from, by NumPy and OpenCV: functions of an image and a
-strength. No TensorFlow.
+"""The changes that RandAugment chooses from, in NumPy and OpenCV. No TensorFlow.
 
 Images are uint8 (height, width, channels). The strengths at a magnitude from 0 to 30 are those of
-torchvision. Places between pixels are interpolated, and what comes from outside is black.
+torchvision. Positions between pixels are interpolated; what comes from outside is black.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ SMOOTHING = np.asarray([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 @dataclass(frozen=True, kw_only=True)
 class ImageChange:
-    """A change of a picture: `apply(image, strength)`, whose strength grows from `least` to `most`
-    with the magnitude; one that is `signed` goes to either side, as likely.
+    """A change of an image, from `least` to `most` with the magnitude.
+
+    A `signed` change goes in either direction, equally likely.
     """
 
     apply: Callable[[np.ndarray, float], np.ndarray]
@@ -30,14 +30,14 @@ class ImageChange:
     signed: bool = False
 
     def strength(self, magnitude: int, *, reverse: bool) -> float:
-        """The strength at a magnitude."""
         strength = self.least + (self.most - self.least) * magnitude / MOST
         return -strength if self.signed and reverse else strength
 
 
 def augment(images: np.ndarray, changes: np.ndarray, out: np.ndarray, *, magnitude: int) -> None:
-    """Change images (images, height, width, channels) into `out`; `changes` (images, 2, ops): which
-    of CHANGES, one after another, and whether they go the other way.
+    """Apply changes to images (images, height, width, channels), into `out`.
+
+    `changes` (images, 2, ops) are indices into CHANGES, in order, and whether each is reversed.
     """
     for image, (which, reverse), target in zip(images, changes.tolist(), out, strict=True):
         for number, reversed_ in zip(which, reverse, strict=True):
@@ -48,7 +48,6 @@ def augment(images: np.ndarray, changes: np.ndarray, out: np.ndarray, *, magnitu
 
 
 def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    """The image moved by a matrix (2, 2) about its center."""
     tall, wide = image.shape[:2]
     center = np.asarray([(wide - 1) / 2, (tall - 1) / 2])
     turn = np.asarray(matrix)
@@ -67,13 +66,12 @@ def _rotate(image: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def _look_up(image: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Every value replaced by that of a table (256,) or (256, channels)."""
     table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
     return cv2.LUT(image, table.reshape(1, 256, -1))
 
 
 def _luma(image: np.ndarray) -> np.ndarray:
-    """The image without its colors, of the same shape."""
+    """Return the image in gray, in the same shape."""
     if image.shape[-1] == 1:
         return image
     gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
@@ -81,7 +79,7 @@ def _luma(image: np.ndarray) -> np.ndarray:
 
 
 def _blend(image: np.ndarray, other: np.ndarray, factor: float) -> np.ndarray:
-    """The other at factor 0, the image at 1, and away from the other beyond."""
+    """Extrapolate from `other` (factor 0) through the image (1) and beyond."""
     return cv2.addWeighted(image, factor, other, 1 - factor, 0.0)
 
 
@@ -91,7 +89,7 @@ def _contrast(image: np.ndarray, strength: float) -> np.ndarray:
 
 
 def _posterize(image: np.ndarray, bits: float) -> np.ndarray:
-    step = 1 << round(bits)  # values that become one
+    step = 1 << round(bits)  # number of values that become one
     return _look_up(image, LEVELS // step * step)
 
 

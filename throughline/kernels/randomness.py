@@ -1,8 +1,7 @@
-"""Where all randomness of an input pipeline comes from: numbers folded into 64 bits, a pure
-function of them.
+"""The source of all randomness in an input pipeline: a pure function that folds numbers into bits.
 
-Whoever draws (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with
-salts of its own, so that no two draw alike and nothing depends on order or parallelism.
+Every user (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with
+salts of its own, so that no two draw the same numbers and nothing depends on order or parallelism.
 """
 
 from __future__ import annotations
@@ -14,47 +13,41 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
-GRAPH_SEED = 1  # of graphs that tf.data calls, in which seeds of ops say all
+GRAPH_SEED = 1  # for graphs that tf.data calls, where the seeds of ops decide everything
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStream:
-    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts`
-    (which op is drawing).
-    """
+    """A stateless source of randomness; `salts` say which op draws."""
 
     seed: int
     epoch: tf.Tensor
     salts: tuple[str | int, ...] = ()
 
     def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
-        """Return float32 in [0, 1) of the shape of `key` (the keys of the examples), a function of
-        (seed, epoch, salts, stream, key) alone.
+        """Return float32 in [0, 1) shaped like `key`, from (seed, epoch, salts, stream, key) alone.
 
-        An op that draws more than once for an example numbers its draws by `stream`.
+        An op that draws several times for an example numbers its draws by `stream`.
         """
         return _unit_interval(fold(self.seed, self.epoch, *self.salts, stream, key))
 
     def uniform_vector(self, key: tf.Tensor, length: int) -> tf.Tensor:
-        """Return `length` independent draws per example, at the cost of one call: (…, length)
-        float32 in [0, 1), of keys of the shape (…).
-        """
+        """Return `length` independent draws per key (…): (…, length) float32 in [0, 1)."""
         numbers = tf.range(length, dtype=tf.int64)
         return _unit_interval(fold(self.seed, self.epoch, *self.salts, key[..., None], numbers))
 
 
 def _unit_interval(mixed: tf.Tensor) -> tf.Tensor:
-    """Mixed bits (uint64) as float32 in [0, 1)."""
     top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
     return tf.cast(top24, tf.float32) / float(1 << 24)
 
 
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
-    """Fold seed, epoch and salts into 64 random bits: uint64, of the shape to which `epoch` and the
-    salts that are tensors broadcast.
+    """Fold seed, epoch and salts into 64 random bits.
 
-    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and
-    ("flip", 0). Salts that are no tensors say which op or step draws, and come first.
+    The result is uint64, in the shape that `epoch` and the tensors among the salts broadcast to. It
+    is no sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and
+    ("flip", 0). Salts that are no tensors say which op or step draws, and are folded first.
     """
     names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]
     digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
@@ -65,9 +58,7 @@ def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
 
 
 def mix64(value: tf.Tensor) -> tf.Tensor:
-    """Scatter the bits of uint64 values, a bijection. Source: SplitMix64 (Steele, Lea and Flood,
-    OOPSLA 2014).
-    """
+    """Scatter the bits of uint64 values, a bijection (SplitMix64: Steele et al., OOPSLA 2014)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (
             value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))

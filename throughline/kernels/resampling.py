@@ -1,9 +1,8 @@
-"""Ops within the train step, where the snapshot lives on the accelerator, and in an exported model,
-which has no Python: the recipes of ops that the host leaves to OpenCV, as products of matrices.
+"""OpenCV's ops as matrix products, for the train step and exported models, which hold no Python.
 
-Resizing and blurring are linear along each axis, so an image is multiplied by one matrix for its
-rows and one for its columns, each image of a batch by its own. The same boxes, filters and borders
-as in `pixels.py`, in float32 instead of fixed point: values differ by at most two levels of 255.
+Resizing and blurring are linear along each axis, so each image is multiplied by one matrix for its
+rows and one for its columns. Boxes, filters and borders are those of `pixels.py`, in float32
+instead of fixed point: values differ by at most two levels of 255.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from throughline.plan.ops import Op
 
 @singledispatch
 def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
-    """Run one op on a batch on the accelerator; most have one kernel for everywhere."""
+    """Run one op on a batch on the accelerator; most ops have one kernel for host and device."""
     return compute(op, element, draw)
 
 
@@ -59,7 +58,7 @@ def _(op: Blur, element: Element, draw: RandomStream) -> Element:
 
 
 def compute_in_tensorflow(op: Op, element: Element, draw: RandomStream) -> Element:
-    """Run one op on an example or a batch without a call into Python, which no SavedModel holds."""
+    """Run one op on an example or a batch without calling Python, which no SavedModel holds."""
     if not op.opencv or element["image"].shape.rank > len("HWC"):
         return compute_on_device(op, element, draw)
     batch = {name: value[None] for name, value in element.items()}
@@ -67,8 +66,9 @@ def compute_in_tensorflow(op: Op, element: Element, draw: RandomStream) -> Eleme
 
 
 def resample(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Images (batch, height, width, channels), each multiplied by its matrix for rows (batch,
-    height of the result, height) and for columns (batch, width of the result, width): uint8.
+    """Multiply images (batch, height, width, channels) by matrices; return uint8.
+
+    `rows` are (batch, result height, height), `columns` (batch, result width, width).
     """
     values = tf.cast(images, tf.float32)
     values = tf.einsum("nih,nhwc->niwc", rows, values)
@@ -81,9 +81,7 @@ def resample(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 def _interpolation(
     first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
 ) -> tf.Tensor:
-    """Weights (batch, results, sources) of linear interpolation between the pixels [first, first +
-    length) of each image; at their ends, of the outermost alone.
-    """
+    """Return weights (batch, results, sources) to interpolate in [first, first + length)."""
     middles = (tf.range(results, dtype=tf.float32) + 0.5) / results
     places = tf.clip_by_value(middles * length[:, None] - 0.5, 0, length[:, None] - 1)
     pixels = tf.cast(tf.range(sources), tf.float32)
@@ -93,9 +91,7 @@ def _interpolation(
 def _averages(
     first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
 ) -> tf.Tensor:
-    """Weights (batch, results, sources) of the mean over the part of [first, first + length) that
-    each result covers.
-    """
+    """Return weights (batch, results, sources) of means over pixels [first, first + length)."""
     covered = (length / results)[:, None]
     begins = first[:, None] + tf.range(results, dtype=tf.float32) * covered
     pixels = tf.cast(tf.range(sources), tf.float32)
@@ -106,8 +102,9 @@ def _averages(
 
 
 def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
-    """Weights (batch, sources, sources) of a Gaussian of `sigma` (batch,) pixels that ends at three
-    of them, reflected at the border; of sigma 0, of the pixel itself.
+    """Return weights (batch, sources, sources) of Gaussians of `sigma` (batch,) pixels.
+
+    They end at three sigmas, are reflected at borders, and keep a pixel alone for sigma 0.
     """
     most = _radius(largest)
     taps = tf.range(-most, most + 1, dtype=tf.float32)
@@ -123,5 +120,4 @@ def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
 
 
 def _radius(sigma: float) -> int:
-    """Pixels to either side in the kernel of the width `sigma`, as OpenCV has it for bytes."""
     return (round(sigma * 6 + 1) | 1) // 2

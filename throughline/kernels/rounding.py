@@ -1,4 +1,4 @@
-"""Pixels as bytes, before and after arithmetic in floats."""
+"""Conversion of pixels between bytes and floats."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from throughline.shared.errors import ImpossiblePlan
 
 
 def byte_image(op: Op, element: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The image of an element for an op that rounds its result to bytes: floats from 0 to 1 would
-    become black.
+    """Return the image of an element for an op that rounds to bytes.
 
     Raises:
-      ImpossiblePlan: it is not uint8.
+      ImpossiblePlan: The image is not uint8; floats from 0 to 1 would become black.
     """
     image = element["image"]
     if image.dtype != tf.uint8:

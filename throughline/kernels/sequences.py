@@ -1,8 +1,7 @@
-"""Sequences of variable length as rectangles: gathered from a ragged column, padded with 0, or
-several in a row.
+"""Batches of sequences of variable length, gathered from a ragged column and padded or packed.
 
-A ragged column is all values back to back; a second one says where each value begins and how long
-it is (`throughline/data/columns/ragged.py`). One gather per batch, whatever the number of
+A ragged column stores all values back to back; a second column says where each value begins and how
+long it is (`throughline/data/columns/ragged.py`). A batch is one gather, of any number of
 sequences.
 """
 
@@ -10,14 +9,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-PADDING = 0  # the id that no token has
+PADDING = 0  # an id that no token has
 
 
 def pad_rows(
     values: tf.Tensor, begins: tf.Tensor, lengths: tf.Tensor, length: tf.Tensor
 ) -> tf.Tensor:
-    """Sequences of `values` (elements,) that begin at `begins` (batch,) and are `lengths` (batch,)
-    long, int64, padded to `length`, a scalar: (batch, length) int32.
+    """Return parts of `values` (elements,), padded to `length`: (batch, length) int32.
+
+    `begins` and `lengths` are (batch,) int64.
     """
     places = tf.range(length, dtype=tf.int64)
     return _gather(values, begins[:, None] + places, places < lengths[:, None])
@@ -26,11 +26,11 @@ def pad_rows(
 def pack_rows(
     values: tf.Tensor, begins: tf.Tensor, lengths: tf.Tensor, row_length: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Several sequences of `values` (elements,) in each row, back to back: those that begin at
-    `begins` (rows, segments) and are `lengths` (rows, segments) long, int64; 0 where there is none.
+    """Pack several sequences into each row, back to back.
 
-    Returns tokens, segments (counted from 1; 0: padding) and positions within the segment, each
-    (rows, row_length) int32.
+    The sequences are parts of `values` (elements,); `begins` and `lengths` are (rows, segments)
+    int64, with length 0 for no sequence. Returns tokens, segments (counted from 1; 0: padding) and
+    positions within the segment, each (rows, row_length) int32.
     """
     ends = tf.cumsum(lengths, axis=1)
     starts = ends - lengths

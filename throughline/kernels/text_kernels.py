@@ -1,4 +1,4 @@
-"""What the ops of texts compute, in TensorFlow; the tokens of a batch are ragged."""
+"""Kernels of the ops on text. Tokens of a batch are ragged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _(op: EndDocument, element: Element, draw: RandomStream) -> Element:
     tokens = element["text"]
     if tokens.shape.rank == 1:
         return {**element, "text": tf.pad(tokens, [[0, 1]], constant_values=PADDING)}
-    if not isinstance(tokens, tf.RaggedTensor):  # padded already, by what is put there
+    if not isinstance(tokens, tf.RaggedTensor):  # already padded with this number
         return {**element, "text": tf.pad(tokens, [[0, 0], [0, 1]], constant_values=PADDING)}
     end = tf.fill([tf.shape(tokens.row_lengths())[0], 1], tf.constant(PADDING, tokens.dtype))
     return {**element, "text": tf.concat([tokens, end], axis=1)}

@@ -1,8 +1,6 @@
-"""From text to the numbers of its tokens, in TensorFlow: the same ops of one library where a
-snapshot is written and in a stream.
+"""Tokenizers in TensorFlow, the same for writing a snapshot and for streams.
 
-Number 0 is padding and stands for no token. A tokenizer's file that has another token there is
-counted from 1.
+Number 0 is padding, no token. If a tokenizer's file has a token there, all are shifted by one.
 """
 
 from __future__ import annotations
@@ -29,10 +27,14 @@ _HANGUL = re.compile("[가-힣]")  # syllables
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """`encode` turns texts (batch,) into ragged tokens (batch, tokens) int32, numbers from 1 up to
-    `vocabulary`, excluded. `words` are what tokens stand for, none of bytes, `unknown` the number
-    for all other text; None: there is no such text. `module` holds what a SavedModel of it must
-    hold, too; None: nothing.
+    """A tokenizer.
+
+    Attributes:
+      encode: Turns texts (batch,) into ragged tokens (batch, tokens) int32, from 1.
+      vocabulary: Excluded upper bound of the tokens.
+      words: The text of each token; empty for bytes.
+      unknown: Token for all other text; None if every text has tokens.
+      module: What a SavedModel must track besides, if anything.
     """
 
     encode: Callable[[tf.Tensor], tf.RaggedTensor]
@@ -43,28 +45,29 @@ class Tokenizer:
 
 
 def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-    """Tokens of a text (): (tokens,) int32; of texts (batch,): ragged (batch, tokens) int32.
+    """Return tokens (tokens,) int32 of a text (), or ragged (batch, tokens) of texts (batch,).
 
     Raises:
-      InvalidParams: the tokenizer's file is not one of its kind.
+      InvalidParams: The tokenizer's file is not of its kind.
     """
     encode = open_tokenizer(op).encode
     return encode(text[None]).values if text.shape.rank == 0 else encode(text)
 
 
 def open_tokenizer(op: Tokenize) -> Tokenizer:
-    """The tokenizer of an op that has what it takes from the data.
+    """Return the tokenizer of an op that is bound to the data.
 
     Raises:
-      InvalidParams: its file is not one of its kind.
+      InvalidParams: The tokenizer's file is not of its kind.
     """
     with tf.init_scope():  # outside of any function that is being traced
         return _load(op.kind, Path(op.model).read_bytes() if op.file else b"", op.lower)
 
 
 def lower_case(texts: tf.Tensor, *, accents: bool = True, syllables: bool = False) -> tf.Tensor:
-    """Texts (batch,) in lower case and, unless they are kept, without `accents`: with Hangul's
-    `syllables` then, or with their letters.
+    """Return texts (batch,) in lower case, without `accents` unless kept.
+
+    Without accents, Hangul is written in `syllables` or in letters.
     """
     texts = tf.strings.lower(texts, encoding="utf-8")
     if accents:
@@ -84,7 +87,7 @@ def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
     uncased = bool(words) and not any(word != word.lower() for word in words)
     if lower == "never" or (lower == "auto" and not uncased):
         return tokenizer
-    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them.
+    # Like BERT: an uncased vocabulary has no accents either, unless a token contains one.
     accents = not words or any(
         any(map(unicodedata.combining, unicodedata.normalize("NFD", word))) for word in words
     )
@@ -124,15 +127,15 @@ def _sentencepiece(content: bytes) -> Tokenizer:
         ) from error
     shift = int(processor.pad_id() != 0)
 
-    # tensorflow_text's class leaves the model to the kernel that loads it, which is gone as soon as
-    # anyone sets a seed: that clears the cache of kernels. Under a name of its own the model stays.
-    # A SavedModel makes it again from its function.
+    # tensorflow_text's class leaves the model to the kernel that loads it, and setting a seed
+    # clears the cache of kernels. A resource with a shared name stays. A SavedModel makes it again
+    # from its function.
     class Model(tf.saved_model.experimental.TrackableResource):
         def _create_resource(self) -> tf.Tensor:
             return kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
 
     model = Model()
-    handle = model.resource_handle  # made now, and not within a function that is being traced
+    handle = model.resource_handle  # made now, outside of a function that is being traced
 
     def encode(texts: tf.Tensor) -> tf.RaggedTensor:
         tokens, splits = kernels.sentencepiece_tokenize_op(

@@ -1,6 +1,4 @@
-"""From the steps of a plan to a tf.data.Dataset: a function per kind of step adds its
-transformation to what comes before it.
-"""
+"""Builds a tf.data.Dataset from the steps of a plan, with a function per kind of step."""
 
 from __future__ import annotations
 
@@ -43,14 +41,18 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
 Dataset = tf.data.Dataset
-AUTOTUNE_MEMORY = 2  # AUTOTUNE's buffers may fill one part in so many of what is available
+AUTOTUNE_MEMORY = 2  # AUTOTUNE's buffers may fill this fraction (one half) of the available memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What steps are built from besides each other: the plan, one split of the prepared data,
-    `examples` and `steps_per_epoch`, the step at which to begin, the length buckets of a stream
-    that has some, and the reader of indexed shards, where the plan has one.
+    """What steps are built from besides each other: the plan and one split of the prepared data.
+
+    Attributes:
+      examples, steps_per_epoch: Per epoch, over all workers.
+      indexed_shards: The reader of indexed shards, if the plan reads them.
+      buckets: The length buckets of a stream that has some.
+      first_step: The step at which to begin.
     """
 
     plan: Plan
@@ -68,9 +70,7 @@ class BuildContext:
     first_step: int = 0
 
     def options(self) -> tf.data.Options:
-        """Those of the plan. By default tf.data rewrites the graph, which would make a naive
-        pipeline less naive. Processes that share a host share AUTOTUNE's cores and memory.
-        """
+        """Return the plan's options. tf.data's default would rewrite graphs of naive pipelines."""
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
         options.autotune.enabled = self.plan.autotunes
@@ -84,32 +84,31 @@ class BuildContext:
         return options
 
     def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
-        """Seed of what tf.data itself draws in an epoch for the step `who`: int64, not negative."""
+        """Return the seed of tf.data's draws for the step `who` in
+        an epoch: int64, not negative.
+        """
         bits = fold(self.seed, epoch, who)
         return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
     def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
-        """The element, or what a batch consists of where no later step of the plan needs more."""
+        """Return the parts of a batch if `step` is the last that needs more, else the element."""
         return self.select(element) if self.is_last(step) else element
 
     def is_last(self, step: Step) -> bool:
-        """Whether no later step of the plan needs more of an element than a batch consists of."""
+        """Return whether no later step of the plan needs more of an element than a batch has."""
         kinds = Map | SampleByClass | Window | TokenWindow
         return step is [each for each in self.plan.steps if isinstance(each, kinds)][-1]
 
     def select(self, element: Element) -> Element | tuple:
-        """What a batch consists of."""
         return select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
 
 
 def build_gather(
     step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns
 ) -> Dataset:
-    """The batches of the steps from `first` to `stop` (excluded), scalars int64, counted over all
-    epochs.
+    """Return the batches of steps [first, stop), scalars int64, counted over all epochs.
 
-    The rows of a step are arithmetic, computed for many steps at once, and come straight from the
-    memory-mapped columns.
+    The rows of many steps are computed at once, then gathered from the mapped columns.
     """
     steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
     numbered = steps.map(
@@ -138,7 +137,7 @@ def build_steps(
 def build_step(
     step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
 ) -> Dataset:
-    """Add one step of a plan to a dataset; the first step starts it."""
+    """Add one step of a plan to a dataset; the first step starts the dataset."""
     raise NotImplementedError(f"no function builds the step {type(step).__name__}")
 
 
@@ -185,8 +184,8 @@ def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> D
 def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
-    # What tf.data keeps on disk has no key of its own, so every dataset gets a fresh folder that
-    # is removed with its pipeline.
+    # tf.data's caches on disk have no key, so every dataset gets a fresh folder, which is removed
+    # with its pipeline.
     folder = str(context.scratch.new_folder() / "elements")
     if step.where == "disk":
         return dataset.cache(folder, name=step.trace_name)
@@ -209,7 +208,7 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
         reordered=isinstance(source, Read) and source.shuffle_files and several and not caches,
     )
     if caches:
-        # One pass fills the cache; else the stream of each class would, with a copy of its own.
+        # One pass fills the cache. Otherwise the stream of each class would fill a copy of its own.
         filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
         sampled = filled.concatenate(sampled, name=step.trace_name)
     return sampled.map(context.select, name="select") if context.is_last(step) else sampled
@@ -260,7 +259,7 @@ def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tens
 
     return dataset.bucket_by_sequence_length(
         length,
-        bucket_boundaries=(buckets.boundaries + 1).tolist(),  # the first that is too long
+        bucket_boundaries=(buckets.boundaries + 1).tolist(),  # the first length that is too long
         bucket_batch_sizes=[*buckets.sizes.tolist(), 1],
         pad_to_bucket_boundary=True,
         name=step.trace_name,
@@ -269,8 +268,7 @@ def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tens
 
 @build_step.register
 def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches
-    full again.
+    """Rebatch what the service's workers deliver, since each ends with a smaller batch.
 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
     """
@@ -286,8 +284,7 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
         compression=None,
     )
     with warnings.catch_warnings():
-        # In the graph of an epoch TensorFlow is not sure of the options, of which it needs one that
-        # is nowhere set.
+        # In an epoch's graph TensorFlow warns about an option that is not set anywhere.
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
         batches = dataset.with_options(context.options()).apply(distribute).rebatch(step.batch_size)
     return batches.repeat().take(context.steps_per_epoch, name=step.trace_name)

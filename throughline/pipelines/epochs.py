@@ -1,6 +1,4 @@
-"""The epochs of an input pipeline as one sequence of batches: without a gap, and each a function of
-seed and epoch.
-"""
+"""The epochs of an input pipeline as one sequence of batches without gaps."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ Steps = tuple[Step, ...]
 def build_snapshot_batches(
     context: BuildContext, reader: SnapshotReader, step_ranges: tf.data.Dataset
 ) -> tf.data.Dataset:
-    """The batches of ranges of steps (first and stop, scalars int64), back to back.
+    """Return the batches of ranges of steps (first and stop, scalars int64), back to back.
 
-    The columns are read where a range begins. A function that captured them would have them copied,
-    all of them, whenever tf.data rewrites the graph; one that reads them would be called one step
-    at a time under op determinism.
+    The columns are read at the start of a range. A function that captured them would copy all of
+    them whenever tf.data rewrites the graph; one that read them at each step would run one step at
+    a time under op determinism.
     """
     opened = step_ranges.map(lambda first, stop: (first, stop, reader.columns()), name="columns")
 
@@ -39,11 +37,11 @@ def build_snapshot_batches(
 def build_stream_batches(
     context: BuildContext, epochs: tf.data.Dataset, *, open_early: bool
 ) -> tf.data.Dataset:
-    """The batches of the epochs with these numbers (scalars int64), back to back.
+    """Return the batches of the epochs with these numbers (scalars int64), back to back.
 
-    An iterator that is destroyed waits for AUTOTUNE's thread, as long as the epoch has lasted; so
-    one iterator goes through all. With `open_early`, a plan that prefetches opens each epoch while
-    the one before is consumed.
+    One iterator goes through all epochs, because destroying one waits for AUTOTUNE's thread, as
+    long as the epoch has lasted. With `open_early`, a plan that prefetches opens each epoch while
+    the previous one is consumed.
     """
     once, per_epoch, after_epochs = split_by_epochs(context.plan)
     first_epoch = tf.constant(0, tf.int64)
@@ -51,14 +49,14 @@ def build_stream_batches(
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
         if not tf.executing_eagerly():
-            # Of this graph alone: seeds of ops do not depend on the process', and TensorFlow fails
-            # where that is 0 and an op's is a tensor.
+            # Only for this graph: op seeds do not depend on the process's, and TensorFlow fails if
+            # that is 0 and an op's seed is a tensor.
             tf.random.set_seed(GRAPH_SEED)
         return build_steps(per_epoch, source, context, epoch)
 
     if not (open_early and after_epochs):
         batches = epochs.flat_map(one_epoch, name="epochs")
-    elif context.plan.caches:  # which is full after one epoch
+    elif context.plan.caches:  # the cache is full after one epoch
         batches = (
             epochs.take(1)
             .flat_map(one_epoch, name="epochs")
@@ -70,9 +68,7 @@ def build_stream_batches(
 
 
 def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
-    """The steps of a stream that are built once (opening files or arrays, all up to a cache), for
-    every epoch, and after all epochs.
-    """
+    """Return a stream's steps built once (up to a cache), for every epoch, and after all."""
     steps = plan.steps
     caches = [number for number, step in enumerate(steps) if isinstance(step, Cache)]
     lists_source = isinstance(steps[0], Read) and steps[0].source in ("files", "arrays")

@@ -1,6 +1,4 @@
-"""What speaks against a plan once it is known how much data there is: a shuffle buffer that does
-not fit into memory, more workers than files.
-"""
+"""Checks plans against the amount of data: buffers beyond memory, and workers without files."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ def check_extent(plan: Plan, data: PreparedData, split: str) -> None:
     """Check a plan against the extent of a split.
 
     Raises:
-      ImpossiblePlan: a shuffle buffer would not fit into memory, or there are workers without a
-        shard to read.
+      ImpossiblePlan: A shuffle buffer does not fit into memory, or a worker has no shard to read.
     """
     _check_service(plan, data, split)
     _check_buffer(plan, data, split)
@@ -37,9 +34,9 @@ def _check_service(plan: Plan, data: PreparedData, split: str) -> None:
 
 
 def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
-    """Refuse a buffer of examples that are as large as the records of the shards, or as those of a
-    cache on disk; a cache in memory shares its examples with the buffer, and windows and names of
-    files are small.
+    """Check the memory of a shuffle buffer of records, or of a disk cache's elements.
+
+    A memory cache shares its examples with the buffer; windows and file names are small.
     """
     shuffle = next((step for step in plan.steps if isinstance(step, Shuffle)), None)
     cache = next((step for step in plan.steps if isinstance(step, Cache)), None)
@@ -52,7 +49,7 @@ def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
         if cache
         else estimate_record_bytes(data, split)
     )
-    buffers = 1 + isinstance(plan.steps[-1], Prefetch)  # the next epoch's is filled ahead
+    buffers = 1 + isinstance(plan.steps[-1], Prefetch)  # the next epoch's buffer is filled ahead
     size = shuffle_buffer_size(shuffle.size, examples=examples)
     needed, available = buffers * size * kept / max(1, examples), available_memory()
     if needed > available:

@@ -1,6 +1,4 @@
-"""An input pipeline as stages and training loops use it: a plan bound to one split of the prepared
-data.
-"""
+"""Input pipelines as stages and training loops use them: a plan bound to one split of the data."""
 
 from __future__ import annotations
 
@@ -33,14 +31,14 @@ from throughline.shared.scratch import Scratch
 class InputPipeline:
     """Batches of one split, epoch by epoch, as a plan says.
 
-    Batches are (input, label): image (batch, height, width, channels), features (batch, …) or text
-    (batch, longest) int32, label (batch,) int64 or what the task predicts; with columns next to it
-    the input is {image, columns: (batch, columns) float32}. Or they are dicts that also carry `key`
-    (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long as the
-    pipeline.
+    Batches are (input, label). The input is image (batch, height, width, channels), features
+    (batch, …) or text (batch, longest) int32; with table columns it is {image, columns: (batch,
+    columns) float32}. The label is (batch,) int64, or what the task predicts. With `with_keys`,
+    batches are dicts that also have `key` (batch,) int64. `scratch` holds disk caches and lives as
+    long as the pipeline.
 
     Raises:
-      ImpossiblePlan: the split is too large or has too few shards for the plan (`check_extent`).
+      ImpossiblePlan: The split is too large or has too few shards for the plan (`check_extent`).
     """
 
     plan: Plan
@@ -62,7 +60,6 @@ class InputPipeline:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch."""
         if self.plan.reads_snapshot:
             return self.reader.examples
         if self.plan.reads_indexed_shards:
@@ -71,7 +68,6 @@ class InputPipeline:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         if self.plan.reads_snapshot:
             return self.reader.steps_per_epoch
         return (
@@ -82,27 +78,24 @@ class InputPipeline:
 
     @property
     def examples_per_step(self) -> float:
-        """Examples of a batch that this worker has: of a full one; of texts on average, since all
-        batches of an epoch are timed, the last one, too.
-        """
+        """Examples of this worker in a full batch; for texts on average over an epoch's batches."""
         texts = self.plan.spec.schema.is_text and self.plan.window is None
         whole = self.examples / self.steps_per_epoch if texts else self.batch_size
         return whole / self.worker.count
 
     @property
     def segments(self) -> int | None:
-        """Documents that a row of packed batches has room for; None for other batches."""
+        """Slots for documents in a row of packed batches; None for other batches."""
         order = self.reader.order if self.plan.reads_snapshot else None
         return order.segments if isinstance(order, PackedBatches) else None
 
     @cached_property
     def element_spec(self) -> Any:
-        """The tf.TensorSpecs of a batch."""
         return self.dataset().element_spec
 
     @property
     def batch_bytes(self) -> int:
-        """Size of the input of a full batch, as it leaves the host; of texts without padding."""
+        """Bytes of a full batch's input as it leaves the host; for texts without padding."""
         specs = tf.nest.flatten(self.element_spec[0])
         variable = self.segments is None and self.plan.window is None
         if self.data.shards.schema.is_text and variable:
@@ -115,11 +108,10 @@ class InputPipeline:
 
     @without_autograph
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
-        """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
-        sequence.
+        """Return the batches of steps [first_step, epochs · steps), counted over all epochs.
 
-        A plan that reads the snapshot or indexed shards starts at any step, a stream with
-        the epoch in which `first_step` lies.
+        A plan that reads the snapshot or indexed shards starts at any step; a stream starts with
+        the epoch that contains `first_step`.
         """
         if self.plan.reads_snapshot:
             step_range = tf.data.Dataset.from_tensors(
@@ -145,9 +137,7 @@ class InputPipeline:
 
     @without_autograph
     def epoch_by_epoch(self) -> tf.data.Dataset:
-        """One epoch, and with every new iteration the next: for loops that iterate again and again,
-        such as `fit(dataset, epochs=…)`.
-        """
+        """Return one epoch, and the next at each iteration: for `fit(dataset, epochs=…)`."""
         numbers = tf.data.Dataset.from_tensors(1).map(
             lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs"
         )
@@ -164,9 +154,7 @@ class InputPipeline:
         ).with_options(self._context.options())
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
-        """Iterate over the batches that `dataset` has; a plan that gathers on the device
-        gathers them there.
-        """
+        """Iterate over the batches of `dataset`, gathering on the device if the plan says so."""
         if not self.plan.gathers_on_device:
             return iter(self.dataset(first_step=first_step, epochs=epochs))
         return map(
@@ -175,14 +163,11 @@ class InputPipeline:
         )
 
     def gather_fn(self) -> GatherFn:
-        """The function from a step (scalar int64, counted over all epochs) to its batch, of a plan
-        that reads the snapshot.
-        """
+        """Return the function from a step (scalar int64, over all epochs) to its snapshot batch."""
         return self.reader.make_gather_fn()
 
     @cached_property
     def reader(self) -> SnapshotReader:
-        """What reads the split of the snapshot, for a plan that does."""
         if self.plan.gather is None:
             raise TypeError(f"{self.plan} does not read the snapshot")
         return SnapshotReader(
@@ -197,7 +182,6 @@ class InputPipeline:
 
     @cached_property
     def indexed_shards(self) -> IndexedShardReader:
-        """The reader of the split's indexed shards, for a plan that reads them."""
         step = self.plan.steps[0]
         if not isinstance(step, ReadIndexedShards):
             raise TypeError(f"{self.plan} does not read indexed shards")
@@ -207,14 +191,13 @@ class InputPipeline:
 
     @cached_property
     def _buckets(self) -> Buckets | None:
-        """The length buckets of a stream that has some."""
         if self.plan.batching is None or self.plan.reads_snapshot:
             return None
         return open_buckets(self.plan.batching, self.data, self.split, batch_size=self.batch_size)
 
     @cached_property
     def _iterations(self) -> tf.Variable:
-        """How many iterations `epoch_by_epoch` has had."""
+        """The number of iterations that `epoch_by_epoch` has had."""
         with tf.init_scope():
             return tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
 

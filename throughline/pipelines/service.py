@@ -1,12 +1,12 @@
-"""Your own tf.data service: dispatcher and workers as processes that live as long as a block.
+"""A local tf.data service: dispatcher and workers as processes that live as long as a block.
 
     python -m throughline.pipelines.service dispatcher --workers 2       prints its address
     python -m throughline.pipelines.service worker --dispatcher ADDRESS
 
-TensorFlow lets both listen on every interface of the host, without authentication: keep them
-in a private network. On one host the service adds no processor: it pays when workers run on
-others, which then join by the address. A process whose standard input is a pipe ends when that
-closes, so none outlives a parent that is killed.
+TensorFlow lets both listen on every interface of the host, without authentication: keep them in a
+private network. On one host the service adds no processor; it pays if workers run on other hosts,
+which join by the address. A process whose standard input is a pipe ends when that closes, so none
+outlives a parent that is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
 
 START_S = 120
-OUTAGE_S = 120.0  # that a dispatcher of others may be away, to be started again
+OUTAGE_S = 120.0  # how long another's dispatcher may be away for a restart
 PING_S = 2.0
 CONNECT_S = 10
 STOP_S = 10
@@ -43,14 +43,13 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def run_local_service(workers: int) -> Iterator[str]:
-    """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
-    stop them all.
+    """Start a dispatcher and workers on this machine, yield the address, and stop them all.
 
-    A process that dies is started again at the same address, since consumers wait for it there; the
-    dispatcher goes on from its journal.
+    A process that dies is restarted at the same address, where consumers wait for it; the
+    dispatcher continues from its journal.
 
     Raises:
-      ServiceFailed: a process did not come up.
+      ServiceFailed: A process did not start.
     """
     journal = Scratch()
     commands = [["dispatcher", "--workers", str(workers), "--work-dir", str(journal.folder)]]
@@ -74,7 +73,7 @@ def run_local_service(workers: int) -> Iterator[str]:
 def _keep_alive(
     running: list[subprocess.Popen[str]], commands: list[list[str]], stopping: threading.Event
 ) -> None:
-    """Replace processes that have died by those that `commands` start, each at its own port."""
+    """Restart processes that have died by `commands`, each at its own port."""
     while not stopping.wait(CHECK_S):
         for number, command in enumerate(commands):
             if running[number].poll() is not None:
@@ -88,12 +87,13 @@ def _keep_alive(
 
 @contextmanager
 def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]:
-    """Use the service of the dispatcher at `grpc://host:port` in the block; TensorFlow would wait
-    for one that is gone forever, in a call that nothing interrupts, so this process is ended when
-    it has not answered for so long.
+    """Use the service of the dispatcher at `grpc://host:port` in the block.
+
+    End this process if the dispatcher is away for `outage_s`, because TensorFlow would wait for it
+    forever, in a call that nothing interrupts.
 
     Raises:
-      ServiceFailed: it does not answer now.
+      ServiceFailed: The dispatcher does not answer now.
     """
     check_listens(address)
     left = threading.Event()
@@ -105,7 +105,7 @@ def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]
 
 
 def _watch(address: str, outage_s: float, left: threading.Event) -> None:
-    away_since: float | None = None  # by this process, which may have been stopped meanwhile
+    away_since: float | None = None  # as seen by this process, which may have been stopped
     while not left.wait(PING_S):
         try:
             check_listens(address)
@@ -122,8 +122,9 @@ def _watch(address: str, outage_s: float, left: threading.Event) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow
-    itself would wait for it forever.
+    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`.
+
+    TensorFlow itself would wait for it forever.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
@@ -143,7 +144,7 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:
-    """Close their standard inputs, which ends them, and kill what does not listen."""
+    """Close the processes' standard inputs, which ends them, and kill those that do not end."""
     for process in processes:
         process.stdin.close() if process.stdin else None
     for process in processes:
@@ -156,7 +157,6 @@ def _stop(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _read_address(process: subprocess.Popen[str]) -> str:
-    """The address that a process prints once it is up."""
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()
     line = process.stdout.readline().strip() if process.stdout else ""
@@ -170,9 +170,9 @@ def _read_address(process: subprocess.Popen[str]) -> str:
 
 
 def _exit_on_sigterm() -> None:
-    """Have a thread wait for SIGTERM and end the process: as the first one of a container it would
-    ignore it, and a handler would wait for TensorFlow, which holds the main thread. To be called
-    before there are other threads.
+    """End the process on SIGTERM by a thread; call this before others start.
+
+    A container's first process ignores SIGTERM, and a handler would wait for TensorFlow.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -223,7 +223,7 @@ def main() -> None:
     options = parser.parse_args()
     below_parent = stat.S_ISFIFO(os.fstat(0).st_mode)
     if below_parent:
-        end_with_parent()  # a worker waits for a dispatcher that is gone, and does not see our end
+        end_with_parent()  # a worker waits for a lost dispatcher, and does not see its parent's end
     _exit_on_sigterm()
 
     import_tensorflow_alone()
@@ -257,7 +257,7 @@ def main() -> None:
         sys.stdin.read()
     else:
         server.join()
-    os._exit(0)  # the server's own shutdown may wait for clients that are gone
+    os._exit(0)  # the server's own shutdown may wait for lost clients
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""How much of a split a pipeline keeps, in bytes: what is known, and estimates by the first records
-where it is not.
-"""
+"""The bytes that a pipeline keeps of a split: known sizes, or estimates from the first records."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ SAMPLED_RECORDS = 16  # whose size stands for that of all
 def estimate_kept_bytes(
     plan: Plan, data: PreparedData, split: str, *, where: Literal["memory", "disk"]
 ) -> float:
-    """Bytes of what a plan keeps of a split from its first epoch on, in memory or on disk."""
+    """Return the bytes that a plan keeps of a split after its first epoch."""
     kept = 0.0
     for before, step in zip((None, *plan.steps), plan.steps, strict=False):
         if where == "memory" and isinstance(step, Read) and step.source == "arrays":
@@ -33,8 +31,9 @@ def estimate_kept_bytes(
 
 
 def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.0) -> float:
-    """Bytes of a split in a snapshot that stores this fraction of its rows; where there is less now
-    than all of them, and images differ in size, by the first records.
+    """Return the bytes of a split in a snapshot that stores this fraction of its rows.
+
+    Estimated from the first records for images of variable size that are not all stored now.
     """
     rows, column = data.snapshot.splits[split], data.input_column
     values = (column, column.extent) if column.ragged else (column,)
@@ -50,8 +49,9 @@ def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.
 
 
 def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
-    """Bytes of what a cache after this step holds: those of a whole snapshot after all of
-    preprocessing, else an estimate.
+    """Return the bytes of a cache after this step.
+
+    Known from a whole snapshot after all of preprocessing, else estimated.
     """
     if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
         return estimate_snapshot_bytes(data, split)
@@ -61,9 +61,7 @@ def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -
 
 
 def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
-    """Bytes of the model's inputs of a split after these ops, by its first records, which are in
-    random order; of ops that leave keys alone, none.
-    """
+    """Estimate the bytes of a split's inputs after these ops from its first records."""
     import tensorflow as tf
 
     schema = data.shards.schema
@@ -79,7 +77,7 @@ def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
 
 
 def estimate_record_bytes(data: PreparedData, split: str) -> float:
-    """Bytes of the records of a split as they are read: of compressed shards, by the first ones."""
+    """Return the bytes of a split's records as read; for compressed shards an estimate."""
     shards = data.shards.for_split(split)
     if all(shard.compression == "none" for shard in shards):
         return sum(shard.bytes for shard in shards)
@@ -87,7 +85,7 @@ def estimate_record_bytes(data: PreparedData, split: str) -> float:
 
 
 def _extrapolate(size: Callable[[bytes], int], data: PreparedData, split: str) -> float:
-    """The sum of the sizes of all records of a split, by its first ones."""
+    """Return the total size of a split's records, estimated from the first."""
     shards = data.shards.for_split(split)
     path = data.shard_files.path(shards[0])
     records = read_records(path, compression=shards[0].compression)

@@ -1,6 +1,5 @@
-"""The ops that images are trained with: random crops, flips, changes of color, mixtures, and those
-of photos at scale. No TensorFlow; `kernels.py`, `cropping.py`, `color_kernels.py` and
-`host_kernels.py` compute them.
+"""Ops that augment images. No TensorFlow; `*_kernels.py`, `kernels.py` and `cropping.py` compute
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from throughline.plan.ops import CenterCrop, NeedsClasses, Op, Sized, register
 
-# Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
+# Measured: from this many pixels, slicing one image is cheaper than indexing within a batch.
 LARGE_CROP = 112 * 112
 
 Method = Literal["area", "bilinear"]
@@ -47,11 +46,10 @@ class RandomCrop(Sized):
 
     @property
     def prefers_single_examples(self) -> bool:
-        """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
+        """True for large crops: a single image is sliced, a batch must be picked pixel by pixel."""
         return self.height * self.width >= LARGE_CROP
 
     def in_evaluation(self) -> Op:
-        """The center crop of the same size."""
         return CenterCrop(height=self.height, width=self.width)
 
 
@@ -66,7 +64,7 @@ class Flip(Op):
 
 @register
 class Rotation(Op):
-    """Turn about the center by a random angle; what comes from outside is filled by reflection."""
+    """Rotate about the center by a random angle; the corners are filled by reflection."""
 
     name = "rotation"
     version = 2
@@ -89,9 +87,7 @@ class Brightness(Op):
 
 @register
 class Contrast(Op):
-    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
-    factor.
-    """
+    """Scale the distance of every pixel from the mean of its channel by a random factor."""
 
     name = "contrast"
     random = True
@@ -102,8 +98,8 @@ class Contrast(Op):
 
 @register
 class Cutout(Op):
-    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
-    2017.
+    """Blacken a square at a random place, cut off at the edges.
+    Source: DeVries and Taylor, 2017.
     """
 
     name = "cutout"
@@ -117,8 +113,8 @@ class Mixup(NeedsClasses):
     """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
     Zhang et al., ICLR 2018.
 
-    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the
-    order of the epoch.
+    An example's share is drawn from Beta(alpha, alpha) by its key; its partner depends on the order
+    of the epoch.
     """
 
     name = "mixup"
@@ -135,7 +131,7 @@ class Mixup(NeedsClasses):
 
 @register
 class Cutmix(NeedsClasses):
-    """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
+    """Paste a rectangle of the next example of the batch into each one, and mix the labels by area.
     Needs `one_hot`. Source: Yun et al., ICCV 2019.
     """
 
@@ -146,7 +142,7 @@ class Cutmix(NeedsClasses):
 
 
 class ResizedCrop(Sized):
-    """Cut a rectangle out of the image and resize it to (height, width), in one go."""
+    """Cut a rectangle out of the image and resize it to (height, width) in one step."""
 
     crops = True
     opencv = True
@@ -155,8 +151,8 @@ class ResizedCrop(Sized):
 
 @register
 class ResizedCenterCrop(ResizedCrop):
-    """What `resize: {shorter: …}` and then `center_crop` show, without computing the pixels that
-    the crop drops.
+    """Show the same as `resize: {shorter: …}` followed by `center_crop`, without computing the
+    pixels that the crop drops.
     """
 
     name = "resized_center_crop"
@@ -177,10 +173,11 @@ class ResizedCenterCrop(ResizedCrop):
 @register
 class RandomResizedCrop(ResizedCrop):
     """Cut a rectangle of random area, aspect and place, and resize it to (height, width); in
-    evaluation, the center of the image. Source: Szegedy et al., CVPR 2015, as torchvision draws it.
+    evaluation, use the center of the image. Source: Szegedy et al., CVPR 2015, drawn as in
+    torchvision.
 
-    Ten rectangles are drawn, and the first that fits is taken; where none does, the largest central
-    one of an allowed aspect.
+    The first of ten drawn rectangles that fits is used; if none fits, the largest central rectangle
+    of an allowed aspect.
     """
 
     name = "random_resized_crop"
@@ -196,7 +193,7 @@ class RandomResizedCrop(ResizedCrop):
     )
 
     def in_evaluation(self) -> Op:
-        """The center crop of the same size: of 224 pixels, once the shorter side is 256."""
+        """Return the center crop of the same size, such as 224 of a shorter side of 256 pixels."""
         return ResizedCenterCrop(
             height=self.height,
             width=self.width,
@@ -207,8 +204,8 @@ class RandomResizedCrop(ResizedCrop):
 
 @register
 class Grayscale(Op):
-    """Replace the colors by their luma (ITU-R BT.601) at random; images of one channel stay as they
-    are.
+    """Replace the colors of random images by their luma (ITU-R BT.601); images of one channel are
+    unchanged.
     """
 
     name = "grayscale"
@@ -219,7 +216,7 @@ class Grayscale(Op):
 @register
 class Saturation(Op):
     """Blend every image with its luma, or away from it, by a random factor; images of one channel
-    stay as they are.
+    are unchanged.
     """
 
     name = "saturation"
@@ -231,9 +228,7 @@ class Saturation(Op):
 
 @register
 class Hue(Op):
-    """Turn the colors of an image about the color wheel by a random angle; images of one channel
-    stay as they are.
-    """
+    """Rotate the hue of an image by a random angle; images of one channel are unchanged."""
 
     name = "hue"
     random = True
@@ -244,9 +239,7 @@ class Hue(Op):
 
 @register
 class Blur(Op):
-    """Blur images at random, by a Gaussian of random width. Source: Chen et al., ICML 2020
-    (SimCLR).
-    """
+    """Blur random images by a Gaussian of random width. Source: Chen et al., ICML 2020 (SimCLR)."""
 
     name = "blur"
     random = True
@@ -264,9 +257,9 @@ class Blur(Op):
 
 @register
 class RandAugment(Op):
-    """Do a few random changes, of color or of place, one after another, all of one strength. What
-    comes from outside of the image is black. Source: Cubuk et al., NeurIPS 2020; the strengths are
-    those of torchvision.
+    """Apply a few random changes of color or geometry in sequence, all of one strength. Areas from
+    outside the image are black. Source: Cubuk et al., NeurIPS 2020, with the strengths of
+    torchvision.
     """
 
     name = "randaugment"

@@ -1,5 +1,5 @@
-"""TF_CONFIG of the tasks of a cluster, from the variables by which Slurm and Kubernetes number
-them. Pure; no TensorFlow.
+"""TF_CONFIG of a cluster's tasks, from the variables of Slurm
+and Kubernetes. Pure; no TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from throughline.plan.training_workers import TF_CONFIG, make_tf_config
 from throughline.shared.errors import ImpossiblePlan
 
-FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to programs
+FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux assigns to programs
 _NODE = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
 _NODES = re.compile(rf"(?:{_NODE}(?:,{_NODE})*)?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
-    """TF_CONFIG of this task: as it is given, of a Slurm step, or of an Indexed Job whose tasks are
-    on `hosts`, each with or without a port.
+    """Return TF_CONFIG of this task: as given, of a Slurm step, or of an Indexed Job on `hosts`.
 
     Raises:
-      ImpossiblePlan: nothing says which task this is, or of how many.
+      ImpossiblePlan: Nothing says which task this is, or there are too few `hosts`.
     """
     if given := environment.get(TF_CONFIG):
         return given
@@ -44,10 +43,10 @@ def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
 
 
 def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
-    """Addresses of the tasks of a Slurm step, node by node, each with a port of the job's.
+    """Return the addresses of the tasks of a Slurm step, node by node, with ports of the job.
 
     Raises:
-      ImpossiblePlan: the tasks are not numbered node by node, or not of these nodes.
+      ImpossiblePlan: The tasks are not numbered node by node, or are on other nodes.
     """
 
     def read(name: str) -> str:
@@ -75,13 +74,13 @@ def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The nodes of a list as Slurm shortens it.
+    """Return the nodes of a list in Slurm's short form.
 
     >>> expand_nodes("gpu[08-10,12],login")
     ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
 
     Raises:
-      ImpossiblePlan: it is shortened in another way, as in `rack[1-2]n1`.
+      ImpossiblePlan: The list is shortened in another way, as in `rack[1-2]n1`.
     """
     if not _NODES.fullmatch(text):
         raise ImpossiblePlan(
@@ -101,7 +100,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Tasks on each node as Slurm shortens them.
+    """Return the number of tasks on each node from Slurm's short form.
 
     >>> expand_tasks("2(x3),1")
     [2, 2, 2, 1]

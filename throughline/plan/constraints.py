@@ -1,7 +1,6 @@
-"""Why a configuration cannot be right: combinations of fields that would be wrong or useless, each
-with its reason.
+"""Combinations of fields that would be wrong or useless in a configuration, each with its reason.
 
-Each reason begins with the field it is about, and is in one place, by what decides it:
+A reason begins with the field it concerns. It is in one place, by what decides it:
 
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
@@ -20,7 +19,7 @@ from itertools import chain
 from throughline.plan.ops import Op
 from throughline.settings import PipelineConfig
 
-# Orders that a stream does not have.
+# Kinds of shuffle that a stream cannot do.
 RANDOM_ACCESS = {
     "global": "a global permutation",
     "window": "a permutation within windows",
@@ -52,7 +51,7 @@ def find_config_problems(
 
 
 def find_lane_problems(config: PipelineConfig, batch_size: int) -> list[str]:
-    """What speaks against the lanes of a configuration, for batches of this size."""
+    """List reasons against the lanes of a configuration for this batch size."""
     kind, lanes = config.shuffle.kind, config.shuffle.lanes
     if (kind == "lanes") != (lanes is not None):
         return [

@@ -1,7 +1,6 @@
-"""Why a configuration, or an op, does not fit the data: their kind, whether they are cut into
-windows, whether they differ in size, what is to be predicted.
+"""Why a configuration or an op does not fit the data: its kind, windows, sizes and targets.
 
-What holds whatever the data is in `constraints.py`, which says what is where.
+`constraints.py` has what holds for all data, and lists where each constraint belongs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from throughline.settings import PipelineConfig
 def find_variable_size_problems(
     config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
 ) -> list[str]:
-    """What cannot be done before these ops, while images differ in size."""
+    """List problems of these ops and of the configuration with images of variable size."""
     unbatched = [op.name for op in ops_to_uniform_shape if op.takes == "batch"]
     problems = [
         f"augment: {name} needs batches, and images must have the same size before: put the crop"
@@ -43,8 +42,9 @@ def find_data_problems(
     predicts_number: bool,
     columns: bool,
 ) -> list[str]:
-    """What cannot be done with data of this encoding, which is cut into `windows`, has numbers to
-    predict, or `columns` next to it; `ops`: all of them, each with its section.
+    """List problems of a configuration with data of this encoding.
+
+    `windows`: the data is cut into windows; `columns`: a table input; `ops`: pairs (section, op).
     """
     text = encoding.modality == "text"
     problems = find_fraction_problems(config.snapshot.fraction, encoding)
@@ -53,7 +53,7 @@ def find_data_problems(
     else:
         problems += _of_sequences(config) if text else _of_equal_lengths(config)
     on_device = config.postprocess_on == "device"
-    in_batches = [  # of other data a snapshot calls augmenting ops with single examples
+    in_batches = [  # for other data, a snapshot runs augmenting ops on examples
         (section, op)
         for section, op in ops
         if windows or text or (section == "postprocess" and not (on_device and op.device))
@@ -72,7 +72,6 @@ def find_data_problems(
 
 
 def _of_sequences(config: PipelineConfig) -> Iterator[str]:
-    """About batches of texts, each padded to its longest."""
     if config.service:
         yield "service: its workers' batches differ in length and cannot be joined; drop `service`"
     if config.snapshot_on == "device":
@@ -87,7 +86,7 @@ def _of_equal_lengths(config: PipelineConfig) -> Iterator[str]:
 
 
 def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
-    """About windows of text or of a time series, which cross from one record into the next."""
+    """Yield problems of windows, which cross from one record into the next."""
     noun, text = encoding.noun, encoding.modality == "text"
     parts = "documents" if text else "blocks"
     refused = {
@@ -118,7 +117,7 @@ def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
 def _of_single_examples(
     config: PipelineConfig, encoding: Encoding, ops: Sequence[tuple[str, Op]]
 ) -> Iterator[str]:
-    """About ops that take one example at a time, where a snapshot delivers batches alone."""
+    """Yield problems of ops on single examples: a snapshot delivers whole batches."""
     if config.read == "snapshot":
         yield from (
             f"{section}: {op.name} takes one example at a time, and a snapshot of {encoding.noun}"
@@ -129,7 +128,6 @@ def _of_single_examples(
 
 
 def _of_sizes(config: PipelineConfig, ops: Sequence[Op]) -> Iterator[str]:
-    """About images that are decoded at a smaller size."""
     if config.decode.ratio == 1:
         return
     end = next((number for number, op in enumerate(ops) if _sets_size(op)), None)
@@ -147,12 +145,12 @@ def _of_sizes(config: PipelineConfig, ops: Sequence[Op]) -> Iterator[str]:
 
 
 def _sets_size(op: Op) -> bool:
-    """Whether images have the same size after it whatever the ratio at which they are decoded."""
+    """Return whether images have the same size after it at any decoding ratio."""
     return not op.counts_pixels and op.shape((64, 128, 3)) == op.shape((128, 256, 3))
 
 
 def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that do not work on data of this encoding, or not there."""
+    """List problems of ops, each given with its section, with data of this encoding."""
     takes = " and ".join
     problems = [
         f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it,"
@@ -195,21 +193,19 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
 
 
 def _makes_floats(op: Op, encoding: Encoding) -> bool:
-    """Whether it makes other values than those that are stored: floats of pixels, or what is known
-    only of all that is stored.
-    """
+    """Return whether its result is not stored: floats of pixels, or values from statistics."""
     if encoding.modality == "images":
         return isinstance(op, Categories | Rescale | Standardize)
     return isinstance(op, Categories) or (isinstance(op, Standardize) and op.mean is None)
 
 
 def _divides_pixels(op: Op) -> bool:
-    """Whether it is `rescale` without arguments, which params.yaml has for images."""
+    """Return whether it is `rescale` without arguments, which params.yaml has for images."""
     return isinstance(op, Rescale) and "scale" not in op.model_fields_set
 
 
 def _of_measured_values(postprocess: Sequence[Op]) -> list[str]:
-    """About mean and deviation, which are measured on what is stored, after other ops."""
+    """List problems of `standardize` after other ops: its statistics are of stored values."""
     changing = [op for op in postprocess if not op.on_labels]
     return [
         f"postprocess: standardize takes mean and deviation of the stored values, which"
@@ -221,7 +217,7 @@ def _of_measured_values(postprocess: Sequence[Op]) -> list[str]:
 
 
 def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that cannot work where the label is a number to predict."""
+    """List ops, each given with its section, that need classes as labels."""
     return [
         f"{section}: {op.name} needs labels that are classes, and these are numbers to predict;"
         " drop it"
@@ -231,7 +227,7 @@ def find_label_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
 
 
 def find_table_input_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that would part examples from the columns they belong to."""
+    """List ops, each given with its section, that would separate examples from their columns."""
     return [
         f"{section}: {op.name} mixes images of different examples, and not their columns; drop it,"
         " or data.numeric and data.categorical"
@@ -241,7 +237,6 @@ def find_table_input_problems(ops: Sequence[tuple[str, Op]]) -> list[str]:
 
 
 def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
-    """What the ops of text lack, or have in the wrong order."""
     names = [op.name for op in preprocess]
     if names.count("tokenize") != 1:
         return [
@@ -266,7 +261,7 @@ def _problem_of_file(op: Tokenize) -> str:
 
 
 def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
-    """What speaks against storing, or reading, a `fraction` of the rows of a snapshot."""
+    """List reasons against storing or reading only a `fraction` of a snapshot's rows."""
     if fraction == 1 or encoding.modality == "images":
         return []
     return [

@@ -1,6 +1,4 @@
-"""From what params.yaml says to ops: all of them by their names, and what is wrong with a
-specification, with its place. No TensorFlow.
-"""
+"""Parses the ops of params.yaml and reports problems with their place. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,10 +19,9 @@ from throughline.shared.errors import did_you_mean
 
 
 def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:
-    """Turn `name` or `{name: {argument: value}}` into an op.
+    """Turn `name` or `{name: {argument: value}}` into an op, or None and a list of problems.
 
-    A name with a colon, `package.module:Class`, is a user's own `Op`. Returns the op, or None and
-    the list of problems, each beginning with `where` (the path in params.yaml).
+    A name `package.module:Class` is a user's own `Op`. Problems begin with `where`, their path.
     """
     if isinstance(spec, Mapping):
         if len(spec) != 1:
@@ -47,7 +44,7 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
 
 
 def describe_op(op: Op) -> dict[str, dict[str, Any]]:
-    """An op as `{name: arguments}` of JSON, with all its arguments; `restore_op` is the reverse."""
+    """Return an op as `{name: arguments}` in JSON types; `restore_op` is the inverse."""
     kind = type(op)
     own = kind.__module__.partition(".")[0] not in PROGRAM
     name = f"{kind.__module__}:{kind.__name__}" if own else op.name
@@ -55,7 +52,7 @@ def describe_op(op: Op) -> dict[str, dict[str, Any]]:
 
 
 def restore_op(described: Mapping[str, Any], schema: Schema) -> tuple[Op | None, list[str]]:
-    """The op that `describe_op` has described, for data of a schema, or None and what is wrong."""
+    """Return the op that `describe_op` described, for data of this schema, or None and problems."""
     decode = schema.input.encoding.decode(schema.input, None)
     arguments = described.get(Decode.name)
     if arguments is None or decode is None:
@@ -73,7 +70,6 @@ def _make_op(
 
 
 def _find_op(name: str) -> type[Op] | str:
-    """The class of an op, or what is wrong with its name."""
     module, own, attribute = name.partition(":")
     if not own:
         return REGISTRY.get(name) or f"is not an op; {did_you_mean(name, list(REGISTRY))}"
@@ -95,6 +91,6 @@ def _problem(where: str, kind: type[Op], item: Any) -> str:
         return f"{place} is not an argument; {hint}"
     if item["type"] == "missing":
         return f"{place} is missing"
-    if item["type"] == "value_error":  # a validator of ours, which says what to do
+    if item["type"] == "value_error":  # one of our validators, which says what to do
         return f"{place}: {item['ctx']['error']}; found {item['input']!r}"
     return f"{place}: {item['msg'].lower()}; found {item['input']!r}"

@@ -1,9 +1,9 @@
-"""What an op is, and the ops of preprocessing: each is a frozen value that declares what it is.
+"""The base class of ops, and the ops of preprocessing. Each op is a frozen value.
 
-No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
-computes stands in `kernels.py` under the same name. Changing what an op computes changes its
-`version`, and with it every snapshot key. A new op is a class under `@register` here, a kernel
-there and an equality test. `augmentations.py` has the ops that images are trained with.
+This module imports no TensorFlow, so that a plan can be made, checked and printed in milliseconds;
+`kernels.py` computes the ops. A change of what an op computes needs a new `version`, which changes
+every snapshot key. A new op is a class with `@register` here, a kernel there and an equality test.
+`augmentations.py` has the ops that augment images.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from throughline.shared.errors import ImpossiblePlan
 
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
-OPENCV = "opencv-python-headless"  # the distribution
+OPENCV = "opencv-python-headless"  # the distribution's name
 LONGEST_SIDE = 16384
-# Times the shorter side: more of an image is cut off before it is scaled by its shorter side, so
-# that a strip of 20,000 pixels by 40 does not become one of 128,000 by 256. Panoramas have less.
+# Maximum aspect for scaling by the shorter side: the rest of an image is cut off first, so that a
+# strip of 20,000 pixels by 40 does not become one of 128,000 by 256. Panoramas have less.
 LONGEST_ASPECT = 8
 
 
@@ -32,9 +32,13 @@ REGISTRY: dict[str, type[Op]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What an op may take from the data: mean and standard deviation per channel or column of the
-    training split (0 and 1 of categories), the number of classes, and of categories per column; and
-    the folder of the snapshot, which holds the tokenizer of texts.
+    """What an op may take from the data.
+
+    Attributes:
+      mean, deviation: Per channel or column of the training split; 0 and 1 for categories.
+      classes: Number of classes.
+      categories: Number of categories per column.
+      snapshot: Folder of the snapshot, which holds the tokenizer of texts.
     """
 
     mean: tuple[float, ...]
@@ -45,7 +49,7 @@ class DataFacts:
 
 
 class _ClassName:
-    """The name of an op that gives itself none: that of its class."""
+    """The default name of an op: that of its class."""
 
     def __get__(self, op: Op | None, kind: type[Op]) -> str:
         return kind.__name__
@@ -54,18 +58,20 @@ class _ClassName:
 class Op(BaseModel):
     """One step of work on an example's features; its repr and version are its identity.
 
-    `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
-    feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
-    example key); `device` ops can also run as the first layer of the model; `works_on` are the
-    modalities of the data that it takes (`plan/schema.py`), empty: all; `on_labels` ops stay on
-    the host; an op that `mixes_labels` needs them as vectors; one that `counts_pixels` means those
-    of the full size.
-
-    What an op that `crops` makes of an image is a rectangle of it, perhaps resized, which
-    `draw_crop_windows` in `crop_windows.py` draws, so that a fetch from the snapshot reads nothing
-    else; one that `flips` can be done on the way. The pixels of an `opencv` op are computed by
-    OpenCV, in one Python call; a `host_only` op has no other form, which an accelerator could run
-    within the train step.
+    Attributes:
+      takes: Whether the kernel accepts one example, a batch (a leading dimension on every feature),
+        or both.
+      random: It draws anew each epoch, as a pure function of (seed, epoch, example key).
+      device: It can also run as the first layer of the model.
+      works_on: Modalities of the data that it takes (`plan/schema.py`); empty: all.
+      on_labels: It changes labels, and stays on the host.
+      mixes_labels: It needs labels that are vectors.
+      counts_pixels: Its arguments count pixels of the full-size image.
+      crops: Its result is a rectangle of the image, perhaps resized, from `draw_crop_windows`, so
+        that a fetch from the snapshot reads nothing else.
+      flips: It can be part of such a fetch.
+      opencv: OpenCV computes its pixels, in one Python call.
+      host_only: It has no other form, which an accelerator could run within the train step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,9 +91,7 @@ class Op(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also
-        its module and the modules it imports.
-        """
+        """Name, version and arguments, for snapshot keys; for a user's own op also its code."""
         identity = {"op": self.name, "version": self.version, **self.model_dump()}
         module = type(self).__module__
         return (
@@ -98,28 +102,23 @@ class Op(BaseModel):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions besides TensorFlow whose versions decide what it computes."""
+        """Distributions besides TensorFlow whose versions affect the result."""
         return (OPENCV,) if self.opencv else ()
 
     @property
     def prefers_single_examples(self) -> bool:
-        """Whether the host does it better on one example at a time than on a batch, although its
-        kernel takes both.
-        """
+        """Whether the host is faster on single examples, although the kernel takes batches, too."""
         return False
 
     def shape(self, before: Shape) -> Shape:
-        """Shape of the model's input after this op, from the shape before it (None: differs between
-        examples).
-        """
+        """Return the shape of the model's input after this op; None: examples differ."""
         return before
 
     def in_evaluation(self) -> Op | None:
-        """What takes the place of a random op where nothing may be random; None: nothing."""
+        """Return the replacement of a random op in evaluation, or None."""
         return None
 
     def bind(self, facts: DataFacts) -> Op:
-        """The op with what params.yaml leaves to the data."""
         return self
 
 
@@ -137,7 +136,6 @@ class NeedsClasses(Op):
     )
 
     def bind(self, facts: DataFacts) -> Op:
-        """As many classes as the data has, where none are given."""
         return self if self.classes else self.model_copy(update={"classes": facts.classes})
 
 
@@ -148,12 +146,11 @@ class Sized(Op):
     width: int = Field(gt=0, le=LONGEST_SIDE, description="columns of the result")
 
     def shape(self, before: Shape) -> Shape:
-        """Height and width of the op; channels as before."""
         return (self.height, self.width, before[-1] if before else None)
 
 
 class Load(Op):
-    """Read the bytes of a file; planned by itself where a configuration reads files."""
+    """Read the bytes of a file; planned automatically if a configuration reads files."""
 
     name = "load"
     takes = "example"
@@ -161,8 +158,8 @@ class Load(Op):
 
 
 class Parse(Op):
-    """Parse serialized tf.train.Example records into key, label and input; planned by itself where
-    shards are read. `sizes` say how many numbers features have that hold several.
+    """Parse serialized tf.train.Example records into key, label and input; planned automatically if
+    shards are read. `sizes` gives the lengths of features with several numbers.
     """
 
     name = "parse"
@@ -171,7 +168,6 @@ class Parse(Op):
 
     @classmethod
     def of(cls, schema: Schema) -> Parse:
-        """What parses records of a dataset: its features, each with the dtype in a record."""
         dtypes = tuple((one.name, one.record_dtype) for one in schema.features)
         several = [one for one in (schema.table_input, schema.target) if one and one.shape]
         return cls(dtypes=dtypes, sizes=tuple((one.name, one.channels) for one in several))
@@ -179,8 +175,8 @@ class Parse(Op):
 
 @register
 class Decode(Op):
-    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known
-    from the data, not typed here.
+    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers. The data
+    decides how.
     """
 
     name = "decode"
@@ -188,8 +184,8 @@ class Decode(Op):
 
 
 class DecodeImage(Op):
-    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a
-    center crop done while decoding.
+    """Decode one JPEG or PNG: `decode` for image files. `crop` is the (height, width) of a center
+    crop that is done while decoding.
     """
 
     name = "decode"
@@ -200,7 +196,7 @@ class DecodeImage(Op):
     crop: tuple[int, int] | None = None
 
     def shape(self, before: Shape) -> Shape:
-        """The size of a crop; at a smaller size images differ, since only JPEG is decoded so."""
+        """Return the crop's shape; None if a ratio is set, which only JPEG files obey."""
         if self.crop:
             return (*self.crop, self.channels)
         return before if self.ratio == 1 else None
@@ -216,9 +212,9 @@ class DecodeRaw(Op):
 
 @register
 class Resize(Op):
-    """Resample and round back to uint8, so that wide floats never travel: to (height, width), or to
-    a `shorter` side of so many pixels, which keeps every image's aspect; of one longer than 8 times
-    its shorter side, the center of that length.
+    """Resample and round back to uint8, so that no large floats are passed on: to (height, width),
+    or to a `shorter` side of that many pixels, which keeps the aspect. An image longer than 8 times
+    its shorter side is first cut to its center of that length.
     """
 
     name = "resize"
@@ -256,14 +252,12 @@ class Resize(Op):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and the arguments that are given: as before there were others; by the
-        shorter side, also what bounds the longer.
-        """
+        """Name, version and the arguments that are set, so that newer arguments keep old keys."""
         given = {key: value for key, value in super().identity.items() if value is not None}
         return given if self.shorter is None else {**given, "longest_aspect": LONGEST_ASPECT}
 
     def shape(self, before: Shape) -> Shape:
-        """Height and width of the result; of a `shorter` side, known where those before it are."""
+        """Return the shape; with a `shorter` side it is known only if the shape before is."""
         if self.shorter is None:
             return (self.height, self.width, before[-1] if before else None)
         if before is None or None in before[:2]:
@@ -272,28 +266,24 @@ class Resize(Op):
         return (height, width, before[-1])
 
     def center(self, height: Any, width: Any) -> tuple[Any, Any]:
-        """Height and width of the center of an image that is scaled by its shorter side, numbers or
-        tensors: all of it, unless it is longer than `LONGEST_ASPECT` times that.
-        """
+        """Return height and width of the center to be scaled, cut to `LONGEST_ASPECT`."""
         longest = LONGEST_ASPECT * _smaller(height, width)
         return _smaller(height, longest), _smaller(width, longest)
 
     def scaled(self, height: Any, width: Any) -> tuple[Any, Any]:
-        """Height and width of an image once its shorter side is `shorter`: numbers or tensors; the
-        longer side is rounded down.
-        """
+        """Return height and width once the shorter side is `shorter`; numbers or tensors."""
         shortest, shorter = _smaller(height, width), self.shorter or 0
         return height * shorter // shortest, width * shorter // shortest
 
 
 def _smaller(one: Any, other: Any) -> Any:
-    """The smaller of two whole numbers or tensors of them."""
+    """Return the smaller of two whole numbers or tensors."""
     return (one + other - abs(one - other)) // 2
 
 
 @register
 class CenterCrop(Sized):
-    """Cut the central (height, width) out of the image, padding with zeros where it is smaller."""
+    """Cut the central (height, width) out of the image; a smaller image is padded with zeros."""
 
     name = "center_crop"
     counts_pixels = True
@@ -302,7 +292,7 @@ class CenterCrop(Sized):
 
 @register
 class Pad(Op):
-    """Add a border on all four sides, as before a random crop."""
+    """Add a border on all four sides, usually before a random crop."""
 
     name = "pad"
     counts_pixels = True
@@ -313,7 +303,6 @@ class Pad(Op):
     )
 
     def shape(self, before: Shape) -> Shape:
-        """Twice the border more in height and width."""
         if before is None:
             return None
         height, width, channels = before
@@ -333,8 +322,8 @@ class Rescale(Op):
 
 @register
 class Standardize(Op):
-    """Subtract the mean and divide by the standard deviation of each channel or column, taken over
-    the training split only.
+    """Subtract the mean and divide by the standard deviation of each channel or column of the
+    training split.
     """
 
     name = "standardize"
@@ -357,7 +346,11 @@ class Standardize(Op):
         return self
 
     def shape(self, before: Shape) -> Shape:
-        """As before; ImpossiblePlan unless there is one mean for each channel, or for all."""
+        """Return the shape unchanged.
+
+        Raises:
+          ImpossiblePlan: There is neither one mean per channel, nor one for all.
+        """
         given = len(self.mean or ())
         if given > 1 and before and before[-1] not in (None, given):
             raise ImpossiblePlan(
@@ -367,14 +360,13 @@ class Standardize(Op):
         return before
 
     def bind(self, facts: DataFacts) -> Op:
-        """The training split's statistics, where none are given."""
         measured = {"mean": facts.mean, "deviation": facts.deviation}
         return self if self.mean is not None else self.model_copy(update=measured)
 
 
 @register
 class OneHot(NeedsClasses):
-    """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
+    """Turn class numbers into vectors of ones and zeros as labels (for `mixup` and `cutmix`)."""
 
     name = "one_hot"
     works_on = ()
@@ -383,7 +375,7 @@ class OneHot(NeedsClasses):
 
 @register
 class Categories(Op):
-    """Turn the categories of a table, numbers after its numeric columns, into ones and zeros."""
+    """Turn the categories of a table, which follow its numeric columns, into ones and zeros."""
 
     name = "categories"
     device = True
@@ -393,11 +385,10 @@ class Categories(Op):
     )
 
     def bind(self, facts: DataFacts) -> Op:
-        """As many as the data has, where none are given."""
         return self if self.sizes else self.model_copy(update={"sizes": facts.categories})
 
     def shape(self, before: Shape) -> Shape:
-        """One column per category instead of one per categorical column."""
+        """Return the shape with one column per category instead of one per categorical column."""
         return (
             before
             if before is None

@@ -1,8 +1,8 @@
-"""From parameters to a plan: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
+"""Makes plans from parameters: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
 
-The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right
-is refused with its reason before anything runs (`constraints.py`). `dataset.py` builds the
-tf.data.Dataset of a plan, by a function per kind of step.
+The order is right by construction and reads top to bottom in `_stream_steps`. Impossible
+combinations are refused with a reason before anything runs (`constraints.py`). `dataset.py` builds
+the tf.data.Dataset of a plan, with a function per kind of step.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one configuration does, in order, plus the options that hold for the whole dataset, and
-    what it was made to compute.
-    """
+    """The ordered steps of one configuration, options of the dataset, and the spec it computes."""
 
     spec: InputSpec
     steps: tuple[Step, ...]
@@ -73,7 +71,6 @@ class Plan:
 
     @property
     def autotunes(self) -> bool:
-        """Whether anything is left to tf.data's AUTOTUNE."""
         return self.graph_rewrites or any(
             step.parallel.is_autotuned
             if isinstance(step, Read | ReadIndexedShards | Map | Gather)
@@ -83,23 +80,20 @@ class Plan:
 
     @property
     def caches(self) -> bool:
-        """Whether the first epoch fills a cache for the later ones."""
         return any(isinstance(step, Cache) for step in self.steps)
 
     @property
     def gather(self) -> Gather | None:
-        """The step that reads the snapshot; None for a plan that streams."""
         first = self.steps[0]
         return first if isinstance(first, Gather) else None
 
     @property
     def reads_snapshot(self) -> bool:
-        """Whether the plan reads the memory-mapped snapshot and so can start at any step."""
         return self.gather is not None
 
     @property
     def reads_whole_snapshot(self) -> bool:
-        """Whether every row comes from the snapshot, and none from the shards."""
+        """Whether every row comes from the snapshot, none from the shards."""
         return self.gather is not None and not self.gather.decoding
 
     @property
@@ -114,12 +108,11 @@ class Plan:
 
     @property
     def gathers_on_device(self) -> bool:
-        """Whether batches are gathered on the device, within the train step."""
         return self.gather is not None and self.gather.on == "device"
 
     @property
     def batching(self) -> BatchSettings | None:
-        """How batches of sequences are made, where that is by their lengths."""
+        """How sequences are batched by their lengths; None otherwise."""
         for step in self.steps:
             if isinstance(step, Gather | BucketBatch):
                 return step.batching
@@ -127,19 +120,14 @@ class Plan:
 
     @property
     def service(self) -> ServiceSettings | None:
-        """The tf.data service that the plan uses, if any."""
         return next((step.settings for step in self.steps if isinstance(step, Service)), None)
 
     @property
     def window(self) -> Window | TokenWindow | None:
-        """The windows that are the examples of a series, or of text whose next token is
-        predicted.
-        """
         return self.spec.window
 
     @property
     def sampling(self) -> Sampling:
-        """How often the examples of each class are drawn."""
         for step in self.steps:
             if isinstance(step, Gather | ReadIndexedShards | SampleByClass):
                 return step.sampling
@@ -150,8 +138,8 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     """Lay out the steps for one configuration.
 
     Raises:
-      ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched;
-        every reason is given.
+      ImpossiblePlan: The combination would be wrong or useless, or the examples cannot be batched;
+        the message gives every reason.
     """
     problems = find_config_problems(
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
@@ -191,9 +179,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
 
 
 def set_storage_order(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration changed to deliver every example once, in storage order: for
-    evaluation, and to compare configurations.
-    """
+    """Return the configuration in storage order, each example once: for evaluation, comparison."""
     return config.model_copy(
         update={
             "shuffle": ShuffleSettings(kind="none"),
@@ -212,9 +198,7 @@ def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> li
 
 
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
-    """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
-    through a buffer.
-    """
+    """A batch is a gather of rows, whose numbers are computed instead of shuffled by a buffer."""
     fraction = config.snapshot.fraction
     gather = Gather(
         shuffle=config.shuffle,
@@ -237,7 +221,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
 def _indexed_shard_steps(
     config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
-    """As a stream whose records already arrive in the epoch's order."""
+    """The same as a stream, but records already arrive in the epoch's order."""
     preprocess = (
         *_opening_ops(config, spec),
         *resolve_decode(spec.preprocess, spec.schema, config),
@@ -263,9 +247,7 @@ def _indexed_shard_steps(
 def _stream_steps(
     source: StreamSource, config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
-    """The training pipeline of a configuration that streams its examples, in the order in which
-    they pass through it.
-    """
+    """Lay out a pipeline that streams its examples, in the order in which they pass through it."""
     ops = preprocess = (
         *_opening_ops(config, spec),
         *resolve_decode(spec.preprocess, spec.schema, config),
@@ -273,8 +255,8 @@ def _stream_steps(
     # The number of ops that see images of variable size, which cannot be batched.
     variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
-    # Files in another order each epoch, since no buffer is large enough; but windows are made of
-    # what is stored in its order.
+    # No buffer is large enough, so the order of files changes each epoch. Windows, however, need
+    # the stored order.
     shuffle_files = config.shuffle.kind == "buffer" and source == "shards" and spec.window is None
     steps: list[Step] = [
         Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)
@@ -284,18 +266,18 @@ def _stream_steps(
         cached, ops = _split_after(ops, config.cache.after)
         steps += [_map(config, cached), Cache(where=config.cache.where)]
 
-    # After the cache, which holds every example once; the class must be known.
+    # After the cache, which holds every example once. The class must be known.
     if config.sampling != "uniform":
         labeled, ops = (
             (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
         )
         steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
 
-    if spec.window:  # made of time steps, or tokens, that are preprocessed and still in order
+    if spec.window:  # made of preprocessed time steps or tokens that are still in order
         steps += [_map(config, ops), spec.window]
         ops = ()
 
-    # While examples are small; after the cache, which would freeze the order.
+    # While examples are small, and after the cache, which would freeze the order.
     if config.shuffle.kind == "buffer":
         steps += [Shuffle(size=config.shuffle.size)]
 
@@ -322,7 +304,6 @@ def _prefetch(config: PipelineConfig) -> list[Step]:
 
 
 def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
-    """What turns an element of the source into an example with a label."""
     opening: dict[str, Ops] = {"files": (Load(feature=spec.schema.input.name),), "arrays": ()}
     return opening.get(config.read, (Parse.of(spec.schema),))
 
@@ -332,16 +313,15 @@ def _map(config: PipelineConfig, ops: Ops) -> Map:
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
-    """Split ops after the one of this name; after all of them for `preprocess`, or for a crop that
-    is part of decoding.
-    """
+    """Split ops after the one of this name; after all for `preprocess`, or a crop in decoding."""
     end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
     return ops[:end], ops[end:]
 
 
 def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
-    """Split ops into those for single examples (`at_least` this number of them) and those for
-    batches; with `vectorize`, every op that can takes batches.
+    """Split ops for single examples, at least `at_least`, from those for batches.
+
+    With `vectorize`, every op that can takes batches.
     """
     if vectorize:
         end = len(ops)

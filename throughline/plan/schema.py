@@ -1,8 +1,7 @@
-"""What an example is: its features, each with a role, an encoding, a shape and a dtype.
+"""The schema of examples: features, each with a role, an encoding, a shape and a dtype.
 
-Ingest says so once, in the manifest; the index of the shards and the file of a model repeat it, and
-everything after them asks here. How values of an encoding are examined, stored and decoded is in
-the encoding's file below `throughline/data/encodings/`.
+Ingest writes it to the manifest; the index of the shards and the file of a model repeat it. Files
+in `throughline/data/encodings/` define how values of an encoding are examined, stored and decoded.
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ if TYPE_CHECKING:
     from throughline.settings import PipelineConfig
 
 Role = Literal["input", "target"]
-# Where ingest leaves the values that become records: rows of values.npy, blocks of such rows, byte
-# ranges of documents.bin, files, or, of numbers of the manifest itself, in its tables.
+# Where ingest stores the values that become records: rows of values.npy, blocks of such rows, byte
+# ranges of documents.bin, files, or, for numbers, the manifest's own table.
 Storage = Literal["rows", "blocks", "documents", "files", "table"]
 Shape = tuple[int | None, ...]
-COLUMNS = "columns"  # the feature that is the table input
+COLUMNS = "columns"  # the name of the feature for the table input
 
 
 class Encoding(ABC):
-    """How the values of a feature are stored in records, and what becomes of them.
+    """How the values of a feature are stored in records and decoded.
 
-    `modality` says what they are, whatever they are stored as: which ops and models take them.
-    `noun` names the data in messages. Values that are `padded` may differ in length within a batch;
-    GZIP gains nothing on those that are `compressed` already.
+    Attributes:
+      modality: The kind of the data, however it is stored, which decides the ops and models for it.
+      noun: Name of the data in messages.
+      padded: Values may differ in length within a batch.
+      compressed: Values are compressed already, so GZIP gains nothing.
     """
 
     name: ClassVar[str]
@@ -43,15 +44,13 @@ class Encoding(ABC):
 
     @abstractmethod
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op | None:
-        """What `decode` means for a feature of this encoding, in a configuration, or without one in
-        the snapshot; None: nothing.
-        """
+        """Return the op that `decode` means in a configuration, or in the snapshot without one."""
 
     def __repr__(self) -> str:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return find_encoding, (self.name,)  # there is one of each
+        return find_encoding, (self.name,)  # each encoding has one instance
 
 
 ENCODINGS: dict[str, Encoding] = {}
@@ -64,10 +63,10 @@ def register(kind: type[Encoding]) -> type[Encoding]:
 
 
 def find_encoding(named: Any) -> Encoding:
-    """The encoding of this name.
+    """Return the encoding of this name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: There is none.
     """
     if isinstance(named, Encoding):
         return named
@@ -85,9 +84,11 @@ NamedEncoding = Annotated[
 class TableColumns:
     """The columns of a table or series, along the last axis of a feature: numbers, then categories.
 
-    `categories` holds the vocabularies of the trailing columns, in which an empty word is the empty
-    cell; `medians` what an empty cell of a numeric column stands for, by its name; `decimal` is the
-    mark in numbers of text, `thousands` what divides their thousands besides, if anything.
+    Attributes:
+      categories: Vocabularies of the trailing columns; an empty word is the empty cell.
+      medians: Replacements of empty cells, by the names of numeric columns.
+      decimal: The decimal mark in numbers that are text.
+      thousands: The separator of thousands in them, if any.
     """
 
     names: tuple[str, ...] = ()
@@ -98,14 +99,13 @@ class TableColumns:
 
     @property
     def numeric(self) -> int:
-        """How many of them are numbers."""
         return len(self.names) - len(self.categories)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One value of every example: its `shape`, in which None stands for sizes that differ between
-    examples, and the NumPy `dtype` of what it is decoded to.
+    """One value of every example, with `shape` (None: sizes differ between examples) and the NumPy
+    `dtype` that it is decoded to.
     """
 
     name: str
@@ -117,46 +117,40 @@ class Feature:
 
     @property
     def channels(self) -> int:
-        """Size of the last axis, such as 3 of images in color."""
+        """Size of the last axis, such as 3 for images in color."""
         return self.shape[-1] or 1
 
     @property
     def batch_shape(self) -> Shape | None:
-        """The shape, where values can be put into a batch as they are, or padded; None where they
-        must be made the same size first.
-        """
+        """The shape, if values can be batched as they are or padded; otherwise None."""
         return None if None in self.shape and not self.encoding.padded else self.shape
 
     @property
     def record_dtype(self) -> str:
-        """What a record holds of it: its own dtype in numbers, or bytes."""
+        """The dtype in a record: its own for numbers, otherwise bytes."""
         return self.dtype if self.encoding.storage == "table" else "string"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The features of every example of a dataset."""
-
     features: tuple[Feature, ...]
 
     @property
     def input(self) -> Feature:
-        """What the model sees, before all."""
         return next(feature for feature in self.features if feature.role == "input")
 
     @property
     def table_input(self) -> Feature | None:
-        """Columns of the table that lists the examples, which the model sees as well, if any."""
+        """Columns of the table that lists the examples, as a second input, if any."""
         inputs = [feature for feature in self.features if feature.role == "input"]
         return inputs[1] if len(inputs) > 1 else None
 
     @property
     def columns(self) -> TableColumns:
-        """Those of the table or series that the model sees; none where it sees no table."""
+        """The columns of the table or series that the model sees, if any."""
         return (self.table_input or self.input).columns
 
     def with_columns(self, columns: TableColumns) -> Schema:
-        """The schema with these in their place."""
         changed = self.table_input or self.input
         return Schema(
             features=tuple(
@@ -167,20 +161,18 @@ class Schema:
 
     @property
     def target(self) -> Feature | None:
-        """What the model is to predict; None where that is cut out of the input, as of a series."""
+        """The feature to predict; None if it is cut out of the input, as for a series."""
         return next((feature for feature in self.features if feature.role == "target"), None)
 
     @property
     def is_series(self) -> bool:
-        """Whether records are blocks of consecutive time steps, of which windows are cut."""
+        """Whether records are blocks of consecutive time steps, from which windows are cut."""
         return self.input.encoding.storage == "blocks"
 
     @property
     def is_text(self) -> bool:
-        """Whether examples are texts."""
         return self.input.encoding.modality == "text"
 
     @property
     def predicts_number(self) -> bool:
-        """Whether the target is a number, not a class."""
         return self.target is not None and self.target.encoding.name == "number"

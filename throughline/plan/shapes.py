@@ -1,6 +1,4 @@
-"""What the ops make of the data: how `decode` is done, and the shape of an example after each op.
-Pure; no TensorFlow.
-"""
+"""What ops do to the data: how `decode` is done, and the shape after each op. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from throughline.shared.errors import ImpossiblePlan
 def resolve_decode(
     preprocess: Sequence[Op], schema: Schema, config: PipelineConfig | None = None
 ) -> tuple[Op, ...]:
-    """Replace `decode` by what it means for the encoding of the data and a configuration, which may
-    be nothing.
-    """
+    """Replace `decode` by the op for the data's encoding and a configuration, which may be none."""
     value = schema.input
     decode = value.encoding.decode(value, config)
     ops = [decode if isinstance(op, Decode) else op for op in preprocess]
@@ -31,9 +27,7 @@ def resolve_decode(
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
-    """How many of `ops` it takes until all examples have the same shape for good, so that they can
-    be batched; None: not even all of them.
-    """
+    """Return how many of `ops` give all examples one shape for good; None if all are too few."""
     shape: Shape = schema.input.batch_shape
     needed = None if shape is None else 0
     for count, op in enumerate(ops, 1):
@@ -46,9 +40,7 @@ def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
 
 
 def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
-    """The schema with the values that `ops` take: files of any size where the ops give them one,
-    whichever those of the training had; else as it is.
-    """
+    """Return the schema with files of any size, if `ops` give them one size; else unchanged."""
     value = schema.input
     if value.encoding.storage != "files":
         return schema
@@ -59,9 +51,7 @@ def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
 
 
 def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, ...]:
-    """Shape of what a snapshot stores of an example; with None where examples keep their own sizes,
-    as images and the tokens of text may.
-    """
+    """Return the shape of an example in a snapshot; None in it for sizes that differ."""
     variable = ops_until_uniform(preprocess, schema) is None
     value = schema.input
     return (
@@ -74,12 +64,10 @@ def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, 
 def output_shape(
     ops: Sequence[Op], schema: Schema, window: Window | TokenWindow | None = None
 ) -> tuple[int | None, ...]:
-    """Shape of the model's input after `ops`, derived from the data: (height, width, channels),
-    (columns,), (length, columns), or (None,) for the tokens of a text.
+    """Return the shape of the model's input after `ops`; (None,) for the tokens of a text.
 
     Raises:
-      ImpossiblePlan: the images differ in size and no op makes them the same size, or an op does
-        not fit them.
+      ImpossiblePlan: Images differ in size and no op makes them equal, or an op does not fit them.
     """
     value = schema.input
     if value.encoding.padded:
@@ -88,7 +76,7 @@ def output_shape(
     shape: Shape = (window.length, *(start or ())) if window else start
     for op in ops:
         shape = op.shape(shape)
-        if shape and shape[-1] is None:  # of ops that know their size, not how many channels
+        if shape and shape[-1] is None:  # for ops that know their size, but not the channels
             shape = (*shape[:-1], value.channels)
     if shape is None or any(size is None for size in shape):
         raise ImpossiblePlan(

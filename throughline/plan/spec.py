@@ -1,6 +1,4 @@
-"""What an input pipeline is to compute, whatever the configuration: the data's schema, the ops, the
-batch, the windows of a series or of text.
-"""
+"""What an input pipeline computes in every configuration: schema, ops, batch size and windows."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from throughline.plan.steps import TokenWindow, Window
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """The computation that every configuration carries out. `batch_size` counts examples over all
-    workers.
-    """
+    """The computation of every configuration. `batch_size` counts the examples of all workers."""
 
     schema: Schema
     preprocess: Sequence[Op]
@@ -29,15 +25,12 @@ class InputSpec:
 
     @property
     def ops(self) -> list[tuple[str, Op]]:
-        """All ops in their order, each with its section of params.yaml."""
         sections = ("preprocess", "augment", "postprocess")
         return [(section, op) for section in sections for op in getattr(self, section)]
 
     @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:
-        """The first of the augmenting ops, up to where images of variable size have the same size
-        and can be batched.
-        """
+        """The leading augmenting ops that bring images of variable size to one size."""
         needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
         return (
             self.augment
@@ -47,9 +40,7 @@ class InputSpec:
 
     @property
     def per_example_augment(self) -> Sequence[Op]:
-        """The first of the augmenting ops, which the host runs on one example at a time, or the
-        fetch itself: they must be, or are cheaper so.
-        """
+        """The leading augmenting ops for single examples, because they must be or are faster so."""
         needing = [number for number, op in enumerate(self.augment, 1) if op.takes == "example"]
         return max(
             self.augment[: max(needing, default=0)],
@@ -61,9 +52,7 @@ class InputSpec:
 
     @property
     def fetched_augment(self) -> Sequence[Op]:
-        """The first of the augmenting ops, where they crop a rectangle out of every image and
-        perhaps flip it: a fetch from the snapshot does that itself.
-        """
+        """The leading augmenting ops that a fetch can do: one that crops, and those that flip."""
         crop = tuple(self.augment[:1])
         if not crop or not crop[0].crops:
             return ()

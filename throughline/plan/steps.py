@@ -1,9 +1,8 @@
-"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes
-from. Pure; no TensorFlow.
+"""The steps of a plan: frozen values, each with its key of params.yaml. Pure; no TensorFlow.
 
-A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces,
-timelines and findings know it. To add a kind of step: a class here, its place in `plan.py`, the
-function that builds it in `dataset.py`; docs/extending.md shows one.
+A step's `trace_name` is the `name=` of its tf.data transformation, by which traces, timelines and
+findings identify it. A new kind of step needs a class here, its place in `plan.py`, and a function
+in `dataset.py` that builds it; docs/extending.md has an example.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ StreamSource = Literal["files", "arrays", "shards"]
 
 
 class Step(ABC):
-    """One transformation of the input pipeline; `params_key` is the field of params.yaml that it
-    comes from.
-    """
+    """One transformation of the input pipeline; `params_key` is its field of params.yaml."""
 
     params_key: ClassVar[str]
 
     @property
     def trace_name(self) -> str:
-        """The name of its transformation."""
         return self.params_key
 
     @abstractmethod
     def __str__(self) -> str:
-        """The step as a plan prints it."""
+        """Return the step as a plan prints it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +56,14 @@ class Window(Step):
         return f"window[{self.length}+{self.horizon},{self.stride}]"
 
     def count(self, steps: int) -> int:
-        """Windows in a split of N time `steps`."""
+        """Return the number of windows in a split of this many time `steps`."""
         return max(0, (steps - self.length - self.horizon) // self.stride + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWindow(Step):
-    """Windows of text: all documents of a split as one, in pieces of `length` tokens, and for each
-    token the one after it.
+    """Windows of text: all documents of a split joined and cut into pieces of `length` tokens. The
+    label of each token is the next token.
     """
 
     params_key: ClassVar[str] = "window"
@@ -78,14 +74,14 @@ class TokenWindow(Step):
         return f"window[{self.length} tokens]"
 
     def count(self, tokens: int) -> int:
-        """Windows in a split of N `tokens`; what is left at the end is no window."""
+        """Return the number of windows in a split of this many `tokens`; a rest is dropped."""
         return max(0, (tokens - 1) // self.length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read(Step):
-    """Deliver stored examples: file names, records in memory, or serialized records of shards;
-    shards perhaps in another order each epoch.
+    """Deliver stored examples: file names, records in memory, or serialized records of shards.
+    Shards may be shuffled each epoch.
     """
 
     params_key: ClassVar[str] = "read"
@@ -96,12 +92,10 @@ class Read(Step):
 
     @property
     def parallel(self) -> Parallelism:
-        """Parallel readers."""
         return Parallelism(self.interleave.parallel) if self.interleave else Parallelism()
 
     @property
     def trace_name(self) -> str:
-        """The name of its transformation."""
         return "interleave" if self.interleave else "read"
 
     def __str__(self) -> str:
@@ -116,8 +110,8 @@ class Read(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadIndexedShards(Step):
-    """Deliver the serialized records of uncompressed shards by their numbers, in any order: as
-    whole batches, or one by one.
+    """Deliver serialized records of uncompressed shards by number in any order, one by one or as
+    whole batches.
     """
 
     params_key: ClassVar[str] = "read"
@@ -137,12 +131,12 @@ class ReadIndexedShards(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(Step):
-    """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
+    """Deliver whole batches of preprocessed examples by row number from the snapshot's
     memory-mapped columns, and run `ops` on them.
 
-    Where a `fraction` of the rows is read there, the first, the others are decoded from the records
-    of the shards by the ops of `decoding`. The first `example_op_count` ops run on one example at a
-    time, before batching; where they crop a rectangle and flip it, they are part of the fetch.
+    If only the first `fraction` of the rows is read there, the others are decoded from the shards'
+    records by the ops of `decoding`. The first `example_op_count` ops run on single examples before
+    batching; if they crop a rectangle and flip it, they are part of the fetch.
     """
 
     params_key: ClassVar[str] = "read"
@@ -185,8 +179,8 @@ class Gather(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Step):
-    """Run consecutive ops in one call; `first_op_position` is that of the first of them in
-    `augment`, negative for ops before.
+    """Run consecutive ops in one call. `first_op_position` is the first op's position in `augment`,
+    negative for ops before it.
     """
 
     params_key: ClassVar[str] = "map"
@@ -197,7 +191,6 @@ class Map(Step):
 
     @property
     def trace_name(self) -> str:
-        """The name of its transformation: those of its ops."""
         return "_".join(op.name for op in self.ops)
 
     def __str__(self) -> str:
@@ -206,7 +199,7 @@ class Map(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleByClass(Step):
-    """Draw examples class by class, so that rare ones come more often."""
+    """Draw examples class by class, so that rare classes come more often."""
 
     params_key: ClassVar[str] = "sampling"
     trace_name: ClassVar[str] = "sample"
@@ -227,7 +220,6 @@ class Cache(Step):
 
     @property
     def trace_name(self) -> str:
-        """The name of its transformation."""
         return self.where if self.where == "tf_snapshot" else f"cache_{self.where}"
 
     def __str__(self) -> str:
@@ -250,7 +242,7 @@ class Shuffle(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Step):
-    """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no
+    """Stack `size` consecutive examples. The last batch of an epoch may be smaller, so that no
     example is lost.
     """
 
@@ -265,8 +257,8 @@ class Batch(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketBatch(Step):
-    """Batch examples of about the same length: tf.data's bucket_by_sequence_length, with the last
-    batch of each bucket at the end of the epoch.
+    """Batch examples of similar length: tf.data's bucket_by_sequence_length. The last batches of
+    the buckets come at the end of the epoch.
     """
 
     params_key: ClassVar[str] = "batch"
@@ -281,7 +273,9 @@ class BucketBatch(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Service(Step):
-    """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
+    """Run everything before this step in the workers of the tf.data service, then rebatch to full
+    batches.
+    """
 
     params_key: ClassVar[str] = "service"
 
@@ -305,12 +299,10 @@ class Prefetch(Step):
 
 
 def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
-    """How many examples a shuffle mixes with each other."""
     return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
 
 
 def count_mixed(shuffle: ShuffleSettings, *, examples: int) -> int:
-    """As `shuffle_buffer_size`, of any kind of shuffle; all, where batches take from all."""
     if shuffle.kind == "none":
         return 1
     by_buffer = shuffle.kind in ("buffer", "window")
@@ -318,7 +310,6 @@ def count_mixed(shuffle: ShuffleSettings, *, examples: int) -> int:
 
 
 def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
-    """The reading order, as a plan prints it."""
     orders = {
         "none": "in order",
         "global": "global shuffle",
@@ -330,12 +321,10 @@ def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
 
 
 def _calls(parallel: Parallelism) -> str:
-    """Parallel calls as a plan prints them."""
     return "" if parallel.is_sequential else f"[{parallel}]"
 
 
 def _lengths(batching: BatchSettings | None, size: int) -> str:
-    """Size and lengths of batches as a plan prints them."""
     if batching is None:
         return str(size)
     if batching.pack:
@@ -347,5 +336,4 @@ def _lengths(batching: BatchSettings | None, size: int) -> str:
 
 
 def _kind(sampling: Sampling) -> str:
-    """Kind of sampling as a plan prints it."""
     return sampling if isinstance(sampling, str) else "weighted"

@@ -1,4 +1,4 @@
-"""The ops of texts. No TensorFlow; `text_kernels.py` computes them."""
+"""The ops on text. No TensorFlow; `text_kernels.py` computes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from throughline.shared.libraries import TOKENIZERS
 
 @register
 class Tokenize(Op):
-    """Turn text into the numbers of its tokens, int32 from 1 on; 0 stands for padding."""
+    """Turn text into the numbers of its tokens, int32 from 1; 0 is padding."""
 
     name = "tokenize"
     version = 4
@@ -46,7 +46,7 @@ class Tokenize(Op):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and arguments; of a given file its content, wherever it is."""
+        """Name, version and arguments; a given file counts by its content."""
         content = digest_file(Path(self.model)) if self.model else ""
         return {**super().identity, "model": content}
 
@@ -57,17 +57,15 @@ class Tokenize(Op):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Those that fit and run the tokenizer."""
         return () if self.kind == "bytes" else TOKENIZERS
 
     def bind(self, facts: DataFacts) -> Op:
-        """The tokenizer as the snapshot was written with it, fitted or given."""
+        """Return the tokenizer with the file in the snapshot, whether it was fitted or given."""
         if not self.file:
             return self
         return self.model_copy(update={"model": str(facts.snapshot / self.file)})
 
     def shape(self, before: Shape) -> Shape:
-        """As many tokens as the text has."""
         return (None,)
 
 
@@ -82,9 +80,7 @@ class Truncate(Op):
 
 @register
 class EndDocument(Op):
-    """Put number 0 after the last token, so that it shows where one document ends and the next
-    begins.
-    """
+    """Append number 0 after the last token, to separate documents."""
 
     name = "end_document"
     works_on = ("text",)

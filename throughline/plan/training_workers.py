@@ -1,5 +1,5 @@
-"""Several workers, a process each, that train together: which one this is, and its slice of every
-batch. Pure; no TensorFlow.
+"""Workers, a process each, that train together, and their
+slices of batches. Pure; no TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 from throughline.shared.errors import ImpossiblePlan
 
-TF_CONFIG = "TF_CONFIG"  # by which tf.distribute is configured
+TF_CONFIG = "TF_CONFIG"  # the variable that configures tf.distribute
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWorker:
     """One of `count` workers that train together, each on its slice of every batch.
 
-    All slices of a batch are equally large, so that the average over the workers is the batch's
-    mean, and none is empty. The last batch of an epoch is cut to a multiple of `batch_multiple`, of
-    the count where that is None: fewer examples than that are left out, and other ones each epoch
-    where they are shuffled. With one multiple, batches are the same whatever the count. `on_host`
-    of the workers are on this one's host and share its cores and memory.
+    All slices of a batch have the same size and none is empty, so that the average over the workers
+    is the batch's mean. The last batch of an epoch is cut to a multiple of `batch_multiple` (None:
+    of `count`). It leaves out fewer examples than that, different ones each epoch if they are
+    shuffled. With the same multiple, batches are the same for any count. `on_host` workers, this
+    one included, share the host's cores and memory.
     """
 
     index: int = 0
@@ -35,34 +35,32 @@ class TrainingWorker:
 
     @property
     def multiple(self) -> int:
-        """What the size of every batch is a multiple of."""
+        """The number that divides every batch size."""
         return self.batch_multiple or self.count
 
     @property
     def alone(self) -> TrainingWorker:
-        """A worker that has the whole batches of all of them."""
+        """A single worker with the whole batches of all workers."""
         return TrainingWorker(batch_multiple=self.multiple)
 
     def share(self, of_host: int) -> int:
-        """This worker's part of what its host has, such as cores; at least 1."""
+        """Return this worker's part of a host's resource, such as cores; at least 1."""
         return max(1, of_host // self.on_host)
 
     def cut(self, start: Any, size: Any) -> tuple[Any, Any]:
-        """This worker's slice of `size` positions from `start` on, its first and the one after its
-        last: numbers, or tensors of them.
-        """
+        """Return this worker's slice [first, end) of `size` positions from `start`."""
         first = start + size * self.index // self.count
         return first, start + size * (self.index + 1) // self.count
 
     def shared(self, examples: int, batch_size: int) -> int:
-        """How many of an epoch's examples all workers together train on."""
+        """Return how many of an epoch's examples all workers together train on."""
         return examples - examples % batch_size % self.multiple
 
     def check(self, examples: int, batch_size: int, *, lanes: int | None = None) -> None:
-        """Refuse what cannot be shared equally.
+        """Check that batches can be shared equally.
 
         Raises:
-          ImpossiblePlan: the batch cannot be cut into equal slices, lanes would be divided, or
+          ImpossiblePlan: The batch cannot be cut into equal slices, lanes would be divided, or
             there are fewer examples than workers.
         """
         multiple = self.multiple
@@ -106,11 +104,12 @@ def find_training_worker(
     batch_multiple: int | Literal["auto"],
     gpus: int,
 ) -> TrainingWorker:
-    """Which of several workers this is, by TF_CONFIG or, where that is not set, the first of those
-    that the parameters ask for; `auto`: one for each of the `gpus`.
+    """Return which worker this is: by TF_CONFIG, or else the first of the parameters' processes.
+
+    With `auto`, there is one for each of the `gpus`.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG is wrong, or names another number of workers than the parameters.
+      ImpossiblePlan: TF_CONFIG is wrong, or its number of workers differs from the parameters'.
     """
     stated = training_worker_from_tf_config(environment)
     multiple = None if batch_multiple == "auto" else batch_multiple
@@ -126,24 +125,22 @@ def find_training_worker(
 
 
 def make_tf_config(addresses: Sequence[str], index: int) -> str:
-    """TF_CONFIG of one of the workers at these addresses, of which the first is the chief."""
+    """Return TF_CONFIG of one of the workers at these addresses; the first is the chief."""
     return json.dumps(
         {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
     )
 
 
 def list_addresses(environment: Mapping[str, str]) -> list[str]:
-    """The addresses of the workers that TF_CONFIG names, in their order."""
     cluster = json.loads(environment.get(TF_CONFIG) or "{}").get("cluster", {})
     return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
 def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
-    """Which of several workers this is, as TF_CONFIG configures tf.distribute: the chief first,
-    then the workers. The only one where it is not set.
+    """Return which worker this is by TF_CONFIG, the chief first; the only one if it is not set.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG does not say that, so that workers could train on the same examples.
+      ImpossiblePlan: TF_CONFIG does not say, so that workers could train on the same examples.
     """
     text = environment.get(TF_CONFIG) or "{}"
     try:
@@ -175,6 +172,6 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
 
 
 def name_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """The `count` visible GPUs as CUDA_VISIBLE_DEVICES names them, one by one."""
+    """Return `count` visible GPUs as CUDA_VISIBLE_DEVICES names them, one by one."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[:count] if named else [str(number) for number in range(count)]

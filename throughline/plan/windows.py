@@ -1,6 +1,4 @@
-"""The windows that a dataset's splits are cut into, as the `window` section of params.yaml asks for
-them. Pure; no TensorFlow.
-"""
+"""Windows of a dataset's splits, by the `window` section of params.yaml. Pure; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from throughline.shared.errors import InvalidParams
 def choose_window(
     settings: WindowSettings, steps: Mapping[str, int], columns: Sequence[str]
 ) -> Window:
-    """The windows of a series of these `columns`, whose splits have so many time `steps`.
+    """Return the windows of a series of these `columns`; `steps` are the time steps of each split.
 
     Raises:
-      InvalidParams: a target is no column, or a split is shorter than one window.
+      InvalidParams: A target is no column, or a split is shorter than one window.
     """
     unknown = [name for name in settings.targets if name not in columns]
     if unknown:
@@ -43,10 +41,10 @@ def choose_window(
 
 
 def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:
-    """The windows of `length` tokens of a text, whose splits have so many `tokens`.
+    """Return windows of `length` tokens; `tokens` are the numbers of tokens of each split.
 
     Raises:
-      InvalidParams: a split has fewer tokens than one window.
+      InvalidParams: A split has fewer tokens than one window.
     """
     window = TokenWindow(length=length)
     for split, count in tokens.items():

@@ -1,8 +1,8 @@
-"""The sections of params.yaml as frozen values: every field has a type, a default, bounds and a
+"""The sections of params.yaml as frozen values. Every field has a type, a default, bounds and a
 description with its unit.
 
-Pure declarations: `throughline.config.params` loads and cross-checks them, the stages receive the
-sections they need, the Prefect form and docs/configurations.md are generated from them.
+Pure declarations: `throughline.config.params` loads and cross-checks them, stages receive the
+sections they need, and the Prefect form and docs/configurations.md are generated from them.
 """
 
 from throughline.settings.base import Settings

@@ -1,6 +1,4 @@
-"""What the sections of params.yaml are made of: their common class, and fields that are a word or
-a count.
-"""
+"""The base class of the sections of params.yaml, and types of fields that are a word or a count."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from pydantic import (
 )
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-# A tagged union of a word and a mapping reports a problem once.
+# A tagged union of a word and a mapping reports a problem only once.
 WORD, MAPPING = Tag("literal"), Tag("constrained")
 WORD_OR_MAPPING = Discriminator(
     lambda value: "constrained" if isinstance(value, dict) else "literal"
@@ -26,7 +24,7 @@ WORD_OR_MAPPING = Discriminator(
 
 
 def _name_keys(value: Any) -> Any:
-    """A mapping by names, of which YAML reads those of digits, as classes may have, as numbers."""
+    """Turn integer keys into strings: YAML reads class names of digits as numbers."""
     if not isinstance(value, dict):
         return value
     return {str(key) if type(key) is int else key: one for key, one in value.items()}
@@ -37,15 +35,13 @@ WeightByClass = Annotated[dict[str, Annotated[float, Field(ge=0)]], BY_NAME]
 
 
 class Settings(BaseModel):
-    """A section of params.yaml: immutable, and closed to keys it does not know."""
+    """A section of params.yaml: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def word_or_count(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
-    """Check a field that is one of a few words or a whole number from 1, with one plain message for
-    anything else; and its JSON schema.
-    """
+    """Return validator and JSON schema of a field: one of `words`, or an integer from 1."""
 
     def check(value: Any) -> str | int:
         if value in words or (type(value) is int and value >= 1):

@@ -1,4 +1,4 @@
-"""How sequences of variable length become batches: a part of a configuration in params.yaml."""
+"""How sequences of variable length are batched: part of a configuration in params.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from throughline.settings.base import Settings
 
 
 def _check_boundaries(value: Any) -> str | tuple[int, ...] | None:
-    """Check length buckets, with one plain message for anything else."""
     if value is None or value == "auto":
         return value
     if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):

@@ -1,4 +1,4 @@
-"""Where the data come from and what is refused: section `data` of params.yaml."""
+"""Where the data come from and what is rejected: section `data` of params.yaml."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Missing = Annotated[
 
 
 def _as_mark(value: Any) -> Any:
-    """A mark of missing cells, of which YAML reads some as numbers."""
+    """Return a mark of missing cells as text; YAML reads some as numbers."""
     if value is None or isinstance(value, bool):
         written = {None: "null", True: "true", False: "false"}[value]
         raise ValueError(f"write it in quotes, as the cells have it: '{written}'")
@@ -81,7 +81,7 @@ Columns = Annotated[
 
 
 class SplitSettings(Settings):
-    """How examples are assigned to splits where the source itself does not: by content alone."""
+    """How examples are assigned to splits if the source does not do so: by their content alone."""
 
     validation: Fraction = Field(
         default=0.1, description="share of the training examples held out for validation"
@@ -98,7 +98,7 @@ class SplitSettings(Settings):
 
 
 class DataSettings(Settings):
-    """Where the examples come from and what is refused."""
+    """Where the examples come from and what is rejected."""
 
     fetch: Literal["none", "fashion_mnist", "photos", "mails"] = Field(
         default="none",
@@ -182,15 +182,12 @@ class DataSettings(Settings):
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """Names of the columns with labels."""
         named = self.label_column
         return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """The columns that texts bring along: those that the model sees as well, and the numbers to
-        predict.
-        """
+        """Columns that texts keep: those that the model also sees, and numbers to predict."""
         label = self.label_columns if self.label_kind == "number" else ()
         return (*self.numeric, *self.categorical, *label)
 
@@ -242,7 +239,6 @@ class DataSettings(Settings):
     )
 
     def missing_marks(self, column: str) -> list[str]:
-        """The cells of a column that mean missing."""
         marks = self.missing_values
         return marks.get(column, []) if isinstance(marks, dict) else marks
 
@@ -268,7 +264,6 @@ class DataSettings(Settings):
         return self
 
     def missing_in(self, column: str) -> Filling:
-        """What `missing` says of a column."""
         if isinstance(self.missing, dict):
             return self.missing.get(column, "reject")
         return self.missing
@@ -323,7 +318,6 @@ class DataSettings(Settings):
 
     @property
     def time_columns(self) -> tuple[str, ...]:
-        """Names of the columns that say when."""
         named = self.time_column
         return tuple(named) if isinstance(named, list) else (named,) if named else ()
 

@@ -28,7 +28,7 @@ ShuffleSize = Annotated[str | int, *word_or_count("auto")]
 
 
 class InterleaveSettings(Settings):
-    """Reading several shards interleaved."""
+    """How several shards are read interleaved."""
 
     cycle_length: int = Field(default=4, ge=1, description="shards open at once")
     block_length: int = Field(
@@ -40,7 +40,7 @@ class InterleaveSettings(Settings):
 
 
 class MapSettings(Settings):
-    """Running the per-example or per-batch functions."""
+    """How the per-example or per-batch functions run."""
 
     parallel: Parallel = Field(
         default="none", description="parallel calls: none, auto (AUTOTUNE), cores or a number"
@@ -48,7 +48,7 @@ class MapSettings(Settings):
 
 
 class CacheSettings(Settings):
-    """Keeping elements of the first epoch for the later ones."""
+    """How elements of the first epoch are kept for later ones."""
 
     where: Literal["memory", "disk", "tf_snapshot", "save_load"] = Field(
         default="memory",
@@ -96,13 +96,13 @@ class ShuffleSettings(Settings):
     )
 
 
-# As TensorFlow decodes by itself.
+# The defaults of TensorFlow.
 EXACT_DECODING = {"dct": "fast", "ratio": 1, "crop": "after"}
 
 
 class JpegDecoding(Settings):
-    """How JPEG is decoded. Anything but the defaults gives other pixels than the rest; the
-    difference is measured and shown.
+    """How JPEG is decoded. Other values than the defaults change the pixels; the difference is
+    measured and shown.
     """
 
     dct: Literal["fast", "accurate"] = Field(
@@ -124,14 +124,14 @@ class JpegDecoding(Settings):
 
     @property
     def approximate(self) -> bool:
-        """Whether pixels may differ from TensorFlow's own decoding; a fused crop differs at its
-        edges.
+        """Whether pixels may differ from TensorFlow's decoding; a
+        fused crop differs at its edges.
         """
         return self.model_dump() != EXACT_DECODING
 
 
 class SnapshotPart(Settings):
-    """How much of the snapshot is read; the other examples are decoded from the shards, by their
+    """How much of the snapshot is read. The other examples are decoded from the shards by their
     index, in the same order.
     """
 
@@ -141,7 +141,7 @@ class SnapshotPart(Settings):
 
 
 class ServiceSettings(Settings):
-    """The tf.data service: reading and mapping in processes of their own."""
+    """The tf.data service: reading and mapping in separate processes."""
 
     workers: int = Field(
         default=2,
@@ -164,7 +164,7 @@ class ServiceSettings(Settings):
 
     @property
     def on_this_host(self) -> bool:
-        """Whether its workers share the cores of the training, as far as the address tells."""
+        """Whether the workers share the cores of the training, as far as the address tells."""
         host = self.address.removeprefix("grpc://").rpartition(":")[0]
         return host in ("", "localhost", "[::1]") or host.startswith("127.")
 
@@ -247,5 +247,5 @@ class PipelineConfig(Settings):
 
     @property
     def remote_address(self) -> str:
-        """The tf.data service that it does not start itself; empty where there is none."""
+        """Address of a tf.data service that the program does not start; empty if there is none."""
         return self.service.address if self.service else ""

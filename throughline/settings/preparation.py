@@ -49,7 +49,7 @@ class ShardSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """Who inspects files and writes shards and the snapshot; any engine gives the same bytes."""
+    """What inspects files and writes shards and the snapshot; any engine gives the same bytes."""
 
     address: str = Field(
         default="",
@@ -74,7 +74,7 @@ class EngineSettings(Settings):
 
 
 class SnapshotSettings(Settings):
-    """What the snapshot holds, and what happens when a shard is damaged while it is written."""
+    """What the snapshot holds, and what happens if a damaged shard is found while writing it."""
 
     fraction: StoredFraction = Field(
         default="auto",
@@ -97,14 +97,14 @@ class SnapshotSettings(Settings):
 
     @property
     def stored_fraction(self) -> float:
-        """`fraction` as a number: all, where no configuration has said less."""
+        """`fraction` as a number; 1 if no configuration asks for less."""
         return 1.0 if isinstance(self.fraction, str) else self.fraction
 
 
 class WindowSettings(Settings):
     """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
-    (`tokens`): what the model sees and what it is to predict. They never cross from one split into
-    another. With other data, values other than the defaults are refused.
+    (`tokens`): what the model sees and predicts. They never cross from one split into another. For
+    other data, only the defaults are allowed.
     """
 
     length: int = Field(default=24, ge=1, description="time steps the model sees")

@@ -1,4 +1,4 @@
-"""Which features of records that others wrote are examples: a part of `data` in params.yaml."""
+"""Which features of existing records form an example: part of `data` in params.yaml."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The kinds of input that `data.source` can name, with what the rest of the program must know of
-each before anything is read.
+"""The kinds of input that `data.source` can name, with all that must be known before reading.
 
 A kind is a line here and, unless it is a folder of files, a function among the `SCANNERS` in
 `throughline/data/sources/`.
@@ -14,10 +13,14 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
-    """How the examples are encoded, by the encoding's name, and the model that `auto` stands for,
-    where it is not the first that fits. Whether labels, and perhaps columns that the model sees,
-    are `in_table`; whether `label_kind` says what labels are. How it is read from a bucket: object
-    by object, or from a copy that is made for as long as ingest reads it, or not at all.
+    """A kind of input.
+
+    Attributes:
+      encoding: Name of the examples' encoding.
+      auto_model: The model of `auto`, if it is not the first that fits.
+      in_table: A table holds labels, and perhaps columns that the model also sees.
+      label_kind: `data.label_kind` applies.
+      in_bucket: How a bucket is read: objects one by one, a temporary copy, or not at all.
     """
 
     encoding: str
@@ -28,12 +31,12 @@ class SourceKind:
 
 
 SOURCES: Mapping[str, SourceKind] = {
-    "fashion_mnist": SourceKind(encoding="pixels", auto_model="mlp"),  # 28×28, of one channel
+    "fashion_mnist": SourceKind(encoding="pixels", auto_model="mlp"),  # 28×28, one channel
     "arrays": SourceKind(encoding="pixels", label_kind=True),
     "image_folder": SourceKind(encoding="image", in_bucket="objects"),
     "image_table": SourceKind(encoding="image", in_table=True, label_kind=True, in_bucket=""),
     "table": SourceKind(encoding="numbers", in_table=True, label_kind=True),
-    # Or numbers, or images in shards: their records say.
+    # Numbers, or images in shards, if their records say so.
     "tfds": SourceKind(encoding="pixels", label_kind=True),
     "tfrecord": SourceKind(encoding="pixels", label_kind=True),
     "text_folder": SourceKind(encoding="text", in_bucket="objects"),

@@ -1,4 +1,4 @@
-"""Where prepared data are kept besides this machine: section `storage` of params.yaml."""
+"""Where prepared data are kept: section `storage` of params.yaml."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from throughline.shared.data_url import to_store_url
 
 
 class StorageSettings(Settings):
-    """Where shards and the columns of the snapshot are kept: in data/, or in an object store that
-    many machines read. What is computed is the same; credentials come from the environment.
+    """Where shards and the snapshot's columns are kept: in data/, or in an object store that many
+    machines read. The results are the same; credentials come from the environment.
     """
 
     url: str = Field(

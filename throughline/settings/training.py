@@ -1,6 +1,4 @@
-"""The model, its training and the measuring: sections `model`, `train` and `measure` of
-params.yaml.
-"""
+"""Model, training and measuring: sections `model`, `train` and `measure` of params.yaml."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 _OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 EMULATED_MODEL = "emulated"  # a model that waits as an accelerator would
 SCHEDULES = ("constant", "linear", "cosine")
-# A name, or an import path, or one of them with arguments: {focal: {gamma: 2}}.
+# A name or an import path, perhaps with arguments: {focal: {gamma: 2}}.
 NamedObject = Annotated[
     Annotated[str, WORD] | Annotated[dict[str, dict[str, Any]], MAPPING], WORD_OR_MAPPING
 ]
@@ -80,7 +78,7 @@ class EarlyStoppingSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How it is trained."""
+    """How the model is trained."""
 
     epochs: int = Field(default=2, ge=1, description="passes over the training split")
     learning_rate: float = Field(default=1e-3, gt=0, description="highest rate of the optimizer")

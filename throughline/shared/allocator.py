@@ -1,9 +1,9 @@
-"""Keeping freed memory for the next batch instead of giving it back to the kernel each time.
+"""Let glibc keep freed memory for the next batch instead of returning it to the kernel.
 
-glibc maps every block above 32 MB again and unmaps it when it is freed: a float batch of
-64×224×224×3 (38 MB) then costs ten thousand page faults, each time. Where the kernel does not back
-such blocks with huge pages, that has cost up to half of an input pipeline's throughput. The same
-could be had by `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` in the environment, which win.
+By default glibc maps every block above 32 MB anew and unmaps it when it is freed. A float batch of
+64×224×224×3 (38 MB) then costs ten thousand page faults, and, where the kernel does not back such
+blocks with huge pages, up to half of an input pipeline's throughput. `MALLOC_MMAP_THRESHOLD_` and
+`MALLOC_TRIM_THRESHOLD_` in the environment do the same and take precedence.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _VARIABLES = {
 
 
 def raise_malloc_thresholds() -> bool:
-    """Let this process reuse blocks of up to a gibibyte; returns whether glibc accepts that.
-    Without glibc nothing happens.
-    """
+    """Let this process reuse blocks of up to a gibibyte; return False if it has no glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,4 +1,4 @@
-"""What TensorFlow says when it starts, which no setting silences, and a process without it."""
+"""Hide the messages that TensorFlow prints at startup and that no setting silences."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import sys
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 
-# How its lines begin; errors pass.
+# How the lines of these messages begin. Lines with errors are not matched.
 CHATTER = (
     r"[IW][0-9]{4} [0-9]{2}:[0-9]{2}:|WARNING: All log messages before absl"
     r"|To enable the following instructions"
 )
-# An error only where there is a GPU.
+# TensorFlow reports this as an error on machines without a GPU.
 NO_GPU = r"|E[0-9]{4} .* failed call to cuInit"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
-LAST_LINES_S = 0.3  # for what the process has written last
+LAST_LINES_S = 0.3  # to wait for the last lines of the filter process
 
 
 def hide_tensorflow_chatter() -> None:
-    """Keep TensorFlow's notes and warnings from this process' standard error until it ends. What
-    else libraries write there passes, errors above all; Python's own stays with the terminal. Where
-    the user asks TensorFlow for more, and where something has replaced `sys.stderr`, as this does,
-    nothing is changed.
+    """Hide TensorFlow's notes and warnings on this process's standard error until it ends.
+
+    Other output of libraries is shown, above all errors; Python's own `sys.stderr` is not filtered.
+    Nothing changes if TF_CPP_MIN_LOG_LEVEL is 0 or 1, or if `sys.stderr` was already replaced.
     """
     asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1")
     if sys.stderr is not sys.__stderr__ or sys.stderr is None or asked_for:
         return
     unwanted = CHATTER if NVIDIA_DRIVER.exists() else CHATTER + NO_GPU
     own = os.dup(2)
-    # A process of its own: what a library writes before it aborts arrives as well. Without `site`
-    # it starts in 10 ms.
+    # The filter is a process of its own, so that it still passes on what a library writes just
+    # before it aborts. Without `site` it starts in 10 ms.
     command = [sys.executable, "-ISE", str(Path(__file__).with_name("line_filter.py"))]
     remaining = Popen([*command, unwanted], stdin=PIPE, stdout=own, start_new_session=True)
     if remaining.stdin:
@@ -42,7 +42,7 @@ def hide_tensorflow_chatter() -> None:
 
 
 def _end(process: int, own: int, remaining: Popen[bytes]) -> None:
-    """Wait until all has been written, unless a child still writes there."""
+    """Wait until the filter has written everything, unless a child still writes to it."""
     if os.getpid() != process:  # a fork, whose parent does this
         return
     os.dup2(own, 2)

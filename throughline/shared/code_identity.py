@@ -1,9 +1,8 @@
-"""The identity of code: a digest of modules and of all the project's modules that they import, read
-without running them.
+"""Digests of Python code: modules and all project modules that they import, without running them.
 
-Comments, docstrings and formatting do not count. Imports of whatever kind are followed, lazy and
-relative ones too; a module that is named only by a string (`importlib.import_module(name)`) is not
-seen. What is installed is identified by its version, elsewhere.
+Comments, docstrings and formatting do not count. Imports of every kind are followed, also lazy and
+relative ones, but not a module that only a string names (`importlib.import_module(name)`).
+Installed packages are identified by their versions, elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def code_digest(
     *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
 ) -> str:
-    """Digest of the code of `modules` and of the modules below `roots` that they import, directly
-    or not.
+    """Return a digest of `modules` and all modules below `roots` that they import.
 
-    `roots` are the current folder and the one that holds this program, unless given; packages in
-    `without` are not followed. A module outside of them counts with its own file alone; one without
-    a file in Python counts with its name.
+    Modules in `without` are not followed. One of `modules` that is outside `roots` counts with its
+    own file alone, or with its name if it has no Python file. By default, `roots` are the current
+    folder and the folder that holds this program.
     """
     files = project_files(*modules, roots=roots, without=without)
     parts = [f"{name}\n{_read(path).digest}" for name, path in files.items()]
@@ -48,10 +46,9 @@ def code_digest(
 def project_files(
     *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
 ) -> dict[str, Path]:
-    """The files of `modules` and of all they import below `roots`, by module name; packages' own
-    files among them.
+    """Return the files of `modules` and of all that they import below `roots`, by module name.
 
-    Modules and packages in `without`, and what is below them, are left out.
+    They include packages' `__init__.py`, but nothing of the modules and packages in `without`.
     """
     searched = [Path.cwd(), HERE] if roots is None else list(roots)
     files: dict[str, Path] = {}
@@ -72,10 +69,9 @@ def project_files(
 
 
 def computation_digest(files: Iterable[Path]) -> str:
-    """Digest of what modules compute: of their functions, and of the constants and classes of any
-    of these modules that the functions use, directly or not.
+    """Return the digest of what modules compute: functions, and the constants and classes in them.
 
-    Docstrings do not count, and neither do the fields of classes: what they hold are values.
+    Docstrings do not count, nor do the fields of classes, which only hold values.
     """
     trees = [_without_fields(parse_source(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
@@ -96,9 +92,7 @@ def computation_digest(files: Iterable[Path]) -> str:
 def imported_packages(
     *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
 ) -> set[str]:
-    """Top-level packages that `modules` and the project's modules they import need besides: neither
-    the project's nor Python's own.
-    """
+    """Return installed top-level packages that modules and the project modules they use import."""
     files = project_files(*modules, roots=roots, without=without)
     tops = {
         imported.partition(".")[0]
@@ -115,16 +109,13 @@ def imported_packages(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCode:
-    """What counts of a file: the `digest` of its syntax tree without docstrings, and the `imports`,
-    each as (dots, module, name).
-    """
+    """What a digest uses of a file: `imports` are (dots, module, name), `digest` is of the rest."""
 
     digest: str
     imports: tuple[tuple[int, str, str], ...]
 
 
 def _read(path: Path) -> ModuleCode:
-    """What counts of a file; read again only where it has changed."""
     state = path.stat()
     return _read_state(path, state.st_mtime_ns, state.st_size)
 
@@ -142,7 +133,7 @@ def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """Names that may be modules which a file imports: `from a import b` may mean a.b."""
+    """Yield the names of possible modules that a file imports: `from a import b` may mean a.b."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for dots, base, name in _read(path).imports:
         if dots:
@@ -170,7 +161,7 @@ def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
 
 
 def find_source(module: str) -> Path | None:
-    """The file of a module, which is not imported; None where it has none in Python."""
+    """Return the file of a module without importing it; None if it has no Python file."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
@@ -179,11 +170,6 @@ def find_source(module: str) -> Path | None:
 
 
 def parse_source(path: Path) -> ast.Module:
-    """The syntax tree of a file.
-
-    Raises:
-      InvalidCode: it is not Python.
-    """
     try:
         with no_garbage_collection():
             return ast.parse(path.read_bytes())
@@ -195,7 +181,7 @@ def parse_source(path: Path) -> ast.Module:
 
 
 def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """A module, or a statement, and all statements in it, without their many expressions."""
+    """Yield a node and all statements in it, skipping the far more numerous expressions."""
     yield node
     for part in ("body", "handlers", "orelse", "finalbody", "cases"):
         for statement in getattr(node, part, ()):
@@ -210,7 +196,6 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _without_fields(tree: ast.Module) -> ast.Module:
-    """The tree without docstrings and the fields of classes."""
     for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.ClassDef):
             node.body = [
@@ -223,7 +208,6 @@ def _without_fields(tree: ast.Module) -> ast.Module:
 
 
 def _defined_names(statement: ast.stmt) -> list[str]:
-    """Names that a statement of a module defines as constants or classes."""
     if isinstance(statement, ast.ClassDef):
         return [statement.name]
     targets = (

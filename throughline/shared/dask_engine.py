@@ -1,5 +1,7 @@
-"""A Dask cluster as the engine of a stage: items are sent to its workers one by one, and at most
-two for each of their threads, so that neither stage nor scheduler grows with their number.
+"""Run the work of a stage on a Dask cluster.
+
+Items are sent one by one, at most two for each thread of the workers, so that memory in the stage
+and in the scheduler does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from throughline.shared.scratch import Scratch
 
 T = TypeVar("T")
 R = TypeVar("R")
-PER_THREAD = 2  # items that a thread has or waits for
-ANSWER_S = 15.0  # within which a scheduler answers
-WORKERS_S = 60.0  # within which a cluster has a worker
+PER_THREAD = 2  # items that a thread processes or has waiting
+ANSWER_S = 15.0  # time limit for a scheduler to answer
+WORKERS_S = 60.0  # time limit for a cluster to have a worker
 POLL_S = 1.0
 ITEMS_SHOWN = 3
-ATTEMPTS = 3  # of an item whose worker ends
+ATTEMPTS = 3  # for an item whose worker dies
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "host": "127.0.0.1",
@@ -43,15 +45,15 @@ LOCAL: dict[str, Any] = {
 
 @contextmanager
 def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
-    """The cluster whose scheduler has this address, or one of so many processes on this machine,
-    which nobody else can use, since its parts show each other certificates that are drawn now, and
-    which ends with the block.
+    """Connect to the scheduler at `address`, or start a local cluster of `workers` processes.
+
+    A local cluster ends with the block. Newly drawn certificates keep others out of it.
 
     Raises:
-      EngineFailed: it does not answer, or has no worker.
+      EngineFailed: The scheduler does not answer.
     """
     for name in [one for one in logging.root.manager.loggerDict if one.startswith("distributed")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is an error of the stage
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # only the stage's own error matters
     scratch = Scratch(Path.cwd())
     allowed = {"distributed.scheduler.allowed-failures": ATTEMPTS - 1}
     timeouts = {"distributed.comm.timeouts.connect": ANSWER_S}
@@ -86,12 +88,12 @@ def _connect(address: str, security: Security | None = None) -> Iterator[Client]
     try:
         yield client
     finally:
-        with suppress(Exception):  # of a scheduler that is gone
+        with suppress(Exception):  # the scheduler may be gone
             client.close(timeout=POLL_S)
 
 
 class DaskEngine:
-    """Calls functions on the workers of a cluster, which `name` names in messages."""
+    """Calls functions on the workers of a Dask cluster; messages call the cluster `name`."""
 
     def __init__(self, client: Client, name: str, scratch: Scratch) -> None:
         self._client, self._name = client, name
@@ -102,11 +104,11 @@ class DaskEngine:
     def __call__(
         self, function: Callable[[T], R], items: Iterable[T], *, workers: int
     ) -> Iterator[R]:
-        """As `InParallel`, whose number of threads is that of the cluster.
+        """Yield function(item) for all items in order; the cluster decides the number of threads.
 
         Raises:
-          EngineFailed: the cluster is gone or has no workers, or an item ends its worker again and
-            again; names it.
+          EngineFailed: The cluster is gone, has had no workers for a minute, or an item ended its
+            worker in every attempt. The message names the item.
         """
         pickled, numbered = pickle.dumps(function), enumerate(items)
         sent = _Sent(self._client, self._describe(pickled), pickled)
@@ -141,10 +143,10 @@ class DaskEngine:
         )
 
     def _count_threads(self, sent: _Sent) -> int:
-        """Threads of all workers now; 0 for a while where all have ended and others may come."""
+        """Return the threads of all workers; for up to `WORKERS_S` it may be 0."""
         try:
             threads_of: Any = self._client.nthreads()
-        except Exception as error:  # whatever the library makes of a connection that is closed
+        except Exception as error:  # the library raises various errors if the connection is closed
             raise self._lost() from error
         threads, now = sum(threads_of.values()), time.monotonic()
         if threads:
@@ -187,7 +189,7 @@ class DaskEngine:
 
 
 class _Sent:
-    """What was sent to the workers and has not been taken from them."""
+    """Items that were sent to the workers and whose results were not taken yet."""
 
     def __init__(self, client: Client, stage: Stage, function: bytes) -> None:
         self._client, self._stage, self._function = client, stage, function
@@ -200,7 +202,7 @@ class _Sent:
         self.pending[future] = number, item
 
     def take_done(self) -> Iterator[tuple[int, Any, Future]]:
-        """What is done by now, at the latest in a second; each is forgotten when it was used."""
+        """Wait up to a second, then yield what is done; each future is released after use."""
         with suppress(TimeoutError):
             wait([*self.pending], timeout=POLL_S, return_when="FIRST_COMPLETED")
         for future in [one for one in self.pending if one.done()]:
@@ -209,12 +211,10 @@ class _Sent:
             future.release()
 
     def describe(self) -> str:
-        """The first that were under way: one of them may end every worker."""
         items = [str(item) for _, item in self.pending.values()]
         shown = ", ".join(items[:ITEMS_SHOWN])
         return f"; under way were {shown}, one of which may end its workers" if items else ""
 
     def cancel(self) -> None:
-        """Take back what nobody waits for any more."""
-        with suppress(Exception):  # of a scheduler that is gone
+        with suppress(Exception):  # the scheduler may be gone
             self._client.cancel([*self.pending], force=True)

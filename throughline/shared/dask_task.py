@@ -1,5 +1,5 @@
-"""What a worker of a Dask cluster does: make sure that it runs the program of the stage and sees
-its files, then the stage's function, once for each item.
+"""What a Dask worker does for a stage: checks that it has the same program and files, then the
+work.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ from throughline.shared.libraries import (
 
 _ONE_AT_A_TIME = threading.Lock()
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-# A worker has one thread, and as many workers run as there are cores.
+# A worker has one thread, and there is a worker per core.
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage as its workers know it: the project's folder, a file in it whose text nobody can
-    guess, the modules of the function that they call and of what it is given, one's own among them,
-    and the digest of all that they import.
+    """A stage as its workers know it.
+
+    Attributes:
+      root: The project's folder.
+      token, text: A file in that folder, and its content, which nobody can guess.
+      modules: Modules of the called function and its arguments, the user's own included.
+      program: Digest of these modules and all that they import.
     """
 
     root: str
@@ -57,16 +61,16 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
     """Call the pickled function of a stage with one pickled item, on a worker.
 
     Raises:
-      EngineFailed: the worker sees other files, or has another program.
-      DataNotFound, ObjectStoreFailed: as the function raises them, with the worker's machine, whose
-        files, network and credentials may not be the stage's.
+      EngineFailed: The worker sees other files or has another program than the stage.
+      DataNotFound, ObjectStoreFailed: Raised by the function. The message adds the worker's
+        machine, whose files, network and credentials may differ from the stage's.
     """
-    with _ONE_AT_A_TIME:  # where a worker has several threads, which share their working directory
+    with _ONE_AT_A_TIME:  # threads of a worker share their working directory
         check_worker(stage)
         os.chdir(stage.root)
         try:
             call, value = _load(function), pickle.loads(item)
-            _LOADED.note()  # before a long call, in which files may change
+            _LOADED.note()  # a call may take long, and files may change in the meantime
             return call(value)
         except (DataNotFound, ObjectStoreFailed) as error:
             node = os.uname().nodename
@@ -77,9 +81,7 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
 
 @cache
 def check_worker(stage: Stage) -> None:
-    """Make sure, once for each stage, that this worker sees its files and runs its program, before
-    anything of either is used.
-    """
+    """Check, once per stage, that this worker sees the stage's files and runs its program."""
     os.environ.update(THREADS)
     _LOADED.note()
     node = os.uname().nodename
@@ -115,8 +117,10 @@ def check_worker(stage: Stage) -> None:
 
 
 class _LoadedModules:
-    """The modules that this process has loaded, by the digests of their files at that time: what it
-    runs, whatever is in the files later. No clock is asked, for those of several machines differ.
+    """Digests of the files of this process's modules from the time when they were loaded.
+
+    They tell what the process runs, even if the files change later. No clock is compared, since the
+    clocks of several machines differ.
     """
 
     def __init__(self) -> None:
@@ -124,9 +128,7 @@ class _LoadedModules:
         self._count = 0
 
     def note(self) -> None:
-        """Keep those of the modules that have been loaded since the last time, but for what is
-        installed: its version says what it is.
-        """
+        """Record digests of modules loaded since the last call; not of installed ones."""
         if len(sys.modules) == self._count:
             return
         self._count = len(sys.modules)
@@ -137,7 +139,6 @@ class _LoadedModules:
                 self._digests[key] = "" if installed else _digest_source(key[1])
 
     def differ(self, name: str, path: Path) -> bool:
-        """Whether another module of this name was loaded than the file has now."""
         if name not in sys.modules:
             return False
         file = _file_of(name)
@@ -145,13 +146,11 @@ class _LoadedModules:
 
 
 _LOADED = _LoadedModules()
-_VERSIONS: dict[str, str] = {}  # of libraries when this process first looked
+_VERSIONS: dict[str, str] = {}  # of libraries, as this process first saw them
 
 
 def _file_of(name: str) -> str:
-    """The file of a module that is loaded; one that loads itself when it is looked at is left
-    alone.
-    """
+    """Return the file of a loaded module, without triggering lazy loading."""
     with suppress(AttributeError):
         return object.__getattribute__(sys.modules[name], "__dict__").get("__file__") or ""
     return ""
@@ -160,14 +159,12 @@ def _file_of(name: str) -> str:
 def _digest_source(file: str | Path) -> str:
     try:
         return digest_blake2b(Path(file).read_bytes())
-    except OSError:  # it is gone by now, or was never a file
+    except OSError:  # the file is gone, or never was a file
         return "none"
 
 
 def describe_program(modules: tuple[str, ...]) -> str:
-    """The digest of modules, with all that they import of the project, and the versions of the
-    libraries that the stages use, or that modules of one's own import.
-    """
+    """Return the digest of modules with all that they import, and the versions of libraries."""
     versions = sorted(_find_versions(modules).items())
     return f"{code_digest(*modules, roots=_roots())} {versions}"
 
@@ -180,9 +177,7 @@ def _find_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def find_modules(pickled: bytes) -> tuple[str, ...]:
-    """The modules of the project and of one's own that a pickled function and its arguments are
-    made of.
-    """
+    """Return the project's and the user's modules that a pickled call consists of."""
     names: set[str] = set()
 
     class _Names(pickle.Unpickler):
@@ -195,11 +190,10 @@ def find_modules(pickled: bytes) -> tuple[str, ...]:
 
 
 def _roots() -> tuple[Path, Path]:
-    """Where a process has its modules from: its own program first, then the project."""
     return HERE, Path.cwd()
 
 
 @lru_cache(maxsize=1)
 def _load(function: bytes) -> Callable[[Any], Any]:
-    """The function of a stage, which keeps what it has opened for the items that follow."""
+    """Return a cached function, which keeps what it has opened for the items that follow."""
     return pickle.loads(function)

@@ -1,4 +1,4 @@
-"""`data.path` as the URL of a bucket, or of what is in it."""
+"""`data.path` as the URL of a bucket, or of objects in it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from throughline.shared.object_store import (
     open_store,
 )
 
-# As DVC writes them, whose packages know them, and as the client does.
+# URL schemes as DVC and its users write them, and as the client (obstore) does.
 SCHEMES = {"s3": "s3", "gs": "gs", "azure": "az"}
 
 
 def is_address(path: str) -> bool:
-    """Whether `data.path`, or where a file is by the manifest, is a URL. A path of this machine
-    never has two slashes.
-    """
+    """Return whether a path, from `data.path` or the manifest, is a URL."""
     return "://" in path
 
 
 def to_store_url(path: str) -> str:
-    """The URL of `data.path` as stores are opened by it.
+    """Return the URL by which a store is opened for this `data.path`.
 
     Raises:
-      ValueError: it is none, in words; a secret that it may hold is not repeated.
+      ValueError: The path is no valid URL; the message does not repeat secrets in it.
     """
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
@@ -42,17 +40,17 @@ def to_store_url(path: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """The URL by which the bucket of an object is opened, and the object's name there."""
+    """Split an object's address into the URL that opens its bucket, and the object's name."""
     scheme, _, rest = address.partition("://")
     bucket, _, name = rest.partition("/")
     return f"{SCHEMES.get(scheme, scheme)}://{bucket}", name
 
 
 def open_below(path: str) -> ObjectStore:
-    """Open what is below `data.path`; nothing is asked of the store yet.
+    """Open the store below `data.path`, without a request to it.
 
     Raises:
-      ObjectStoreFailed: it is no URL of a bucket, or credentials are incomplete.
+      ObjectStoreFailed: The path is no URL of a bucket, or credentials are incomplete.
     """
     try:
         return open_store(to_store_url(path))
@@ -61,11 +59,11 @@ def open_below(path: str) -> ObjectStore:
 
 
 def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
-    """The one object that `data.path` names, and the store that it is in.
+    """Return the single object that `data.path` names, and its store.
 
     Raises:
-      DataNotFound: there is none.
-      ObjectStoreFailed: as `open_below`, or the store was not reached or refuses.
+      DataNotFound: There is no such object.
+      ObjectStoreFailed: As for `open_below`, or the store cannot be reached or refuses.
     """
     url = to_store_url(path)
     above, _, name = url.rpartition("/")
@@ -77,10 +75,10 @@ def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
 
 
 def check_object_exists(path: str) -> None:
-    """Refuse a `data.path` where no object is.
+    """Check that `data.path` names an object, or a prefix of objects.
 
     Raises:
-      as `find_single`.
+      DataNotFound, ObjectStoreFailed: As for `find_single`.
     """
     if next(open_below(path).list(), None) is None:
         find_single(path)

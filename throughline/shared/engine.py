@@ -1,5 +1,5 @@
-"""Who does the work of a stage on single shards and files: threads of its process, or the workers
-of a Dask cluster on this machine or others. The bytes are the same, so it is in no key.
+"""The engine that runs the work of a stage on single shards and files: threads of its process, or
+the workers of a Dask cluster. Outputs are the same bytes, so the engine is part of no key.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ _CURRENT: ContextVar[_Engine] = ContextVar("engine", default=in_threads)
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """Yield function(item) for all items in their order, as the engine of this stage does them;
-    what is pending is cancelled when one fails. `workers` is the number of threads, where it is
-    threads that work. Elsewhere the function is pickled once, and each item, which its `str` names.
+    """Yield function(item) for all items in their order, computed by the stage's engine.
+
+    If an item fails, pending items are cancelled. `workers` is the number of threads, if threads
+    work. For a Dask cluster, `function` and items are pickled; messages name an item by its `str`.
     """
     return _CURRENT.get()(function, items, workers=workers)
 
 
 @contextmanager
 def use_engine(*, address: str = "", workers: int = 0) -> Iterator[None]:
-    """Do the work of the block with the cluster whose scheduler has this address, or with so many
-    workers that are started here; by default with threads.
+    """Run the work of the block on a Dask cluster.
+
+    Use the cluster whose scheduler is at `address`, or start `workers` local workers. Without
+    either, the work runs in threads.
 
     Raises:
-      EngineFailed: Dask is not installed, or the cluster cannot be used; says why.
+      EngineFailed: Dask is not installed, or the cluster cannot be used; the message says why.
     """
     if not address and not workers:
         yield

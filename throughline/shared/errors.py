@@ -1,5 +1,4 @@
-"""Everything that can go wrong for a user: one class per situation, each saying what, where and
-what to do.
+"""All errors that a user can cause and fix. Each message says what is wrong, where, and what to do.
 
 A `UserError` is shown as one paragraph without a traceback and ends the process with exit code 2.
 Anything else is a bug and keeps its traceback (`failures.py`). `docs/errors.md` is generated from
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """Base of all errors that a user can cause and can fix."""
+    """Base class of all errors that a user can cause and fix."""
 
 
 class InvalidParams(UserError):
-    """params.yaml (or an override) has unknown keys, wrong types or impossible combinations; all of
-    them are listed.
+    """params.yaml or an override has unknown keys, wrong types or impossible combinations. The
+    message lists all of them.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -40,20 +39,20 @@ class InvalidParams(UserError):
 
 
 class UnknownPipeline(UserError):
-    """An option, or a field of a form, names a configuration that the parameters do not have; those
-    that they have are named.
+    """An option or a form field names a configuration that the parameters do not define. The
+    message lists the defined ones.
     """
 
 
 class DataNotFound(UserError):
-    """The data source is not where params.yaml says, or an input not where a command says, or a
-    known dataset could neither be found nor downloaded.
+    """The data source is not where params.yaml says, an input is not where a command says, or a
+    known dataset was neither found nor downloaded.
     """
 
 
 class UnexpectedFiles(UserError):
-    """A folder that a stage is to replace holds files that the stage did not write; they are left
-    as they are.
+    """A folder that a stage is to replace holds files that the stage did not write. They are left
+    unchanged.
     """
 
 
@@ -62,7 +61,7 @@ class UnreadableSource(UserError):
     lengths, a broken archive, files that change while they are read.
     """
 
-    # `remedy`: which parameter of a training helps; `several`: the errors that it joins.
+    # `remedy` says which parameter helps; `several` are the errors that this one joins.
     def __init__(
         self, problem: str, remedy: str = "", *, several: Sequence[UnreadableSource] = ()
     ) -> None:
@@ -73,53 +72,55 @@ class UnreadableSource(UserError):
 
 
 class TooManyRejects(UserError):
-    """More examples were rejected than `data.max_reject_fraction` allows; the reasons are counted
-    and the list is kept.
+    """More examples were rejected than `data.max_reject_fraction` allows. The message counts the
+    reasons; the list of rejected examples is kept.
     """
 
 
 class UnusableDataset(UserError):
-    """What is left cannot train a model: no examples, a single class, or an empty split."""
+    """The accepted examples cannot train a model: there are none, only one class, or a split is
+    empty.
+    """
 
 
 class MissingInput(UserError):
-    """A stage was started before the stage whose output it reads, or several outputs may be meant
-    and none was named.
+    """A stage was started before the stage whose output it reads; or several outputs could be
+    meant, and none was named.
     """
 
 
 class DamagedFile(UserError, ValueError):
-    """A file that a stage wrote is empty, cut off, or holds something else; names the file and what
-    makes it again.
+    """A file that a stage wrote is empty, cut off, or holds something else. The message names the
+    file and the command that rewrites it.
     """
 
 
 class CorruptShard(UserError):
-    """A TFRecord file is truncated, has a wrong checksum, or is not the one its index describes."""
+    """A TFRecord file is truncated, has a wrong checksum, or does not match its index."""
 
 
 class CorruptColumn(UserError):
-    """A snapshot column has the wrong size or a chunk whose digest does not match its index."""
+    """A snapshot column has the wrong size, or a chunk's digest does not match the index."""
 
 
 class WrongVersion(UserError):
-    """A library that decides results is installed in another version than uv.lock names."""
+    """A library that affects results is installed in a different version than uv.lock names."""
 
 
 class StaleSnapshot(UserError):
-    """The snapshot was made from other shards or by another preprocessing than asked for, or stores
-    fewer rows than are read of it.
+    """The snapshot was made from other shards or with other preprocessing than the parameters ask
+    for, or it stores fewer rows than are to be read.
     """
 
 
 class ImpossiblePlan(UserError):
-    """A configuration asks for steps in an order that would be wrong or useless; the reason is
-    given.
+    """A configuration asks for steps in an order that would be wrong or useless. The message gives
+    the reason.
     """
 
 
 class EmptyDataset(UserError):
-    """An input pipeline delivered no example at all."""
+    """An input pipeline delivered no examples at all."""
 
 
 class UnknownModel(UserError):
@@ -129,24 +130,24 @@ class UnknownModel(UserError):
 
 
 class UnsavableModel(UserError):
-    """A model of your own could not be saved and loaded again after training, found out before the
-    first epoch; or what it is made of calls Python, which no SavedModel holds.
+    """A model of your own could not be saved and loaded again, which is tried before the first
+    epoch; or its layers call Python code, which a SavedModel cannot hold.
     """
 
 
 class OutdatedModel(UserError):
-    """A trained model does not say how it is used, or was trained with ops or by a version of the
-    program that there no longer are; train it again.
+    """A trained model does not say how to use it, or was trained with ops or a version of the
+    program that no longer exist. Train it again.
     """
 
 
 class UntrustedModel(UserError):
-    """A file given with --model names code outside of this project, or holds some itself."""
+    """A file given with --model names code outside this project, or contains code itself."""
 
 
 class UnusableInputs(UserError):
-    """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; the
-    first are listed with their reasons, and nothing is written.
+    """No input of `tasks.predict` can be used, or, with --strict, not every input. The message
+    lists the first of them with reasons, and nothing is written.
     """
 
 
@@ -155,14 +156,12 @@ class UnequalConfigurations(UserError):
 
 
 class InvalidCode(UserError):
-    """A module of your own is not Python, or ends the stage that runs it."""
+    """A module of your own is not valid Python, or ends the stage that runs it."""
 
 
 class StageFailed(UserError):
-    """A stage that a flow runs ended with a non-zero exit code. The message is the reason that the
-    stage gave, or the last lines that it wrote.
-
-    A reason is cut to one line; `failure` has all of it.
+    """A stage that a flow runs ended with a non-zero exit code. The message is the stage's reason,
+    cut to one line, or the last lines that it wrote; `failure` has the whole reason.
     """
 
     def __init__(self, message: str, *, stage: str = "", failure: Failure | None = None) -> None:
@@ -171,83 +170,81 @@ class StageFailed(UserError):
 
 
 class InvalidBudget(UserError):
-    """A budget of `tasks.tune` is no size, time or number, or nothing fits into the budgets, or not
-    the snapshot that is to be prepared; what is needed at least is named.
+    """A budget of `tasks.tune` is no valid size, time or number; no configuration fits the budgets;
+    or the snapshot to be prepared does not. The message names the least that is needed.
     """
 
 
 class Untunable(UserError):
-    """`tasks.tune` cannot search here: an epoch is too short to be measured, several hosts train
-    together, or params.yaml cannot be given what it has found.
+    """`tasks.tune` cannot search here: an epoch is too short to measure, several hosts train
+    together, or the result cannot be written to params.yaml.
     """
 
 
 class ThresholdExceeded(UserError):
-    """`--fail-if` asked for an error exit if a figure of the race meets this condition, and it
-    does.
-    """
+    """A figure of the race meets the condition given with `--fail-if`."""
 
 
 class ServiceFailed(UserError):
     """A server or service that a command starts or needs (Prefect, MLflow, Postgres, the S3 store,
-    tf.data, Dask) did not start, has ended or does not answer, runs already, or its port is taken;
-    also where the machine refuses the measuring lock.
+    tf.data, Dask) did not start, has ended, does not answer, is already running, or its port is
+    taken. Also raised if the machine refuses the lock that measurements hold.
     """
 
 
 class TrainingDiverged(UserError):
-    """The loss of a training is no finite number any more: it ends with the epoch in which that
-    happened, says by which step, and leaves no model.
+    """The loss of a training is no longer finite. Training stops at the end of that epoch and
+    leaves no model; the message names the step by which it happened.
     """
 
 
 class ProcessLost(UserError):
     """One of several processes that train together was killed, froze, failed or did not start, or
-    they waited for each other until a time limit; the same command goes on from the last
+    they waited for each other until a time limit. The same command resumes from the last
     checkpoint.
     """
 
 
 class AlreadyRunning(UserError):
-    """Another process, started by hand, is already at the same work in the same folder."""
+    """Another process, started by hand, is already doing the same work in the same folder."""
 
 
 class EngineFailed(UserError):
-    """The Dask cluster that works for a stage cannot be reached, has no workers or was lost, or its
-    workers have another program, do not see the stage's files, or end at an item, which is named.
+    """The Dask cluster that works for a stage cannot be reached, has no workers or was lost; or its
+    workers run another program, do not see the stage's files, or die at an item. The message names
+    the item.
     """
 
 
 class ProcessesDiffer(UserError):
     """Processes that train together do not have the same parameters, code, data or checkpoints, or
-    have arrived at other weights; the part is named.
+    their weights have become different. The message names the part that differs.
     """
 
 
 class DiskRefused(UserError):
-    """Printed as DiskFull, ReadOnlyDisk or NotPermitted: a disk is full or read-only, or a file
-    is larger than the user's files may be, or belongs to another user; earlier outputs are
-    untouched.
+    """Printed as DiskFull, ReadOnlyDisk or NotPermitted: a disk is full or read-only, a file is
+    larger than the user's limit, or a file belongs to another user. Earlier outputs are untouched.
     """
 
 
 class OutOfMemory(UserError):
-    """A tensor or an array did not fit into what was left of the memory of a GPU, or of the
-    machine; its shape and the device are named.
+    """A tensor or an array did not fit into the free memory of a GPU or of the machine. The message
+    names its shape and the device.
     """
 
 
 class ObjectStoreFailed(UserError):
-    """An object store was not reached, refused, lacks a bucket or an object, or does not give the
-    bytes that were written; the object is named.
+    """An object store was not reached, refused a request, lacks a bucket or an object, or returned
+    other bytes than were written. The message names the object.
     """
 
 
 class WorkspaceProblem(UserError):
-    """The git or DVC state does not allow an isolated run."""
+    """The state of git or DVC does not allow an isolated run."""
 
 
-# Which stage wrote a file; those of throughline/results/ know it themselves.
+# Which stage wrote a file. Files of throughline/results/ know their stage themselves.
 _WRITERS = {
     "origin.json": "fetch",
     "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
@@ -258,11 +255,11 @@ _WRITERS = {
 
 @contextmanager
 def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None]:
-    """Report a file of a stage, read within the block, that is not as that stage writes it.
+    """Turn errors of reading a stage's output `path` within the block into user errors.
 
     Raises:
-      MissingInput: it is not there, or another version of the program wrote it.
-      DamagedFile: it is empty, cut off, or not a file of this kind.
+      MissingInput: The file is missing, or another version of the program wrote it.
+      DamagedFile: The file is empty, cut off, or of another kind.
     """
     written_by = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
     stage = stage or written_by
@@ -290,12 +287,11 @@ def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None
 
 
 def rebuild_hint(path: Path, stage: str) -> str:
-    """What to do about a damaged output of a stage."""
     return f"delete {path} and run `dvc repro {stage}`"
 
 
 def explain_index_alone(folder: Path, what: str) -> str:
-    """What to do about an output of which the index is there, and DVC has no more than that."""
+    """Return what to do about an output whose index exists, but not its `what`."""
     return (
         f"{folder} holds the index alone: its {what} were put into an object store, or are lost;"
         " set storage.url to where they are, or write them here by `dvc repro --force --single-item"
@@ -304,9 +300,7 @@ def explain_index_alone(folder: Path, what: str) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return a hint that names the known word closest to a mistyped one, with those that the word
-    is the beginning of, or all of them when none is close.
-    """
+    """Return a hint that names the known words closest to a mistyped one, or all of them."""
     import difflib
 
     longer = [name for name in known if name.startswith(f"{word}_")]

@@ -1,5 +1,7 @@
-"""How a command or stage ends that has failed: a user's error, a disk that refuses or a lack of
-memory as one paragraph, a bug with its traceback; and what it leaves to the flow that runs it.
+"""How a failed command or stage ends.
+
+User errors, disk errors and lack of memory are printed as one paragraph, bugs with their traceback.
+A stage that a flow runs hands its failure to the flow instead.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from typing import NoReturn
 
 from throughline.shared.errors import DiskRefused, OutOfMemory, UserError
 
-FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs says why it ended
+FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs writes why it failed
 
-# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of
-# their own.
+# Disk errors of everything that writes files. TensorFlow and HDF5 repeat the system's words in
+# errors of their own.
 _FULL = "Free some space"
 _DENIED = "NotPermitted", "this user may not do that", "Change the owner or the permissions"
 _DISK = {
@@ -44,7 +46,7 @@ _DISK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a command ended: the kind of error, its text and, of a bug, the traceback."""
+    """Why a command failed: the kind of error, its text and, for a bug, the traceback."""
 
     kind: str
     message: str
@@ -55,17 +57,15 @@ class Failure:
 
     @property
     def first_line(self) -> str:
-        """What a list of runs has room for."""
         return str(self).partition("\n")[0]
 
 
 @contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2;
-    every command is wrapped in it.
+    """Turn user, disk and memory errors into one paragraph on stderr and exit code 2.
 
-    A stage that a flow runs leaves the paragraph, or the traceback of a bug, to the flow, which
-    tells it once.
+    A bug keeps its traceback and exits with code 1. A stage that a flow runs prints neither: it
+    hands the failure to the flow, which prints it once.
     """
     try:
         yield
@@ -79,9 +79,7 @@ def report_user_errors() -> Iterator[None]:
 
 
 def end_process(error: UserError) -> NoReturn:
-    """End this process at once with what `report_user_errors` would say, from a thread that watches
-    while the main one is in a call that nothing interrupts.
-    """
+    """End this process from a watching thread, with the message of `report_user_errors`."""
     failure = describe_failure(error)
     if not _leave_to_flow(failure):
         print(failure, file=sys.stderr, flush=True)
@@ -89,7 +87,7 @@ def end_process(error: UserError) -> NoReturn:
 
 
 def _leave_to_flow(failure: Failure) -> bool:
-    """Write the failure where the flow reads it; False where there is none, or a full disk."""
+    """Hand the failure to the flow; return False without a flow, or if the disk is full."""
     path = os.environ.get(FAILURE_FILE)
     with suppress(OSError):
         if path:
@@ -99,9 +97,7 @@ def _leave_to_flow(failure: Failure) -> bool:
 
 
 def describe_failure(error: Exception) -> Failure:
-    """What to say about an error: of a user's, of a disk's or for want of memory a paragraph, of a
-    bug its traceback.
-    """
+    """Describe an error: with its traceback if it is a bug, otherwise as a paragraph."""
     error = _memory_error(error) or error
     if isinstance(error, UserError):
         return Failure(kind=type(error).__name__, message=str(error))
@@ -114,15 +110,14 @@ def describe_failure(error: Exception) -> Failure:
     return Failure(kind=kind, message=message, traceback="".join(format_exception(error)))
 
 
-# What Python code raises that TensorFlow calls, with its traceback, in what TensorFlow says of it.
+# Matches the traceback of Python code called by TensorFlow, within the message of TensorFlow's
+# error.
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?P<frames>.*?)\n\n\n", re.DOTALL)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
 def _find_own_error(error: Exception) -> tuple[str, str] | None:
-    """The kind of the error that Python code within TensorFlow has raised, and its words with the
-    file and line outside of packages; None of any other error.
-    """
+    """Return kind and message, with file and line, of an error of Python code within TensorFlow."""
     found = _RAISED.search(str(error))
     if not (found and type(error).__module__.startswith("tensorflow.")):
         return None
@@ -135,11 +130,12 @@ def _find_own_error(error: Exception) -> tuple[str, str] | None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback
-    would be shown before `report_user_errors` is reached.
+    """Turn errors of a full, read-only or forbidden disk into a `UserError`.
+
+    For code whose errors would be printed before they reach `report_user_errors`.
 
     Raises:
-      DiskRefused: with the paragraph.
+      DiskRefused: With the paragraph to print.
     """
     try:
         yield
@@ -153,13 +149,11 @@ def disk_errors() -> Iterator[None]:
 
 
 def disk_reason(error: Exception) -> str | None:
-    """Why a disk refused, in a few words; None where another error is the cause."""
     known = _DISK.get(_disk_number(error) or 0)
     return known[1] if known else None
 
 
 def _disk_number(error: Exception) -> int | None:
-    """The number of the disk's own error, which TensorFlow and HDF5 repeat in words."""
     number = error.errno if isinstance(error, OSError) else None
     if number not in _DISK and (
         isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
@@ -175,7 +169,7 @@ def _disk_number(error: Exception) -> int | None:
     return number
 
 
-# What TensorFlow's allocators, and XLA's, had no room for.
+# What TensorFlow's and XLA's allocators found no memory for.
 _UNALLOCATED = re.compile(
     r"OOM when allocating tensor with (?P<what>shape\S+ and type \w+)"
     r" on \S*device:(?P<device>\w+:\d+)"
@@ -185,7 +179,6 @@ _OPERATION = re.compile(r"\{\{node ([\w./:-]+)\}\}")
 
 
 def _memory_error(error: Exception) -> OutOfMemory | None:
-    """What to say of a tensor that was given no memory, or of an array; None of any other error."""
     if isinstance(error, MemoryError):
         return OutOfMemory(
             f"{str(error) or 'the machine has no memory left'}. End what else is running, or lower"
@@ -210,7 +203,6 @@ def _memory_error(error: Exception) -> OutOfMemory | None:
 
 
 def _disk_failure(error: Exception) -> Failure | None:
-    """What to say about an error that a disk caused, None about any other."""
     number = _disk_number(error)
     if number not in _DISK:
         return None

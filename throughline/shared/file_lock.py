@@ -1,8 +1,7 @@
-"""Locks that are files, of which one process holds each at a time, and others say for whom they
-wait.
+"""File locks that one process holds at a time, and that tell waiting processes who holds them.
 
-They are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file
-descriptor can be passed on to other processes; the lock is free when none of them is left.
+They are kernel locks: a process that has ended, even by kill -9, holds nothing. A lock's file
+descriptor can be passed on to other processes; the lock is free when the last of them has ended.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ Held = TypeVar("Held")
 def hold(
     path: Path, owner: str, on_wait: Callable[[str], object], *, silent_s: float = 0.0
 ) -> Iterator[int]:
-    """Hold the lock `path` for the length of the block; yields its file descriptor.
+    """Hold the lock `path` for the length of the block; yield its file descriptor.
 
-    `owner` is what others are shown who wait for it; `on_wait` is called once, with who holds it
-    since when, if this process has to wait for longer than `silent_s`. The file goes when the lock
-    is free.
+    Waiting processes are shown `owner`. If this process waits for longer than `silent_s`, `on_wait`
+    is called once with who holds the lock since when. The file is removed with the lock's release.
     """
     with hold_when_free(
         lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
@@ -44,9 +42,7 @@ def hold_when_free(
     *,
     silent_s: float = 0.0,
 ) -> Iterator[Held]:
-    """Hold for the length of the block what one `attempt` after another gives, None where another
-    process holds it; `on_wait` as of `hold`.
-    """
+    """Hold what `attempt` yields for the block; repeat it while it yields None (lock taken)."""
     started_at, waits = time.monotonic(), False
     while True:
         with attempt() as held:
@@ -61,9 +57,7 @@ def hold_when_free(
 
 @contextmanager
 def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
-    """Hold the lock `path` for the length of the block, as `hold` does, or yield None at once where
-    another holds it.
-    """
+    """Hold the lock `path` for the block like `hold`; yield None if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _acquire(path)
     if descriptor is None:
@@ -79,8 +73,9 @@ def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
     finally:
         os.close(descriptor)
         with suppress(OSError):  # the folder may be gone
-            # The file stays where another holds the lock by now, or a process that it was passed on
-            # to is left. Before it is released: who opens the file then gets another one.
+            # Remove the file before the lock is released, so that a process that opens this path
+            # later gets a new file. If the lock cannot be taken again, another process holds it, or
+            # inherited it; the file then stays.
             if (again := _acquire(path)) is not None:
                 path.unlink(missing_ok=True)
                 os.close(again)
@@ -100,9 +95,7 @@ def _acquire(path: Path) -> int | None:
 
 
 def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether a file that has been locked is still the one at `path`: its last holder may have
-    removed it meanwhile.
-    """
+    """Return whether a locked file is still at `path`: its last holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -110,9 +103,7 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def describe_holder(path: Path) -> str:
-    """Who holds a lock, since when, in words; the file is empty for an instant after its holder has
-    locked it.
-    """
+    """Describe who holds a lock since when; the file is empty for an instant after locking."""
     try:
         known = json.loads(path.read_text())
         return f"{known['owner']} (process {known['pid']}, since {known['since']})"

@@ -1,9 +1,8 @@
 """Files that are either complete or absent: atomic writes, resumable folders, digests.
 
 Every stage writes next to its destination and renames at the end, so that a kill or a power failure
-at any instant leaves the old output or the new one. A resumable folder keeps finished members
-across a kill, as long as the work is still the same. What a kill leaves is removed by the next
-start.
+leaves either the old output or the new one. A resumable folder keeps finished members across a
+kill, as long as the work is the same. The next start removes what a kill left behind.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ PARTIAL = ".partial"
 DIGITS = 12  # of the digest of its work in the name of a partial folder
 OLD = ".old"
 THROWN = ".thrown"
-COPIED_BYTES = 1 << 20  # at once
+COPIED_BYTES = 1 << 20  # at a time
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
-# Of the host, in names of earlier versions none, and the process.
+# Groups: the host (missing in names of earlier versions) and the process.
 _TEMPORARY = re.compile(r"\..*\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
 
 
@@ -52,14 +51,12 @@ def digest_blake2b(*parts: bytes) -> str:
 
 
 def digest_blake3(data: bytes | memoryview) -> str:
-    """Return the 128-bit hexadecimal BLAKE3 digest of stored bytes: for megabytes it is seven times
-    as fast as BLAKE2b.
-    """
+    """Return the 128-bit hexadecimal BLAKE3 digest; 7 times as fast as BLAKE2b for megabytes."""
     return blake3(data).hexdigest(length=16)
 
 
 def digest_file(path: Path, *, block: int = 1 << 20) -> str:
-    """Return the digest of a file's bytes, as `digest_blake3`, read in blocks of `block` bytes."""
+    """Return the BLAKE3 digest of a file, read in blocks of `block` bytes."""
     state, buffer = blake3(), memoryview(bytearray(block))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -68,23 +65,19 @@ def digest_file(path: Path, *, block: int = 1 << 20) -> str:
 
 
 class HashingWriter(io.FileIO):
-    """A new file whose digest, as `digest_file`, is known when it has been written, without reading
-    it again.
-    """
+    """A new file that computes its BLAKE3 digest while it is written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "wb")
         self._state = blake3()
 
     def write(self, data: Any) -> int:
-        """Write some of the bytes, and say how many."""
         count = super().write(data)
         self._state.update(memoryview(data)[:count])
         return count
 
     @property
     def digest(self) -> str:
-        """Of all that has been written."""
         return self._state.hexdigest(length=16)
 
 
@@ -95,12 +88,13 @@ def digest_json(value: Any) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; on success it is flushed to disk and renamed, on
-    failure removed.
+    """Yield a temporary path next to `path`; on success flush and rename it, on failure remove it.
 
-    The temporary name is drawn, so that threads and processes may write the same file at the same
-    time; it holds host and process, so that `clear_leftovers` knows whose it was. A partial folder
-    that was thrown away is not made again for it: FileNotFoundError.
+    The name is random, so that threads and processes may write the same file at once. It contains
+    host and process, for `clear_leftovers`.
+
+    Raises:
+      FileNotFoundError: The file is in a partial folder that was removed; it is not made again.
     """
     if gone := [one for one in path.parents if one.name.endswith(PARTIAL) and not one.exists()]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(gone[0]))
@@ -111,7 +105,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         yield temporary
         flush(temporary)
         os.replace(temporary, path)
-        # These are flushed as a whole.
+        # A partial folder is flushed as a whole later.
         if not any(parent.name.endswith(PARTIAL) for parent in path.parents):
             flush(path.parent)
     finally:
@@ -119,9 +113,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove temporary files of `atomic_file` that processes which are gone have left in a folder,
-    not below it; of those of another host, what is a day old.
-    """
+    """Remove what ended processes left of `atomic_file` in a folder; of other hosts after a day."""
     for path in folder.glob(".*.tmp*"):
         if match := _TEMPORARY.fullmatch(path.name):
             own = match[1] == host_mark()
@@ -130,9 +122,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def copy_whole(source: Path, path: Path, *, digest: str) -> bool:
-    """Copy a file, atomically, if it is there and its bytes have this digest, as `digest_file`;
-    returns whether they have.
-    """
+    """Copy a file atomically if it exists and has this BLAKE3 digest; return whether it does."""
     if not source.is_file():
         return False
     with suppress(_Damaged), atomic_file(path) as temporary:
@@ -145,19 +135,18 @@ def copy_whole(source: Path, path: Path, *, digest: str) -> bool:
 
 
 class _Damaged(Exception):
-    """What has been copied has another digest."""
+    """The copied bytes have another digest."""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; as `dump_json`."""
     with atomic_file(path) as temporary:
         temporary.write_text(dump_json(value) + "\n")
 
 
 def dump_json(value: Any, *, indent: int | None = 2) -> str:
-    """A value (dataclasses included) as JSON, indented by so many columns. Numbers that JSON does
-    not have are the strings `NaN`, `Infinity` and `-Infinity`, which `float` and `parse` of
-    results take for numbers.
+    """Return a value (dataclasses included) as JSON.
+
+    Non-finite numbers become `NaN`, `Infinity` and `-Infinity` in quotes, which `float` can read.
     """
     try:
         return json.dumps(value, indent=indent, default=_to_jsonable, allow_nan=False)
@@ -169,7 +158,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file written by `write_json`.
 
     Raises:
-      MissingInput, DamagedFile: it is not there, empty or cut off; names what makes it again.
+      MissingInput: The file is missing; the message names the stage that writes it.
+      DamagedFile: The file is empty or cut off.
     """
     with expect_current_schema(path):
         return json.loads(path.read_bytes())
@@ -177,12 +167,11 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
-    """Yield a folder next to `path`, `NAME.DIGEST.partial`, keeping what an interrupted run of the
-    *same* work (equal `key`) left there.
+    """Yield a folder `NAME.DIGEST.partial` next to `path`, with what an interrupted run left there.
 
-    On success the folder replaces `path` by rename. On failure or kill it stays, to be continued.
-    Those of other work are thrown away; what still writes for it, on a machine that was lost from
-    sight, finds no folder of that name, since each work has its own.
+    On success it replaces `path` by rename; after a failure or kill it stays, to be continued by a
+    run of the *same* work (equal `key`). Partial folders of other work are removed. A process that
+    still writes to one, on a machine out of sight, does not find it, since each work has its own.
     """
     _recover(path)
     for thrown in path.parent.glob(f".{glob.escape(path.name)}.*{THROWN}"):
@@ -202,9 +191,7 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `path`; on success it replaces `path` by rename, on failure it
-    is removed. What a kill leaves goes with the next start.
-    """
+    """Yield an empty folder next to `path`; on success it replaces `path`, else it is removed."""
     with resumable_folder(path, key=secrets.token_hex(16)) as folder:
         try:
             yield folder
@@ -215,9 +202,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder inside `folder`; on success its files and folders replace those of the
-    same names one by one, on failure the earlier ones stay. What a kill leaves goes with the next
-    start.
+    """Yield an empty folder inside `folder`; on success its members move to `folder` one by one.
+
+    They replace files and folders of the same names. On failure the earlier ones stay. The next
+    start removes what a kill left.
     """
     new = folder / PARTIAL
     shutil.rmtree(new, ignore_errors=True)
@@ -235,12 +223,10 @@ def atomic_files(folder: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put folder `new` where `path` is, both flushed to disk; at every instant one of the two is
-    complete at `path`.
+    """Put folder `new` in place of `path`, flushed to disk; at every instant `path` is complete.
 
-    They change places, and what was at `path` is removed from where `new` was. File systems that
-    cannot do that rename twice; after a kill between the two, the next start puts the old folder
-    back.
+    The two change places, then the old folder is removed. File systems that cannot exchange paths
+    rename twice; after a kill between the two renames, the next start restores the old folder.
     """
     flush_folder(new)
     if not path.exists():
@@ -279,7 +265,7 @@ def flush(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places in one step; returns whether this system can."""
+    """Exchange two paths in one step; return whether this system can do that."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -293,7 +279,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _recover(path: Path) -> None:
-    """Put back, or remove, what `replace_folder` left when killed between two renames."""
+    """Restore or remove what `replace_folder` left if it was killed between two renames."""
     for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
         if old.exists() and not path.exists():
             os.replace(old, path)
@@ -301,9 +287,7 @@ def _recover(path: Path) -> None:
 
 
 def _throw_away(partial: Path, path: Path) -> None:
-    """Remove a partial folder. It has another name first: one that is removed in part would be
-    taken for what an interrupted run has left.
-    """
+    """Rename, then remove a partial folder: half removed, it would pass for unfinished work."""
     thrown = path.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}")
     os.replace(partial, thrown)
     shutil.rmtree(thrown)
@@ -320,16 +304,13 @@ def _is_alive(process: int) -> bool:
 
 
 def _clear_temporary(folder: Path) -> None:
-    """Remove temporary files of `atomic_file` in a folder that is complete and below it: of
-    processes that were killed on whatever machine, or do again what is done.
-    """
+    """Remove all temporary files in and below a complete folder, whichever machine wrote them."""
     for path in folder.rglob(".*.tmp*"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def _name_non_finite(value: Any) -> Any:
-    """A value as JSON holds it, with strings for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: _name_non_finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,10 +1,10 @@
-"""How a program lets a process that has imported its libraries already do its work.
+"""Lets a forked process that has already imported the libraries do a program's work.
 
-A flow starts such a process (`flows/run/fork_server.py`) and names its socket in the environment. A
-program that finds it there hands over its command line, folder, environment and standard streams,
-waits, and exits with the exit code of the work; without one, or where a file has changed since the
-server imported it, it imports its libraries itself.
-Standard library alone: this runs before anything is imported.
+A flow starts a server (`flows/run/fork_server.py`) and names its socket in the environment. A
+program that finds the socket hands over its command line, folder, environment and standard streams,
+waits, and exits with the exit code of the work. Without a server, or if a file has changed since
+the server imported it, the program imports its libraries itself. This module uses the standard
+library alone, because it runs before all other imports.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import socket
 import sys
 from collections.abc import Sequence
 
-STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of its socket
+STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of the server's socket
 REFUSED = b"refused"
 HEAVY_STAGES = ("build", "ingest", "profiling", "race", "report", "shard", "snapshot", "train")
-# These have nothing to import that takes as long as what their server imports for the others.
+# Their own imports take less time than waiting for all imports of their server.
 NOT_WAITING = ("tasks.ingest", "tasks.shard")
-READY = ".ready"  # of the file next to a socket that says that its server has imported everything
+READY = ".ready"  # suffix of a file next to the socket: the server has imported everything
 STREAMS = 3  # standard input, output, error
 
 
 def find_started_module(package: str, modules: Sequence[str]) -> str | None:
-    """Which of these modules of a package Python is starting by `python -m`; None: none."""
-    # While Python looks for the module, `-m` stands in its place, before its arguments.
+    """Return which of these modules of a package `python -m` is starting; None if it is none."""
+    # While Python looks for the module, `sys.argv[0]` is `-m`.
     if sys.argv[:1] != ["-m"]:
         return None
     started, _, name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")
@@ -36,9 +36,10 @@ def find_started_module(package: str, modules: Sequence[str]) -> str | None:
 
 
 def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
-    """Have the server that the variable `server` names be `python -m MODULE ARGUMENTS` and exit
-    with its exit code; return where there is none. One that is still importing has started
-    before this process could, and is waited for.
+    """Let a server run `python -m MODULE ARGUMENTS`, and exit with its exit code.
+
+    The variable `server` names its socket. Return if there is no server, or if it refuses; wait if
+    it is still importing, because it started first.
     """
     address = os.environ.get(server)
     if not address or (module in NOT_WAITING and not os.path.exists(address + READY)):  # noqa: PTH110
@@ -46,13 +47,13 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         folder, name = os.path.split(address)
         try:
-            # The path of a socket has 107 bytes at most; that of a folder as many as it likes.
+            # The path of a socket has at most 107 bytes, that of a folder has no such limit.
             opened = os.open(folder or ".", os.O_PATH)
             connection.connect(f"/proc/self/fd/{opened}/{name}")
-        except OSError:  # it has not started, or is gone
+        except OSError:  # the server has not started, or has ended
             return
-        # A signal for us is one for the work: the server ends it when this side is shut, and
-        # answers when nothing of it is left.
+        # Signals to this process are meant for the work: the server ends the work when this side of
+        # the connection is shut down, and answers when all its processes are gone.
         before = {
             number: signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
             for number in (signal.SIGTERM, signal.SIGINT)
@@ -70,7 +71,7 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
             connection.sendmsg([len(content).to_bytes(4, "big")], rights)
             connection.sendall(content)
             answer = connection.recv(16)
-        except (ConnectionResetError, BrokenPipeError):  # it has ended before it has read that
+        except (ConnectionResetError, BrokenPipeError):  # the server ended before it read this
             answer = REFUSED
         except OSError as error:
             sys.exit(f"the process that is to be {module} failed: {error}")

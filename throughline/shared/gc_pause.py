@@ -1,7 +1,6 @@
-"""When Python searches for garbage: not while a command imports its libraries, nor within a call
-that must not be interrupted.
+"""Pauses Python's garbage collection during imports, and in calls that it must not interrupt.
 
-A million objects come with the libraries, and all stay; a fifth of a start is looking through them.
+The libraries' million objects all stay; searching them would take a fifth of a start.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ USUAL_THRESHOLDS = gc.get_threshold()
 
 
 def pause_garbage_collection() -> None:
-    """Search for none until `collect_garbage_as_usual`."""
+    """Collect no garbage until `collect_garbage_as_usual`."""
     gc.set_threshold(1_000_000)
 
 
 def collect_garbage_as_usual() -> None:
-    """Search for garbage as often as Python does by itself, and not among what is imported."""
     gc.freeze()
     gc.set_threshold(*USUAL_THRESHOLDS)
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Search for none in the block, such as around `ast.parse`: until Python 3.11.8 and 3.12.2 it
-    fails with SystemError where a finalizer lets other code parse meanwhile (CPython's issue
-    106905).
+    """Collect no garbage in the block, for example around `ast.parse`.
+
+    Until Python 3.11.8 and 3.12.2, `ast.parse` fails with SystemError if a finalizer lets other
+    code parse at the same time (CPython's issue 106905).
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -44,7 +43,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def import_large(name: str) -> ModuleType:
-    """A module of many objects, which a command imports only when it needs it."""
+    """Import a module of many objects, which a command imports only when it needs it."""
     known = name in sys.modules
     if not known:
         pause_garbage_collection()
@@ -55,6 +54,6 @@ def import_large(name: str) -> ModuleType:
 
 
 def import_tensorflow_alone() -> None:
-    """Import TensorFlow where nobody needs Keras, whose import is half of TensorFlow's."""
+    """Import TensorFlow without Keras, which takes half as long as TensorFlow itself."""
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     import_large("tensorflow")

@@ -1,5 +1,6 @@
-"""Which machine a process is on, where several share a file system: nobody here can ask whether a
-process of another one lives, only how old is what it has left.
+"""Which machine a process is on, for file systems that several machines share.
+
+A machine cannot ask whether another's process lives. It only sees how old its leftovers are.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ import time
 from functools import cache
 from pathlib import Path
 
-FORGOTTEN_S = 86_400.0  # after which what another machine has left belongs to nobody
+FORGOTTEN_S = 86_400.0  # after this time, what another machine left is a leftover
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 
 
 @cache
 def host_mark() -> str:
-    """Eight hexadecimal digits: of this machine since it was started, and within it of those
-    processes, such as a container's, whose numbers say which they are.
-    """
+    """Return eight hexadecimal digits that identify this machine's boot and process namespace."""
     try:
         known = f"{BOOT_ID.read_text().strip()} {PROCESSES.readlink()}"
     except OSError:  # no /proc
@@ -28,9 +27,7 @@ def host_mark() -> str:
 
 
 def is_forgotten(path: Path) -> bool:
-    """Whether nobody has changed a file, or the names in a folder, for so long that it is a
-    leftover, whosever it was; or it is not there.
-    """
+    """Return whether a file or folder is missing or has not changed for a day."""
     try:
         return time.time() - path.lstat().st_mtime > FORGOTTEN_S
     except OSError:

@@ -1,8 +1,7 @@
-"""The libraries whose versions decide what a stage writes, and whether those that are installed are
-those that uv.lock names.
+"""The libraries whose versions decide what a stage writes, and a check of them against uv.lock.
 
-A version decides like a line of code: another decoder gives other pixels. uv.lock is what DVC
-watches, so what is installed must agree.
+A version has the same effect as a line of code: another decoder gives other pixels. DVC watches
+uv.lock, so the installed versions must match it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from pathlib import Path
 from throughline.shared.errors import WrongVersion
 
 LOCK_FILE = Path("uv.lock")
-# Datasets that are fetched are sources: they do not change with the library that once cut them to
-# size.
+# Fetched datasets are sources: they do not change with the library that once resized them.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "fetch": (),
     "ingest": ("blake3", "numpy", "pandas", "pillow", "pyarrow", "tensorflow"),
@@ -30,22 +28,18 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "race": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "report": ("jinja2", "matplotlib"),
 }
-# What fits and runs a tokenizer other than that of bytes.
+# Libraries that fit and run every tokenizer except that of bytes.
 TOKENIZERS = ("sentencepiece", "tensorflow-text")
 _OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 
 
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
-    """The libraries that decide what a stage writes, with those of the ops of `preprocess` if it
-    computes them or opens what they have computed.
-    """
+    """Return the libraries that decide what a stage writes; `preprocess` are those of its ops."""
     return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """Versions of installed libraries by name; with Pillow also those of the libraries in it that
-    read JPEG and pack PNG. One that is not there is `absent`.
-    """
+    """Return versions by library, or `absent`; Pillow adds those of its JPEG and PNG libraries."""
     versions = {}
     for name in libraries:
         try:
@@ -61,23 +55,20 @@ def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
 
 
 def find_distributions(packages: Iterable[str]) -> list[str]:
-    """Names of the installed distributions that bring these top-level packages."""
     brought = _brought_packages(tuple(sys.path))
     return sorted({name for package in packages for name in brought.get(package, ())})
 
 
 @cache
 def _brought_packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """The distributions that bring each top-level package, of what is on the `path`."""
     return metadata.packages_distributions()
 
 
 def check_versions(libraries: Collection[str], *, root: Path) -> None:
-    """Make sure that the libraries that decide what a stage writes are those of uv.lock in `root`,
-    if there is one.
+    """Check that the libraries have the versions of uv.lock in `root`, if it exists.
 
     Raises:
-      WrongVersion: another version of one is installed.
+      WrongVersion: A library is installed in another version.
     """
     lock = root / LOCK_FILE
     if not libraries or not lock.exists():

@@ -1,6 +1,4 @@
-"""How much memory this process can still take, and how many cores: what the machine has, and what
-the control groups (cgroups) that it is in leave, as those of a container do.
-"""
+"""Memory and cores that this process can still use, within its control groups (cgroups)."""
 
 from __future__ import annotations
 
@@ -12,14 +10,12 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-KEPT_SHARE = 0.8  # of the memory that is available, that a training may keep a split in
+KEPT_SHARE = 0.8  # share of the available memory in which a training may keep a split
 
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupVersion:
-    """The files of memory in a version of cgroups, and the fields of `memory.stat` that count pages
-    of files: of a group with all below it, as its usage does.
-    """
+    """Memory files of a cgroup version; `file_pages` are the `memory.stat` fields of file pages."""
 
     limit: str
     usage: str
@@ -39,12 +35,12 @@ VERSIONS = {
 
 
 def available_memory(process: Path = Path("/proc/self")) -> int:
-    """Bytes that this process can take without swapping and without being killed.
+    """Return the bytes that this process can take without swapping or being killed.
 
-    The least of what the machine has left and of what each cgroup from the process's own up to the
-    root leaves below its limit. Pages of files count as free there, as they do in the kernel's
-    MemAvailable: it drops them before it kills. `process` is the folder in /proc that names the
-    cgroups.
+    That is the minimum of the machine's available memory and of what is left below the limit of
+    each cgroup, from the process's own up to the root. Pages of files count as free, as in the
+    kernel's MemAvailable, because the kernel drops them before it kills. `process` is the folder in
+    /proc that lists the cgroups.
     """
     left = (
         _left_below_limit(level, VERSIONS[kind])
@@ -57,21 +53,19 @@ def available_memory(process: Path = Path("/proc/self")) -> int:
 
 
 def usable_cores(process: Path = Path("/proc/self")) -> int:
-    """Cores that this process can keep busy: those that it may run on, or fewer where a cgroup has
-    a quota of CPU time, of which a part counts as one more.
-    """
+    """Return how many cores this process can use: those allowed, or a CPU quota rounded up."""
     quotas = (math.ceil(quota) for quota, _ in _list_quotas(process))
     return min([len(os.sched_getaffinity(0)), *quotas])
 
 
 def read_quota_usage_s(process: Path = Path("/proc/self")) -> float:
-    """CPU time of all that shares the least quota that this process has [s]; 0 without a quota."""
+    """Return the CPU time used under this process's lowest quota [s]; 0 without one."""
     quotas = _list_quotas(process)
     return _read_usage_s(min(quotas)[1]) if quotas else 0.0
 
 
 def _list_quotas(process: Path) -> list[tuple[float, Path]]:
-    """The quotas of CPU time that a process has, in cores, each with its cgroup."""
+    """Return the CPU quotas of a process, in cores, each with its cgroup."""
     return [
         (quota, level)
         for _, levels in list_cgroups(process, "cpu")
@@ -81,19 +75,19 @@ def _list_quotas(process: Path) -> list[tuple[float, Path]]:
 
 
 def _read_usage_s(folder: Path) -> float:
-    """CPU time of a cgroup of either version [s]; 0 where it does not say."""
+    """Return the CPU time of a cgroup of either version [s]; 0 if it cannot be read."""
     try:
         if (folder / "cpuacct.usage").exists():
             return int((folder / "cpuacct.usage").read_text()) / 1e9
         stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
         return int(stat.get("usage_usec", 0)) / 1e6
-    except (OSError, ValueError):  # out of sight
+    except (OSError, ValueError):  # not visible here
         return 0.0
 
 
 def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Path]]]:
-    """The process's cgroup of this controller in each hierarchy that is mounted: the type of its
-    file system, and the folders of the cgroup and of those above it.
+    """Yield the process's cgroup of a controller for each mounted hierarchy: the type of its file
+    system, and the folders of the cgroup and of those above it.
     """
     try:
         groups = dict(_groups(_read(process / "cgroup"), controller))
@@ -108,7 +102,7 @@ def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Pat
             continue
         root, mount = (_unescape(part) for part in before.split(" ")[3:5])
         group = PurePosixPath(groups[kind])
-        # A container may see its own cgroup alone, mounted as if it were the root.
+        # A container may see only its own cgroup, mounted as if it were the root.
         below = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
         folder = Path(mount) / below
         levels = (folder, *folder.parents)
@@ -116,7 +110,7 @@ def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Pat
 
 
 def _groups(lines: str, controller: str) -> Iterator[tuple[str, str]]:
-    """The path of the process's cgroup by the type of the file system that shows it."""
+    """Yield the process's cgroups, each as the type of its file system and its path."""
     for line in lines.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -126,45 +120,43 @@ def _groups(lines: str, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _read(file: Path) -> str:
-    """The text of a file with paths in it, which need be no UTF-8."""
+    """Read a file of paths, which may not be valid UTF-8."""
     return file.read_text(errors="surrogateescape")
 
 
 def _unescape(path: str) -> str:
-    """A path of mountinfo, where blanks, line breaks and backslashes are octal."""
+    """Decode a path of mountinfo, in which blanks, line breaks and backslashes are octal."""
     return os.fsdecode(os.fsencode(path).decode("unicode_escape").encode("latin-1"))
 
 
 def _left_below_limit(folder: Path, version: CgroupVersion) -> int | None:
-    """Bytes up to the limit of one cgroup; None where it has none."""
+    """Return the bytes left below the limit of one cgroup; None without a limit."""
     try:
         limit = (folder / version.limit).read_text().strip()
         if limit == "max":
             return None
         usage = int((folder / version.usage).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:  # the root has no limit, and others' may be out of sight
+    except OSError:  # the root has no limit; other groups may be invisible
         return None
     return int(limit) - usage + sum(int(stat.get(name, 0)) for name in version.file_pages)
 
 
 def _read_quota(folder: Path) -> float | None:
-    """How many cores' time one cgroup may take; None where it has no quota."""
+    """Return how many cores one cgroup may use; None without a quota."""
     try:
         if (file := folder / "cpu.max").exists():
             quota, period = file.read_text().split()
         else:
             quota = (folder / "cpu.cfs_quota_us").read_text()
             period = (folder / "cpu.cfs_period_us").read_text()
-    except OSError:  # as of memory
+    except OSError:  # as for memory
         return None
     return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
 
 
 def own_memory(process: Path = Path("/proc/self")) -> int:
-    """Bytes that a process holds and that cannot be dropped: not the pages of mapped files; 0 of
-    one that has ended.
-    """
+    """Return the bytes that a process holds, without pages of mapped files; 0 if it has ended."""
     try:
         lines = (process / "status").read_text().splitlines()
     except OSError:

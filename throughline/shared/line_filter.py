@@ -1,4 +1,5 @@
-"""Copy standard input to standard output without the lines that begin as an expression says:
+"""Copy standard input to standard output without the lines that an expression matches at their
+start:
 `python line_filter.py EXPRESSION`. Run as a file, without the package, so that it starts at once.
 """
 
@@ -8,8 +9,9 @@ import sys
 
 
 def copy_lines(expression: str) -> None:
-    """Copy each line as soon as it is there, until there are no more: also the last ones of a
-    process whose children are being ended.
+    """Copy each line as soon as it arrives, until the input ends.
+
+    Ignore SIGTERM, so that the last lines of a process whose children are being ended are copied.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     unwanted = re.compile(expression.encode())

@@ -1,7 +1,6 @@
-"""The lock of the machine, which whatever measures holds: two measurements at once would measure
-each other.
+"""The lock that every measurement on this machine holds, so that none disturbs another.
 
-It is the kernel's, so that a holder that is gone, even by kill -9, holds nothing.
+It is a kernel lock: a process that has ended, even by kill -9, holds nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ from contextlib import contextmanager
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold_when_free
 
-# An abstract socket address: one per machine (per network namespace), for all users, whatever their
-# TMPDIR, without a file that could belong to another user, be a link, or stay.
+# An abstract socket address: one per machine (per network namespace) for all users, whatever their
+# TMPDIR, without a file that could belong to another user, be a link, or be left behind.
 MACHINE_HELD = "THROUGHLINE_MACHINE_HELD"  # variable: a flow holds it for the stages that it starts
 MACHINE_ADDRESS = "\0throughline-measuring"
 
 
 @contextmanager
 def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
-    """Hold the lock that all users of this machine share, for the length of the block; yields its
-    file descriptor.
+    """Hold the lock that all users of this machine share for the block; yield its file descriptor.
 
-    It says nothing about what its holder does; the kernel says which process that is.
+    The kernel tells which process holds it, but nothing tells what that process does.
+
+    Raises:
+      ServiceFailed: This machine allows no abstract sockets.
     """
     with hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder())) as descriptor:
         yield descriptor
@@ -47,7 +48,7 @@ def _hold_if_free() -> Iterator[int | None]:
                 ) from error
             yield None
             return
-        lock.listen()  # so that those who wait can ask the kernel who we are
+        lock.listen()  # so that waiting processes can ask the kernel who holds it
         yield lock.fileno()
 
 

@@ -1,9 +1,9 @@
-"""Objects in a bucket: read, written, listed and removed, in bounded time and with errors in words.
+"""Objects in a bucket: read, written, listed and removed, with time limits and explained errors.
 
 The client is obstore. Credentials come from where it and the provider's own tools look for them
 (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, AWS_ALLOW_HTTP, the identity of a pod or machine, …), never
-from a URL or a parameter, and are in no message. obstore's threads do not survive a fork, so it is
-imported and opened by the process that uses it.
+from a URL or a parameter, and no message contains them. obstore's threads do not survive a fork, so
+the process that uses it imports and opens it.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from urllib.parse import quote, urlsplit
 from throughline.shared.errors import ObjectStoreFailed
 
 URL_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
-RETRIES = 3  # of a request that a server's error, a lost connection or a time limit has ended
+RETRIES = 3  # after a server error, a lost connection or a timeout
 CONNECT_S = 5
 REQUEST_S = 60  # from the first byte sent to the last received
-# Between tries it waits 0.5 s, then up to 1.5 and 4.5: a store that starts again is there by then.
+# Waits between tries: 0.5 s, then up to 1.5 and 4.5 s, within which a restarting store is back.
 BACKOFF = {
     "init_backoff": timedelta(milliseconds=500),
     "max_backoff": timedelta(seconds=5),
     "base": 3,
 }
-# Up to which an object is one request; larger ones are parts that the store joins. What is on its
-# way shares the uplink, and the time limit: 64 MiB, whatever the number of threads.
+# Objects up to this size are one request; larger ones are uploaded in parts that the store joins.
+# Simultaneous uploads share bandwidth and time limit, so at most 64 MiB are under way, whatever the
+# number of threads.
 PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores take 10,000
 PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
 _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
-# Sources that are read at the same time share the network and the time limit, too, and memory.
+# Simultaneous reads of sources share the network, the time limit and memory, too.
 READS_AT_ONCE = 32
 _READING = threading.BoundedSemaphore(READS_AT_ONCE)
-# What is asked for credentials on machines of providers, where the environment has none.
+# Where the client looks for credentials if the environment has none: services of cloud machines.
 CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
-# What the client says of the name of an object, which it then does not list at all.
+# The client's error about an object name, because of which it lists nothing at all.
 _ODD_NAME = re.compile(r'(?:parsing )?Path "(.+?)"(?: contained empty|: Encountered illegal)', re.S)
-# Temporary credentials that have ended, and a clock that a signature depends on.
+# Error codes of expired temporary credentials, and of a clock that invalidates signatures.
 _EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 _WRONG_CLOCK = ("RequestTimeTooSkewed", "RequestExpired")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """What to say of a provider: how its variables begin, those that hold credentials and an
-    endpoint, and what it calls a bucket.
+    """A provider in messages: the prefix of its variables, those of credentials and endpoint, and
+    its word for a bucket.
     """
 
     variables: str
@@ -82,7 +83,7 @@ PROVIDERS = {
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class StoredObject:
     """An object of a store: its name below the store's prefix, its size [bytes], when it was last
-    written, and the store's tag of its content.
+    written, and the store's tag for its content.
     """
 
     name: str
@@ -93,26 +94,24 @@ class StoredObject:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """A bucket, or what is below a prefix in it; names are relative to that. May be used by several
-    threads.
+    """A bucket, or what is below a prefix in it, to which names are relative. Thread-safe.
 
-    Each function raises ObjectStoreFailed, which names the object, and what to do.
+    All methods raise ObjectStoreFailed, which names the object and what to do.
     """
 
     url: str
     client: Any = field(repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Another process opens the store with credentials of its own; none are sent to it."""
+        """Let another process open the store with its own credentials; none are sent."""
         return open_store, (self.url,)
 
     def address(self, name: str) -> str:
-        """An object's full address, for messages."""
         shown = self.url.replace("az://", "azure://", 1)  # as people and DVC write it
         return f"{shown}/{name}" if name else shown
 
     def find(self, name: str) -> StoredObject | None:
-        """What the store says about an object; None where there is none of this name."""
+        """Return the store's description of an object; None if it does not exist."""
         with self._in_words(name):
             try:
                 return _describe(self.client.head(name))
@@ -120,12 +119,11 @@ class ObjectStore:
                 return None
 
     def read(self, name: str) -> bytes:
-        """All bytes of an object."""
         with self._in_words(name):
             return bytes(self.client.get(name).bytes())
 
     def read_range(self, name: str, *, start: int, length: int) -> memoryview:
-        """The bytes [start, start + length) of an object; an error where it ends before."""
+        """Return the bytes [start, start + length) of an object; fail if it is shorter."""
         with self._in_words(name):
             data = memoryview(self.client.get_range(name, start=start, length=length))
         if data.nbytes != length:
@@ -138,8 +136,10 @@ class ObjectStore:
     def read_as_listed(
         self, one: StoredObject, *, start: int = 0, length: int | None = None
     ) -> bytes:
-        """All bytes of an object, or `length` of them from `start` on; an error where it is not the
-        one that was listed.
+        """Return `length` bytes of an object from `start`, by default all.
+
+        Raises:
+          ObjectStoreFailed: The object has changed since it was listed.
         """
         with self._in_words(one.name), _READING:
             whole = length is None
@@ -154,13 +154,13 @@ class ObjectStore:
             return bytes(answer.bytes())
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """All bytes of an object in pieces, for objects larger than memory."""
+        """Yield all bytes of an object in pieces, for objects larger than memory."""
         with self._in_words(name):
             for piece in self.client.get(name).stream():
                 yield bytes(piece)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Put an object; another of its name is replaced. It is there whole or not at all."""
+        """Write an object, replacing one of the same name; it exists whole or not at all."""
         with self._in_words(name), _PUTTING:
             self.client.put(
                 name,
@@ -171,30 +171,28 @@ class ObjectStore:
             )
 
     def write_file(self, name: str, path: Path) -> None:
-        """Put a file, whatever its size, as `write` does bytes."""
         part = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
         with path.open("rb") as file, self._in_words(name), _PUTTING:
             self.client.put(name, file, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
 
     def copy(self, name: str, to: str) -> None:
-        """Have the store copy an object to another name; its bytes do not come here."""
+        """Let the store copy an object to another name, without transfer to this machine."""
         with self._in_words(name):
             self.client.copy(name, to)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        """All objects whose names begin with the folders of `prefix`."""
+        """Yield all objects below the folder `prefix`."""
         with self._in_words(prefix):
             for page in self.client.list(prefix or None):
                 yield from map(_describe, page)
 
     def list_folder(self, name: str = "") -> tuple[list[str], list[StoredObject]]:
-        """The names of the folders, and the objects, that are directly in a folder."""
+        """Return the names of the folders and the objects that are directly in a folder."""
         with self._in_words(name):
             page = self.client.list_with_delimiter(name or None)
             return list(page["common_prefixes"]), [_describe(one) for one in page["objects"]]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects; those that are not there are no error."""
         with self._in_words(names[0] if names else ""):
             try:
                 self.client.delete(list(names))
@@ -215,13 +213,13 @@ class ObjectStore:
 
 
 def check_url(url: str) -> str:
-    """A store's URL without a slash at its end.
+    """Return a store's URL without a trailing slash.
 
     Raises:
-      ValueError: it is none, in words; a secret that it may hold is not repeated.
+      ValueError: The URL is no bucket's, or holds credentials, which the message does not repeat.
     """
     parts = urlsplit(url)
-    # A secret may have a slash in it, at which its user and the host seem to end.
+    # A secret may contain a slash, which seems to end user and host.
     if {":", "@"} & {*parts.netloc} or parts.query or parts.fragment:
         raise ValueError(
             "found a user, password or query in the URL; credentials come from the environment,"
@@ -234,10 +232,10 @@ def check_url(url: str) -> str:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Open what is below `url`: s3://, gs:// or az://. Nothing is asked of the store yet.
+    """Open the store at `url` (s3://, gs:// or az://), without a request to it.
 
     Raises:
-      ObjectStoreFailed: the URL is no bucket's, or credentials are incomplete.
+      ObjectStoreFailed: The URL is no bucket's, or credentials are incomplete.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url
@@ -246,14 +244,14 @@ def open_store(url: str) -> ObjectStore:
         checked = check_url(url)
     except ValueError as error:
         raise ObjectStoreFailed(str(error)) from None
-    # Options that are given would hide those of the environment.
+    # Options given here would override those of the environment.
     provider = PROVIDERS[urlsplit(checked).scheme]
     plain = os.environ.get(f"{provider.variables}_ALLOW_HTTP", "").lower() in _TRUE
-    # That of S3 alone, which the client does not know, and DVC's does.
+    # The endpoint for S3 alone, which DVC's client knows, but obstore does not.
     endpoint = os.environ.get(f"{provider.endpoint}_S3") if provider.variables == "AWS" else None
     try:
         client = from_url(
-            quote(checked, safe=":/"),  # it takes % for the beginning of a code
+            quote(checked, safe=":/"),  # it decodes % otherwise
             config={"endpoint": endpoint} if endpoint else None,
             client_options={
                 "allow_http": plain,
@@ -281,9 +279,7 @@ def _describe(meta: Any) -> StoredObject:
 
 
 def _explain(error: Exception, provider: Provider) -> str:
-    """What obstore's error means and what to do, without its XML, its structs, and whatever may be
-    signed in a URL.
-    """
+    """Explain obstore's error and what to do, without XML and without signatures in URLs."""
     text = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"status code: (\d{3})", text)
@@ -327,9 +323,7 @@ def _explain(error: Exception, provider: Provider) -> str:
 
 
 def _explain_refusal(what: str, status: str, provider: Provider) -> str:
-    """What is wrong with credentials, or with the clock that signatures depend on; empty where the
-    store's answer is about something else. Answers to HEAD have no code.
-    """
+    """Explain an error of credentials or the clock, else "". Answers to HEAD have no error code."""
     if what in _EXPIRED or (what == "HTTP 400" and provider.variables == "AWS"):
         return (
             f"temporary credentials have ended, or are not whole ({what}); set new ones in the"

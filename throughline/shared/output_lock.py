@@ -1,8 +1,8 @@
-"""The lock of a folder that one process alone may write results into.
+"""The lock of a folder into which only one process may write results.
 
-DVC and flows see to that for what they start; this is for commands that are started by hand. It is
-a file in that folder, for locks of folders do not reach other machines over NFS or Lustre. A holder
-that is gone, even by kill -9, holds nothing.
+DVC and flows ensure this for what they start; the lock is for commands started by hand. It is a
+file in that folder, because locks of folders do not work across machines over NFS or Lustre. A
+process that has ended, even by kill -9, holds nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def hold_outputs(folder: Path, work: str) -> Iterator[None]:
     """Hold the lock of a folder for the length of the block; `work` says what writes there.
 
     Raises:
-      AlreadyRunning: another process holds it.
+      AlreadyRunning: Another process holds the lock.
     """
     with hold_if_free(folder / LOCK, work) as held:
         if held is None:

@@ -1,8 +1,7 @@
-"""Progress of long work, a bar on a terminal and a line every few seconds in a log, and what a
-stage says: its one-line result, what is wrong, and details.
+"""Progress of long work, and the messages of stages: results, facts, problems and details.
 
-A flow's terminal shows results, facts and problems, which begin with their marks; details are in
-its log.
+Progress is a bar on a terminal, and a line every few seconds in a log. A flow's terminal shows
+results, facts and problems, which begin with their marks; details are in its log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ RESULT_MARK, FACT_MARK, PROBLEM_MARK = "✓ ", "· ", "! "
 
 
 def progress(items: Iterable[T], *, total: int, label: str, unit: str = "examples") -> Iterator[T]:
-    """Yield the items while showing how many of `total` have passed."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track
@@ -38,9 +36,7 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """Yield function(item) for all items in their order, by `workers` threads; pending items
-    are cancelled when one fails.
-    """
+    """Yield function(item) in order from `workers` threads; a failure cancels pending items."""
     pool = ThreadPoolExecutor(workers)
     try:
         yield from pool.map(function, items)
@@ -51,7 +47,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) 
 def in_threads_ahead(
     function: Callable[[T], R], items: Iterable[T], *, workers: int
 ) -> Iterator[R]:
-    """As `in_threads`, of which no more than `workers` results are waiting to be yielded."""
+    """Like `in_threads`, but with at most `workers` results waiting to be consumed."""
     pool, pending = ThreadPoolExecutor(workers), deque[Future[R]]()
     try:
         for item in items:
@@ -65,29 +61,25 @@ def in_threads_ahead(
 
 
 def echo(message: str) -> None:
-    """Print one line of progress or detail at once, so that a flow sees it while the stage still
-    runs.
-    """
+    """Print a line and flush it, so that a flow shows it while the stage runs."""
     print(message, flush=True)
 
 
 def echo_result(message: str) -> None:
-    """Print what a stage has made, in one line of words and figures; a flow adds stage and time."""
+    """Print what a stage has made, in one line; a flow adds stage and time."""
     echo(f"{RESULT_MARK}{message}")
 
 
 def echo_fact(message: str) -> None:
-    """Print what a stage has found or done by itself, for people to check; a flow shows it below
-    the result, in three lines at most.
-    """
+    """Print what a stage found or did; a flow shows three such lines at most below the result."""
     echo(f"{FACT_MARK}{message}")
 
 
 def echo_problem(message: str) -> None:
-    """Print what somebody should know of: what was left out, is undecided, or could not be done."""
+    """Print a problem: what was left out, is undecided, or could not be done."""
     echo(f"{PROBLEM_MARK}{message}")
 
 
 def note(message: str) -> None:
-    """Print one line to standard error, of a command whose result is on standard output."""
+    """Print a line to standard error, for commands whose result is on standard output."""
     print(message, file=sys.stderr, flush=True)

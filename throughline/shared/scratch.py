@@ -1,10 +1,8 @@
-"""Folders for what a process writes to disk for itself alone, such as tf.data's caches: removed
-when it ends, or by the next process.
+"""Folders for a process's own temporary files, such as tf.data's caches, removed when it ends.
 
-They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary
-directory, where nothing would clear them. A process that is killed leaves its own; the lock next to
-a folder shows whether its process is alive. Where several machines share the project, each clears
-its own, and what another one has left for a day.
+They are in `.throughline/scratch` of the project, on its disk. A killed process leaves its folder
+to the next process, which sees by the lock next to it that nobody uses it. If several machines
+share the project, each clears its own folders, and those of others after a day.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ OWNER = "a process with a scratch folder"
 
 
 class Scratch:
-    """A folder that is made when it is first asked for, and removed with this object, at the latest
-    when the process exits.
-    """
+    """A folder made at its first use, and removed with this object or when the process exits."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -37,7 +33,6 @@ class Scratch:
 
     @property
     def folder(self) -> Path:
-        """Its absolute path."""
         if self._folder is None:
             root = (self._root or Path.cwd()).absolute()
             clear_scratch(root)
@@ -47,15 +42,12 @@ class Scratch:
         return self._folder
 
     def new_folder(self) -> Path:
-        """Return a new, empty folder within it."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
 
 @contextmanager
 def temporary_files_in_scratch(root: Path) -> Iterator[None]:
-    """Put Python's temporary files into the scratch folder for the length of the block: TensorFlow
-    writes some of its own.
-    """
+    """Put Python's temporary files, some of which TensorFlow writes, into the scratch folder."""
     scratch, before = Scratch(root), tempfile.tempdir
     tempfile.tempdir = str(scratch.folder)
     try:
@@ -65,10 +57,10 @@ def temporary_files_in_scratch(root: Path) -> Iterator[None]:
 
 
 def clear_scratch(root: Path) -> None:
-    """Remove what processes that are gone have left in a project's scratch folder."""
+    """Remove what ended processes left in a project's scratch folder."""
     parent = root / SCRATCH
     for name in {one.name.removesuffix(LOCK) for one in parent.glob("*")}:
-        # The lock of another machine's is not tried: not all file systems share locks.
+        # Do not try locks of other machines: some file systems do not share locks.
         if not name.startswith(host_mark()) and not is_forgotten(parent / name):
             continue
         with hold_if_free(parent / f"{name}{LOCK}", OWNER) as held:
@@ -78,11 +70,10 @@ def clear_scratch(root: Path) -> None:
 
 @contextmanager
 def _new_folder(parent: Path) -> Iterator[Path]:
-    """A new folder, locked, for the length of the block."""
     while True:
         folder = parent / f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
         with hold_if_free(folder.with_name(f"{folder.name}{LOCK}"), OWNER) as held:
-            if held is None:  # it was taken for a leftover before it was locked
+            if held is None:  # another process removed it as a leftover before it was locked
                 continue
             folder.mkdir(mode=0o700)
             try:

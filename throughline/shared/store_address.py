@@ -1,5 +1,6 @@
-"""The address of the MLflow store in the user's environment, and why runs could never be sent
-there; a server that is away for now is none of these reasons. Imports no MLflow.
+"""The address of the MLflow store in the environment, and why runs can never be sent there.
+
+A server that is down is no such reason. Imports no MLflow.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from urllib.parse import urlsplit
 from throughline.shared.errors import InvalidParams
 
 ADDRESS = "MLFLOW_TRACKING_URI"
-FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # which MLflow asks for
+FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # required by MLflow
 SERVERS, DATABRICKS = ("http", "https"), ("databricks", "databricks-uc", "uc")
-DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of an account, or within it
+DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of a client, of a cluster
 SQLITE = "sqlite"
 DRIVERS = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}  # usual packages
 _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 
 
 def make_absolute(address: str, home: Path) -> str:
-    """An address of a store; a relative path in it is one in the folder `home`.
+    """Return a store's address with relative paths resolved against the folder `home`.
 
     >>> make_absolute("sqlite:///runs.db", Path("/home/me"))
     'sqlite:////home/me/runs.db'
@@ -38,10 +39,10 @@ def make_absolute(address: str, home: Path) -> str:
 
 
 def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that runs can be sent to what MLFLOW_TRACKING_URI names.
+    """Check that MLFLOW_TRACKING_URI names a store that runs can be sent to, if it is set.
 
     Raises:
-      InvalidParams: it is no address, names a kind of store that MLflow does not write, or lacks a
+      InvalidParams: It is no address, names a kind of store that MLflow does not write, or lacks a
         package or credentials.
     """
     address = environment.get(ADDRESS)
@@ -49,7 +50,7 @@ def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
         return
     try:
         scheme = urlsplit(make_absolute(address, Path("/"))).scheme or address
-    except ValueError:  # which may repeat a password
+    except ValueError:  # its message may repeat a password
         raise InvalidParams([f"{ADDRESS} is no address, such as http://HOST:5000"]) from None
     if problem := _find_problem(address, scheme, environment):
         raise InvalidParams(
@@ -77,7 +78,7 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
 
 
 def _find_databricks_problem(address: str, environment: Mapping[str, str]) -> str | None:
-    """Why there can be no credentials; whether those that there are serve, the store says."""
+    """Return why there are no credentials. Only the store knows if existing ones are valid."""
     file = Path(environment.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg").expanduser()
     if file.exists() or any(environment.get(name) for name in DATABRICKS_HOSTS):
         return None

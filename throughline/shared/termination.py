@@ -1,5 +1,5 @@
-"""SIGTERM as an end in order: what a block does when it is left by an error is done. Ctrl-C as an
-end without a traceback.
+"""Orderly ends of a process: SIGTERM runs cleanup code like an
+error, Ctrl-C prints no traceback.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import sys
 import time
 from types import TracebackType
 
-SAME_END_S = 5.0  # supervisors give a process a few seconds more, and then kill it
+SAME_END_S = 5.0  # supervisors wait a few seconds before they kill
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM raise SystemExit, with the exit code of a process that it has ended.
+    """Have SIGTERM raise SystemExit with the exit code of a process that SIGTERM ended.
 
-    Further ones of the next seconds are of the same end: whoever ends a group of processes asks
-    what is left of it again, which would cut short what the first has begun.
+    Further SIGTERMs within the next seconds are ignored: whoever ends a process group may signal
+    the remaining processes again, which would interrupt the cleanup.
     """
     ends_at: list[float] = []
 
@@ -31,9 +31,7 @@ def exit_on_sigterm() -> None:
 
 
 def say_little_of_interrupts() -> None:
-    """Have Ctrl-C end a command that Python is starting by `-m` with one line from now on, in the
-    seconds of its imports, too; where a package is imported otherwise nothing changes.
-    """
+    """Have Ctrl-C end a command started by `python -m` with one line, also during its imports."""
     if sys.argv[:1] == ["-m"]:
         sys.excepthook = _say
 

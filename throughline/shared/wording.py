@@ -1,4 +1,4 @@
-"""Words of messages that many of them need."""
+"""Words that many messages share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE_TABLE = (
 
 
 def name_some(names: Sequence[str], *, most: int = 12) -> str:
-    """The first names, and how many there are where a line would not hold all.
+    """Join the first `most` names with commas, and add how many more there are.
 
     >>> name_some(["height", "width"]), name_some([str(number) for number in range(784)], most=3)
     ('height, width', '0, 1, 2 and 781 more')
@@ -24,7 +24,7 @@ def name_some(names: Sequence[str], *, most: int = 12) -> str:
 
 
 def write_name(name: str) -> str:
-    """A name as YAML reads it, in quotes where it needs them.
+    """Return a name as YAML reads it, in quotes if necessary.
 
     >>> print(write_name("price"), write_name("lot size"))
     price "lot size"

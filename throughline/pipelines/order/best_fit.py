@@ -1,9 +1,8 @@
-"""Packing by length alone: which documents share a row, decided before any token is read. NumPy
-only.
+"""Plans which documents share a row by their lengths alone, before any token is read. NumPy only.
 
-Documents of equal length are interchangeable, so a plan says of each slot of a row how long its
-document is, not which one it is. The plan is the same in every epoch, and so are the number of rows
-and how tight they are; `packed_batches.py` assigns documents to slots, others each epoch.
+Documents of equal length are interchangeable, so a plan gives each slot of a row a length, not a
+document. The plan, with its number of rows and padding, is the same in every epoch;
+`packed_batches.py` assigns other documents to the slots each epoch.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class PackPlan:
-    """Rows of `row_length` tokens as tables; slot after slot, row after row.
+    """Rows of `row_length` tokens as tables, slot by slot and row by row.
 
-    starts (rows + 1,) int64: the first slot of each row; lengths (slots,) int64: tokens that a slot
-    has room for; ranks (slots,) int64: which one it is among the slots of its length; documents
-    (slots,) int64: examples from the shortest to the longest; firsts (row_length + 2,) int64: where
-    those of each length begin in `documents`.
+    Attributes:
+      starts: (rows + 1,) int64, the first slot of each row.
+      lengths: (slots,) int64, the tokens that a slot has room for.
+      ranks: (slots,) int64, a slot's index among the slots of its length.
+      documents: (slots,) int64, examples from the shortest to the longest.
+      firsts: (row_length + 2,) int64, where each length begins in `documents`.
     """
 
     row_length: int
@@ -34,20 +35,19 @@ class PackPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of the plan."""
         return len(self.starts) - 1
 
     @property
     def most_segments(self) -> int:
-        """Documents in the row that has most of them."""
+        """The largest number of documents in a row."""
         return int(np.diff(self.starts).max(initial=0))
 
 
 def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
-    """Plan rows of `row_length` tokens for documents of `lengths` (documents,) tokens, none of them
-    longer: every document in one row, by best-fit decreasing.
+    """Plan rows of `row_length` tokens for documents of `lengths` (documents,), none longer.
 
-    An empty document takes the room of one token, so that it has a place.
+    Every document is in one row, by best-fit decreasing. An empty document takes the room of one
+    token, so that it has a place.
 
     >>> plan = plan_packs(np.array([5, 3, 8, 2, 2]), 10)
     >>> print(plan.rows, [part.tolist() for part in np.split(plan.lengths, plan.starts[1:-1])])
@@ -57,7 +57,7 @@ def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
     counts = np.bincount(taken, minlength=row_length + 1)
     rows, slots = fill_rows(counts, row_length)
     firsts = np.concatenate([[0], np.cumsum(counts)])
-    # Slots come length by length, so the first one of each length is where that is first met.
+    # Slots are sorted by length, so the first slot of a length is at its first occurrence.
     _, first_met, inverse = np.unique(slots, return_index=True, return_inverse=True)
     ranks = np.arange(len(slots)) - first_met[inverse]
     order = np.argsort(rows, kind="stable")
@@ -72,15 +72,15 @@ def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
 
 
 def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Assign documents to rows of `row_length` tokens by best-fit decreasing: from the longest to
-    the shortest, each into the row that has the least room left of those it fits into.
+    """Assign documents to rows of `row_length` tokens by best-fit decreasing.
 
-    counts (row_length + 1,): documents of each length, none of length 0. Returns the row of each
-    document and its length, both (documents,) int64, from the longest to the shortest.
+    From the longest to the shortest, each document goes to the row with the least room left that it
+    fits into. `counts` (row_length + 1,) are the documents of each length, none of length 0.
+    Returns the row and the length of each document, both (documents,) int64, longest first.
 
-    All documents of a length are assigned at once: where one fits into the tightest row, the next
-    one goes there, too, as long as it fits. So the work grows with the lengths that differ, not
-    with the documents. Source of the method: best-fit decreasing (Johnson, 1973).
+    All documents of a length are assigned at once: if one fits into the tightest row, the next goes
+    there, too, as long as it fits. So the work grows with the number of different lengths, not of
+    documents. Source: best-fit decreasing (Johnson, 1973).
     """
     open_rows: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # by the room that is left
     held = np.zeros(row_length + 1, np.int64)  # how many rows `open_rows` has
@@ -93,7 +93,7 @@ def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarr
             if held[free]:
                 chosen, open_rows[free] = _take(open_rows[free], needed)
                 held[free] -= len(chosen)
-            else:  # all of them empty, and as many as it takes
+            else:  # empty rows, as many as needed
                 chosen = np.arange(rows, rows + needed)
                 rows += needed
             filled = np.full(len(chosen), each)
@@ -112,6 +112,6 @@ def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _take(stack: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The first `count` rows of a stack, or all it has, and what stays."""
+    """Return the first `count` rows of a stack, or all it has, and the rest."""
     rows = np.concatenate(stack)
     return rows[:count], [rows[count:]] if len(rows) > count else []

@@ -1,5 +1,5 @@
-"""Which rows of a split a step is made of: arithmetic on seed, epoch and position, for whatever can
-read rows in any order.
+"""Computes the rows of a step from seed, epoch and position, for readers that can read in any
+order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from throughline.settings import ShuffleSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The order of `count` rows, or windows of a series, in every epoch, cut into batches and these
-    into the slices of workers.
+    """The order of `count` rows, or windows, in every epoch, in batches and workers' slices.
 
-    With `classes` rows are drawn by class, else each comes once. Steps are int64, counted over all
-    epochs; rows are int64.
+    With `classes` rows are drawn by class, otherwise each comes once. Steps are int64, counted over
+    all epochs; rows are int64.
     """
 
     count: int
@@ -39,22 +38,17 @@ class EpochOrder:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all workers, without those that they, or lanes, cannot share
-        equally.
-        """
+        """Examples in an epoch, without those that workers or lanes cannot share equally."""
         of_lanes = self.count - self.count % (self.shuffle.lanes or 1)
         return self.worker.shared(of_lanes, self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return count_steps(self.examples, self.batch_size)
 
     @property
     def region(self) -> tuple[int, int]:
-        """The first of the rows that this worker reads, and the one after the last: those of its
-        lanes, or all.
-        """
+        """The rows that this worker reads, as [first, stop): those of its lanes, or all."""
         lanes = self.shuffle.lanes
         if lanes is None:
             return 0, self.count
@@ -63,14 +57,12 @@ class EpochOrder:
 
     @property
     def reads_all(self) -> bool:
-        """Whether these are all rows: of the only worker they are."""
         return self.region == (0, self.count)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, batch on this worker) that `steps` (n,) are made of.
+        """Return the rows (steps, batch on this worker) of `steps` (n,).
 
-        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `trim`
-        leaves that out.
+        A smaller last batch of an epoch is filled up with its last row; `trim` removes that.
         """
         epoch, step_of_epoch = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         first, _ = self._bounds(step_of_epoch)
@@ -79,21 +71,19 @@ class EpochOrder:
         return self.rows_at(positions, epoch[:, None])
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this worker has of a step, or of each of several."""
+        """Return how many examples this worker has in a step (scalar, or several)."""
         first, stop = self._bounds(step % self.steps_per_epoch)
         return stop - first
 
     def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The rows (batch,) of a step, a scalar, without what fills up the last batch of an
-        epoch.
-        """
+        """Return the rows (batch,) of a step (scalar) without those that fill up a batch."""
         always_full = (
             self.examples % self.batch_size == 0 and self.batch_size % self.worker.count == 0
         )
         return rows if always_full else rows[: self.size(step)]
 
     def rows_at(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
-        """Rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
+        """Return the rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
         if self.classes is not None:
             return sample_by_class(positions, index=self.classes, seed=self.seed, epoch=epochs)
         if self.shuffle.kind == "global":
@@ -115,7 +105,7 @@ class EpochOrder:
         return positions
 
     def _bounds(self, step_of_epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """First position of this worker's slice of a batch, and the one after its last."""
+        """Return this worker's slice of a batch as positions [first, stop)."""
         start = step_of_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self.examples - start)
         return self.worker.cut(start, size)

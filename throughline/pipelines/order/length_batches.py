@@ -1,10 +1,10 @@
-"""Batches of examples that are about equally long, as pure functions of (seed, epoch, step).
+"""Batches of examples of similar length, as pure functions of (seed, epoch, step).
 
-A bucket holds the examples for which a boundary is the smallest that is long enough: a partition
-that never changes, known from the lengths alone. Each epoch permutes every bucket, cuts it into
-batches, the last one of a bucket smaller, and permutes the batches of all buckets. So every example
-comes once, the number of steps is constant, an epoch can be entered anywhere, and no order pads
-less with these boundaries (docs/decisions/029).
+A bucket holds the examples for which its boundary is the smallest that suffices. This partition
+depends on the lengths alone and never changes. Each epoch permutes every bucket, cuts it into
+batches, the last one smaller, and permutes the batches of all buckets. So every example comes once,
+the number of steps is constant, an epoch can be entered anywhere, and no order pads less with these
+boundaries (docs/decisions/029).
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from throughline.pipelines.order.samplers import swap_or_not
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import ImpossiblePlan
 
-SHORTEST_BOUNDARY = 32  # tokens, where no boundaries are given
+SHORTEST_BOUNDARY = 32  # tokens, if no boundaries are given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """A partition by length as tables.
+    """A partition by length as tables, all (buckets,) int64 but `rows`.
 
-    rows (examples,) int64: bucket after bucket; the rest is (buckets,) int64. boundaries: length to
-    which a bucket's examples are padded; starts: where it begins in `rows`; counts: its examples;
-    used: how many of them an epoch has; sizes: examples in a full batch over all workers;
-    first_steps: its first batch in an epoch that is not shuffled.
+    Attributes:
+      rows: (examples,) int64, bucket by bucket.
+      boundaries: Length to which a bucket's examples are padded.
+      starts: Where a bucket begins in `rows`.
+      counts: Its examples.
+      used: How many of them an epoch has.
+      sizes: Examples in a full batch over all workers.
+      first_steps: Its first batch in an epoch that is not shuffled.
     """
 
     rows: np.ndarray
@@ -44,24 +48,22 @@ class Buckets:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all workers."""
         return int(self.used.sum())
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return int((-(-self.used // self.sizes)).sum())
 
 
 def make_buckets(
     lengths: np.ndarray, boundaries: Sequence[int], sizes: Sequence[int], *, workers: int = 1
 ) -> Buckets:
-    """Partition examples of `lengths` (examples,) by the smallest boundary that is not exceeded;
-    `sizes` are those of full batches per boundary, multiples of `workers`.
+    """Partition examples of `lengths` (examples,) by the smallest boundary that suffices.
 
-    Every batch can be cut into equal slices for the workers: what a bucket has too much for that,
-    its longest examples, goes one bucket up, and what is left of the whole is left out: fewer
-    examples than workers, of the largest bucket, other ones each epoch. Empty buckets are dropped.
+    `sizes` are those of full batches per boundary, multiples of `workers`. Every batch can be cut
+    into equal slices for the workers: a bucket's surplus, its longest examples, goes one bucket up.
+    The rest of the whole, fewer examples than workers, is left out of the largest bucket, other
+    ones each epoch. Empty buckets are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
@@ -71,9 +73,9 @@ def make_buckets(
     ends = np.searchsorted(lengths[rows], boundaries, side="right")
     spare = len(lengths) % workers
     even = ends // workers * workers
-    shifted = (ends - spare) // workers * workers  # of those from the largest bucket on
+    shifted = (ends - spare) // workers * workers  # for buckets from the largest on
     largest = int(np.argmax(np.diff(even, prepend=0)))
-    left = shifted - np.concatenate([[0], even[:-1]])  # to each, if what is left out is of it
+    left = shifted - np.concatenate([[0], even[:-1]])  # for each, if the rest is left out of it
     if left[largest] <= 0:
         largest = int(np.argmax(left))
     if left[largest] <= 0:  # one bucket for all
@@ -96,7 +98,7 @@ def make_buckets(
 
 
 def double_until(longest: int) -> list[int]:
-    """Boundaries where none are given: each twice the one before, until the longest fits.
+    """Return the default boundaries: each twice the one before, until the longest fits.
 
     >>> double_until(100)
     [32, 64, 128]
@@ -106,10 +108,10 @@ def double_until(longest: int) -> list[int]:
 
 
 def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1) -> list[int]:
-    """Examples in a batch of at most so many `tokens`, padding included, per boundary.
+    """Return the examples of a batch of at most `tokens`, padding included, per boundary.
 
     Raises:
-      ImpossiblePlan: not even one example of the longest for each worker.
+      ImpossiblePlan: There is no room for one example of the longest for each worker.
     """
     longest = max(boundaries)
     if tokens < longest * workers:
@@ -123,8 +125,7 @@ def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBatches:
-    """The batches of a partition by length, on one of several workers; in the order of storage
-    unless `shuffled`.
+    """The batches of a partition by length on one worker, in storage order unless `shuffled`.
 
     Steps are int64, counted over all epochs.
     """
@@ -136,18 +137,14 @@ class LengthBatches:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all workers."""
         return self.buckets.examples
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, width) that `steps` (n,) are made of on this worker; after the last of a
-        step, of which `size` says how many it has, that one is repeated.
-        """
+        """Return this worker's rows (steps, width) of `steps` (n,), filled up with the last row."""
         epoch, bucket, first, stop = self._slices(steps)
         width = -(-int(self.buckets.sizes.max()) // self.worker.count)
         positions = first[:, None] + tf.range(width, dtype=tf.int64)
@@ -160,16 +157,16 @@ class LengthBatches:
         return tf.cast(tf.gather(self._rows, places), tf.int64)
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this worker has of a step, or of each of several."""
+        """Return how many examples this worker has in a step (scalar, or several)."""
         _, _, first, stop = self._slices(step)
         return stop - first
 
     def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The rows (width,) of a step, a scalar, without what fills them up."""
+        """Return the rows (width,) of a step (scalar) without the repeated ones."""
         return rows[: self.size(step)]
 
     def length(self, step: tf.Tensor) -> tf.Tensor:
-        """Length to which the examples of a step, or of each of several, are padded."""
+        """Return the length to which the examples of each step are padded."""
         _, bucket, _, _ = self._slices(step)
         return tf.gather(self.buckets.boundaries, bucket)
 
@@ -179,9 +176,7 @@ class LengthBatches:
         return rows.astype(np.int32) if len(rows) < 1 << 31 else rows
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Epoch, bucket, and this worker's first position in the bucket and the one after its last,
-        all int64 of the shape of `steps`.
-        """
+        """Return epoch, bucket, and this worker's positions [first, stop) in the bucket."""
         buckets = self.buckets
         epoch, number = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         if self.shuffled:

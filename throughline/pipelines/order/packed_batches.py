@@ -1,8 +1,8 @@
 """Batches of rows that several documents share, as pure functions of (seed, epoch, step).
 
-Which lengths share a row is planned once (`best_fit.py`). Each epoch permutes the rows, and assigns
-the documents of each length to the slots of that length by another permutation: partners change,
-the number of steps and the padding do not.
+The lengths that share a row are planned once (`best_fit.py`). Each epoch permutes the rows, and the
+documents of each length among the slots of that length: partners change, the number of steps and
+the padding do not.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatches:
-    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row;
-    in the order of the plan unless `shuffled`.
+    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row.
 
-    So that workers get equal slices and no document is left out, there may be a few empty rows.
+    They are in the order of the plan unless `shuffled`. A few rows may be empty, so that workers
+    get equal slices and no document is left out.
     """
 
     plan: PackPlan
@@ -39,18 +39,16 @@ class PackedBatches:
 
     @property
     def examples(self) -> int:
-        """Documents in an epoch, over all workers."""
         return len(self.plan.documents)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return count_steps(self._all_rows, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Documents (steps, width, segments) of the rows of `steps` (n,) on this worker;
-        NO_DOCUMENT in empty slots. After the last row of a step, of which `size` says how many it
-        has, that one is repeated.
+        """Return this worker's documents (steps, width, segments) of `steps` (n,).
+
+        Empty slots are NO_DOCUMENT. A step's rows are filled up with its last row.
         """
         epoch, first, stop = self._slices(steps)
         width = -(-self.batch_size // self.worker.count)
@@ -69,12 +67,12 @@ class PackedBatches:
         return tf.reshape(dense, (-1, width, self.segments))
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Rows that this worker has of a step, or of each of several."""
+        """Return how many rows this worker has in a step (scalar, or several)."""
         _, first, stop = self._slices(step)
         return stop - first
 
     def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The rows (width, segments) of a step, a scalar, without what fills them up."""
+        """Return the rows (width, segments) of a step (scalar) without the repeated ones."""
         return rows[: self.size(step)]
 
     @property
@@ -83,12 +81,11 @@ class PackedBatches:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """First slots of the rows, and of the empty ones after them."""
+        """Return the first slots of all rows, including the empty rows at the end."""
         starts = self.plan.starts
         return np.pad(starts, (0, self._all_rows - self.plan.rows), mode="edge")
 
     def _documents(self, slots: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
-        """The documents that fill `slots` (n,) in `epochs` (n,)."""
         lengths, ranks = tf.gather(self.plan.lengths, slots), tf.gather(self.plan.ranks, slots)
         first, after = (
             tf.gather(self.plan.firsts, lengths),
@@ -99,7 +96,7 @@ class PackedBatches:
         return tf.gather(self.plan.documents, first + ranks)
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Epoch, and this worker's first row in it and the one after its last, all int64."""
+        """Return epochs and this worker's rows in them as [first, stop), all int64."""
         epoch, start = steps // self.steps_per_epoch, steps % self.steps_per_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self._all_rows - start)
         return epoch, *self.worker.cut(start, size)

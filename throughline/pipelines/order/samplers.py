@@ -1,10 +1,9 @@
-"""Which rows a step reads: samplers as pure functions from positions in an epoch to rows of a
-split, in TensorFlow.
+"""Samplers in TensorFlow: pure functions from positions in an epoch to rows of a split.
 
-A position is the place of an example in the order of its epoch, 0 … examples − 1. Every sampler is
-a pure function of (seed, epoch, position): an epoch can be entered anywhere, repeated anywhere, and
-shared by any number of workers. Positions come as (steps, batch) int64, epochs as (steps, 1) or
-anything else that broadcasts.
+A position is the place of an example in the order of its epoch, 0 … examples − 1. A sampler depends
+on (seed, epoch, position) alone, so an epoch can be entered anywhere, repeated anywhere, and shared
+by any number of workers. Positions are (steps, batch) int64; epochs are (steps, 1), or anything
+that broadcasts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tensorflow as tf
 from throughline.kernels.randomness import fold, mix64
 
 CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
-# Examples; TensorFlow's cipher works on 16 bits at least and walks until it is back in the range.
+# Examples. TensorFlow's cipher works on at least 16 bits and repeats until it is in the range.
 CIPHER_FROM = 1 << 14
 SWAP_ROUNDS = 24
 CHUNKS_PER_WINDOW = 16
@@ -26,8 +25,7 @@ _GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
 def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection
-    in constant memory.
+    """Map positions in [0, count) by the permutation of (seed, epoch), in constant memory.
 
     >>> positions = tf.range(6, dtype=tf.int64)
     >>> for epoch in (0, 1):
@@ -44,11 +42,11 @@ def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) ->
 
 
 def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even
-    one per position.
+    """Map positions in [0, count) by a bijection that depends on `key` (uint64).
 
-    Each round pairs every position with its mirror image about a random point and swaps the two or
-    not, by a hash of the pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
+    Each position may have its own `count`. Each round pairs every position with its mirror image
+    about a random point and swaps the two or not, by a hash of the pair. Source: swap-or-not
+    (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
     swap = _swap if tf.executing_eagerly() else _swap_in_graphs
     return swap(positions, count, key)
@@ -58,9 +56,8 @@ def _swap(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     size, position = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
     golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
     shift = tf.constant(32, tf.uint64)
-    # What all rounds draw comes from one operation: a graph of less than half the size. An array,
-    # since within a graph TensorFlow 2.21 makes other numbers of a list of Python's integers beyond
-    # 2^63.
+    # One operation draws for all rounds, which halves the graph. The salts are an array, because in
+    # a graph TensorFlow 2.21 changes Python integers beyond 2^63 in a list.
     salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
     for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
@@ -71,14 +68,12 @@ def _swap(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return tf.cast(position, tf.int64)
 
 
-# Traced once in a process, and not for each dataset, which takes 0.2 s.
+# Traced once per process, not for each dataset, which would take 0.2 s.
 _swap_in_graphs = tf.function(_swap, autograph=False)
 
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
-    """As `swap_or_not`, quicker for many examples. Source: Simon (Beaulieu et al., 2013) as in
-    TensorFlow's RandomIndexShuffle.
-    """
+    """Do as `swap_or_not`, faster for many examples, by Simon (Beaulieu et al., 2013)."""
     flat = tf.reshape(positions, (-1,))
     words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
     words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
@@ -94,11 +89,10 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
 def window_shuffle(
     positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor
 ) -> tf.Tensor:
-    """Map positions to rows so that every stretch of `window` positions reads only a few chunks of
-    neighboring rows.
+    """Map positions to rows so that any `window` positions read only a few chunks of rows.
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random
-    order, and the rows of a window are permuted. A bijection, another one each epoch.
+    order, and the rows within a window are permuted. A bijection, different each epoch.
 
     >>> positions, epoch = tf.range(12, dtype=tf.int64), tf.constant(0, tf.int64)
     >>> print(window_shuffle(positions, count=12, window=4, seed=1, epoch=epoch).numpy())
@@ -112,8 +106,7 @@ def window_shuffle(
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
     number = row // chunk
-    # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every
-    # row a chance to be in it.
+    # A smaller last chunk keeps its place. A random rotation lets every row be in it at times.
     order = fold(seed, epoch, "chunks")
     moved = (
         swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk
@@ -127,12 +120,13 @@ def window_shuffle(
 def lane_shuffle(
     positions: tf.Tensor, *, count: int, lanes: int, batch_size: int, seed: int, epoch: tf.Tensor
 ) -> tf.Tensor:
-    """Map positions to rows so that a batch takes as many rows of each of `lanes` contiguous parts,
-    one part after the other: whoever has the same share of every batch reads the same rows only.
+    """Map positions to rows so that a batch takes equally many rows from each of `lanes` parts.
 
-    The rows of a lane are permuted. Lanes differ by one row at most; one more than in the smallest
-    is left out, another one each epoch. `batch_size` is a multiple of `lanes`, and there are
-    positions for `count // lanes` rows of each.
+    The parts are contiguous and follow each other in the batch: whoever takes the same share of
+    every batch reads the same rows only. The rows of a lane are permuted. Lanes differ by at most
+    one row; a row more than in the smallest lane is left out, a different one each epoch.
+    `batch_size` is a multiple of `lanes`, and there are positions for `count // lanes` rows of
+    each.
 
     >>> positions, epoch = tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64)
     >>> print(lane_shuffle(positions, count=9, lanes=2, batch_size=4, seed=1, epoch=epoch).numpy())
@@ -150,9 +144,11 @@ def lane_shuffle(
 class ClassIndex:
     """Draws by class as tables, so that a draw is a few look-ups.
 
-    kinds (draws,) int32: the class of each of an epoch's draws; rows (…,) int64: for each class its
-    rows over and over, as often as its draws take from any first row on; offsets (classes,) int64:
-    from a draw to its place in `rows`; sizes (classes,) int64.
+    Attributes:
+      kinds: (draws,) int32, the class of each of an epoch's draws.
+      rows: (…,) int64, the rows of each class, repeated so that its draws may begin at any of them.
+      offsets: (classes,) int64, the difference of a draw's place in `rows` and its number.
+      sizes: (classes,) int64, the number of rows.
     """
 
     kinds: np.ndarray
@@ -162,12 +158,11 @@ class ClassIndex:
 
 
 def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
-    """Assign an epoch of len(labels) draws to classes in proportion to `weights` (classes,),
-    exactly to within one draw.
+    """Assign an epoch of len(labels) draws to classes in proportion to `weights` (classes,).
 
-    A class of weight 0 is not drawn; every other must occur in `labels`. Of four rows of class 0
-    and two of class 1, an epoch of equal weights draws three of each: the rows of class 1 are
-    listed often enough to begin anywhere.
+    Quotas are exact to within one draw. A class of weight 0 is not drawn; every other must occur in
+    `labels`. For four rows of class 0 and two of class 1, an epoch of equal weights draws three of
+    each; the rows of class 1 are listed often enough to begin at any of them.
 
     >>> index = index_by_class(np.array([0, 0, 0, 0, 1, 1]), np.array([0.5, 0.5]))
     >>> print(index.kinds, index.rows, index.offsets, index.sizes)
@@ -197,10 +192,9 @@ def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
 def sample_by_class(
     positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch: tf.Tensor
 ) -> tf.Tensor:
-    """Map positions (steps, batch) to rows so that each class comes as often as its quota says,
-    mixed over the whole epoch.
+    """Map positions (steps, batch) to rows by the quotas of classes, mixed over the whole epoch.
 
-    Within a class every example is drawn once before any is drawn again; which come once more turns
+    Every example of a class is drawn once before any is drawn again; those drawn once more differ
     from epoch to epoch. `epoch` is (steps, 1).
     """
     draws = permute(positions, count=len(index.kinds), seed=seed, epoch=epoch)

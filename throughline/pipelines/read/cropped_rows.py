@@ -1,5 +1,5 @@
-"""Cropping whole batches straight from the mapped columns of a snapshot, of which nothing else is
-read then.
+"""Crops whole batches directly from the mapped columns of a
+snapshot, without reading other pixels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ CropFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
-    """The function that crops boxes out of rows of the split's images: (batch, height, width,
-    channels) uint8.
+    """Return the function that crops boxes of images to (batch, height, width, channels) uint8.
 
-    The arrays are those of the mapped files, so that nothing but the pixels in the boxes is read.
+    It reads only the pixels in the boxes.
     """
     column = data.input_column
     values = np.asarray(data.memmap(split, column.name))

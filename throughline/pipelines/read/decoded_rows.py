@@ -1,6 +1,4 @@
-"""Rows that a snapshot does not store: their records are read by the index of the shards and
-preprocessed, and take their places in the batch between those that are fetched from its columns.
-"""
+"""Decodes rows that a snapshot does not store from the shards, and joins them with fetched ones."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import Op, Parse
 from throughline.plan.steps import Gather
 
-Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
+Columns = Mapping[str, tf.Tensor]  # values of whole columns by name
 # Columns, rows (batch,), epoch → examples that can be batched.
 FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
 
@@ -24,14 +22,13 @@ FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
 def make_decode_fn(
     data: PreparedData, split: str, gather: Gather, *, features: Sequence[str], seed: int
 ) -> FetchFn:
-    """The function that makes examples of `features` from records: decoded and preprocessed, and
-    those of the plan's ops done that are for single examples.
+    """Return the function that reads and preprocesses records into examples of `features`.
 
-    What takes batches is called once for all of them, the rest one by one, as a snapshot is
-    written.
+    It also runs the plan's ops for single examples. Ops that take batches are called once for all,
+    others on one example at a time, as when a snapshot is written.
 
     Raises:
-      MissingInput, CorruptShard: as `open_record_table`.
+      MissingInput, CorruptShard: As for `open_record_table`.
     """
     table, column = open_record_table(data, split), data.input_column
     of_batches = tuple(
@@ -45,7 +42,6 @@ def make_decode_fn(
     shape = _batched_shape(column.shape, augment)
 
     def finish(example: Element, epoch: tf.Tensor) -> Element:
-        """What is left to do for a single example."""
         example = apply_ops(of_examples, example, seed=seed, epoch=epoch)
         example = apply_ops(augment, example, seed=seed, epoch=epoch)
         value = tf.ensure_shape(example[column.name], shape)
@@ -72,7 +68,6 @@ def make_decode_fn(
 def _batched_shape(
     shape: tuple[int | None, ...], augment: Sequence[Op]
 ) -> tuple[int | None, ...] | None:
-    """The shape in which values of this one can be batched after these ops."""
     after: tuple[int | None, ...] | None = shape
     for op in augment:
         after = op.shape(after)
@@ -80,9 +75,7 @@ def _batched_shape(
 
 
 def join_rows(stored: int, fetch: FetchFn, decode: FetchFn) -> FetchFn:
-    """The function that fetches the first `stored` rows, decodes the others, and puts both in the
-    order of the batch.
-    """
+    """Return a function that fetches the first `stored` rows and decodes the others, in order."""
 
     def join(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
         places = tf.dynamic_partition(

@@ -1,10 +1,8 @@
-"""Reading uncompressed shards in any order: the records of a step by their numbers, which are
-arithmetic, from the mapped files at the offsets of their index.
+"""Reads uncompressed shards in any order: the records of a step by number, from mapped files.
 
-The records come in the order of the shards, which is that of the snapshot's rows: with the same
-seed both read the same examples in the same steps. Unlike a stream, this starts at any step, and
-workers share its batches. One function of Python per batch picks the records, so no worker of a
-tf.data service can.
+Records are numbered like the snapshot's rows: with the same seed, both deliver the same examples in
+the same steps. Unlike a stream, this reader starts at any step, and workers can share its batches.
+A Python call per batch picks the records, so workers of a tf.data service cannot run it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import Sampling
 from throughline.shared.errors import MissingInput
 
-# Steps whose rows one call computes, so that they share the cost of calling the samplers' ops.
+# Steps whose rows are computed in one call, to share the overhead of the samplers' ops.
 STEPS_PER_ORDER_CALL = 32
 
 
@@ -39,10 +37,10 @@ class IndexedShardReader:
 
     @cached_property
     def order(self) -> EpochOrder:
-        """Which records the steps are made of.
+        """The records of each step.
 
         Raises:
-          ImpossiblePlan: the split lacks a class that is to be drawn.
+          ImpossiblePlan: The split lacks a class that is to be drawn.
         """
         step = self.step
         return EpochOrder(
@@ -56,17 +54,10 @@ class IndexedShardReader:
 
     @cached_property
     def table(self) -> RecordTable:
-        """The mapped shards and their index.
-
-        Raises:
-          MissingInput, CorruptShard: as `open_record_table`.
-        """
         return open_record_table(self.data, self.split)
 
     def batches(self, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
-        """The serialized records (batch on this worker,) of the steps from `first` to `stop`
-        (excluded), scalars int64, counted over all epochs.
-        """
+        """Return serialized records (batch on this worker,) of the steps [first, stop)."""
         order, table = self.order, self.table
 
         def fetch(step: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -84,7 +75,7 @@ class IndexedShardReader:
 
 
 def index_classes(sampling: Sampling, data: PreparedData, split: str) -> ClassIndex | None:
-    """The rows of each class, where these are drawn by class; None where each row comes once."""
+    """Return the rows of each class for sampling by class; None if each row comes once."""
     if sampling == "uniform":
         return None
     return index_by_class(*read_labels_and_weights(sampling, data, split))
@@ -94,7 +85,7 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
     """Map the uncompressed shards of a split, and read their indexes.
 
     Raises:
-      MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its shard's.
+      MissingInput, CorruptShard: Shards are compressed, or an index does not belong to its shard.
     """
     shards = data.shards.for_split(split)
     if any(shard.compression != "none" for shard in shards):
@@ -106,6 +97,6 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
 
 
 def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
-    """The serialized records (batch,) of rows (batch,) int64, by one call of Python."""
+    """Return the serialized records (batch,) of rows (batch,) int64, by one call of Python."""
     records = tf.numpy_function(table.read, [rows], tf.string, stateful=False)
     return tf.ensure_shape(records, (None,))

@@ -1,6 +1,4 @@
-"""The prepared data on disk that an input pipeline reads, opened and checked: shards, snapshot,
-original files.
-"""
+"""Opens and checks the prepared data of an input pipeline: shards, snapshot, original files."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ from throughline.shared.libraries import installed_versions
 
 @dataclass(frozen=True, kw_only=True)
 class FileList:
-    """Image files in the order of the shards, with the label and key of each and, where there is
-    one, the table input (files, columns) float32.
-    """
+    """Image files in the order of the shards; `columns` are (files, columns) float32."""
 
     paths: tuple[str, ...]
     labels: tuple[float | tuple[float, ...], ...]
@@ -49,9 +45,10 @@ class FileList:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """The shards, the snapshot and, on demand, the original files of a split. `storage` is where
-    the shards are that are no files, and `fetched` are the snapshot's columns, where they are in an
-    object store.
+    """The shards, the snapshot and, on demand, the original files of a dataset.
+
+    `storage` holds shards that are not files; `fetched` are the snapshot's columns, if they are in
+    an object store.
     """
 
     shards_folder: Path
@@ -65,43 +62,35 @@ class PreparedData:
 
     @property
     def shard_files(self) -> ShardFiles:
-        """Where the shards are."""
         return ShardFiles(
             folder=self.shards_folder, snapshot_folder=self.snapshot_folder, storage=self.storage
         )
 
     @property
     def columns_folder(self) -> Path:
-        """Where the columns are that have been mapped."""
         return self.fetched.folder if self.fetched else self.snapshot_folder
 
     def for_rows(self, rows: tuple[int, int]) -> PreparedData:
-        """The same for whoever reads the rows of a split from the first of these up to the second,
-        and no other: of columns in an object store only these are fetched.
-        """
+        """Return the data for a reader of rows [first, stop); a store's others are not fetched."""
         if self.fetched is None:
             return self
         return replace(self, fetched=replace(self.fetched, rows=rows))
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing,
-        if all is well.
-        """
+        """List what is wrong with the bytes of a shard, and what to do about it."""
         problems = self.shard_files.find_damage(shard)
         return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
     def column(self, name: str) -> Column:
-        """One column of the snapshot."""
         return next(column for column in self.snapshot.columns if column.name == name)
 
     @property
     def input_column(self) -> Column:
-        """The column of the model's input."""
         return self.column(self.shards.schema.input.name)
 
     def memmap(self, split: str, name: str) -> np.ndarray:
-        """The values of one column of a split, of all rows that it stores, memory-mapped; fetched
-        before, where they are in an object store.
+        """Memory-map the stored values of a column, fetched first
+        if they are in an object store.
         """
         column = self.column(name)
         if self.fetched:
@@ -110,7 +99,6 @@ class PreparedData:
         return map_column(self.columns_folder, split, column, stored)
 
     def memmap_first(self, split: str, name: str, rows: int) -> np.ndarray:
-        """The values of the first rows of one column of a split, memory-mapped."""
         column, values = self.column(name), self.memmap(split, name)
         if not column.ragged:
             return values[:rows]
@@ -118,15 +106,14 @@ class PreparedData:
         return values[: ragged.end_offset(extents, values.itemsize) // values.itemsize]
 
     def stored_fraction(self, split: str) -> float:
-        """The share of a split's rows whose values the snapshot stores."""
         rows = self.snapshot.splits[split]
         return rows.rows(self.input_column) / rows.count if rows.count else 1.0
 
     def find_rows(self, split: str, fraction: float) -> int:
-        """How many rows of a split, the first, are read where this fraction of it is.
+        """Return how many rows, the first, this fraction of a split is.
 
         Raises:
-          StaleSnapshot: the snapshot stores fewer.
+          StaleSnapshot: The snapshot stores fewer.
         """
         rows = self.snapshot.splits[split]
         wanted, stored = count_stored(rows.count, fraction), rows.rows(self.input_column)
@@ -138,21 +125,18 @@ class PreparedData:
         return wanted
 
     def tokens(self, split: str) -> int:
-        """Tokens in all documents of a split."""
         column = self.input_column
         return self.snapshot.splits[split].bytes(column) // np.dtype(column.dtype).itemsize
 
     def count_examples(self, split: str, window: Window | TokenWindow | None) -> int:
-        """Examples of a split: what is stored, or the windows of its time steps or tokens."""
+        """Count the examples of a split: rows, or windows of its time steps or tokens."""
         if window is None:
             return self.shards.examples(split)
         of_text = isinstance(window, TokenWindow)
         return window.count(self.tokens(split) if of_text else self.shards.examples(split))
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
-        """Ops with what they take from the data: statistics of the training split, the number of
-        classes, the categories, the tokenizer that is fitted.
-        """
+        """Return ops completed with statistics, classes, categories and the fitted tokenizer."""
         return tuple(op.bind(self._facts) for op in ops)
 
     @cached_property
@@ -177,12 +161,13 @@ def open_prepared_data(
     preprocess: Sequence[Op],
     storage: Storage | None = None,
 ) -> PreparedData:
-    """Open what the earlier stages wrote and check that it belongs together. Shards and columns
-    that are not in their folders are fetched from `storage` when they are first read.
+    """Open what earlier stages wrote, and check that it belongs together.
+
+    Shards and columns that are not in their folders are fetched from `storage` when first read.
 
     Raises:
-      MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
-      StaleSnapshot: the snapshot is not of these shards and ops.
+      MissingInput, CorruptShard, CorruptColumn: Something is missing or damaged.
+      StaleSnapshot: The snapshot was made from other shards or ops.
     """
     index = read_shard_index(shards)
     fetches = storage is not None and not holds_columns(snapshot)
@@ -210,9 +195,7 @@ def open_prepared_data(
 
 
 def compute_snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
-    """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
-    and the versions of the libraries that compute them.
-    """
+    """Return the digest of the shards' contents, the ops' identities and library versions."""
     ops = resolve_decode(preprocess, shards.schema)
     libraries = sorted({"tensorflow", *(name for op in ops for name in op.libraries)})
     return digest_json(
@@ -225,9 +208,7 @@ def compute_snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
 
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
-    """List the image files of a split in the same content-keyed order in which the shards hold
-    them; only those with a key in `among`, if given.
-    """
+    """List the image files of a split in the order of the shards; `among` restricts their keys."""
     manifest = read_manifest(manifest_folder)
     rows = manifest.for_split(split)
     rows = rows.iloc[shard_order(rows)]
@@ -244,12 +225,12 @@ def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = 
 def read_labels_and_weights(
     sampling: Sampling, data: PreparedData, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The class of each example of a split (examples,) int64 and the weight of each class
-    (classes,) float64.
+    """Return the class of each example of a split and the weight of each class.
+
+    They are (examples,) int64 and (classes,) float64.
 
     Raises:
-      ImpossiblePlan: a weight names no class, no class is to be drawn, or one that is has no
-        example.
+      ImpossiblePlan: A weight names no class, all weights are 0, or a class to draw has no example.
     """
     classes = data.shards.classes
     labels = np.asarray(data.memmap(split, "label"))

@@ -1,6 +1,4 @@
-"""The batches by length that a configuration asks for, made of the lengths of one split of the
-prepared data.
-"""
+"""The batches by length of a configuration, from the sequence lengths of one split."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ Columns = Mapping[str, tf.Tensor]
 
 
 def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
-    """Tokens of each sequence of a split: (examples,) int64."""
+    """Return the tokens of each sequence of a split: (examples,) int64."""
     extent = data.input_column.extent
     return np.asarray(data.memmap(split, extent.name))[:, 1]
 
@@ -38,10 +36,10 @@ def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
 def open_buckets(
     batching: BatchSettings, data: PreparedData, split: str, *, batch_size: int, workers: int = 1
 ) -> Buckets:
-    """The partition of a split by length.
+    """Partition a split by length.
 
     Raises:
-      ImpossiblePlan: sequences are longer than the last boundary, or a batch has no room for one.
+      ImpossiblePlan: Sequences are longer than the last boundary, or a batch has no room for one.
     """
     lengths = sequence_lengths(data, split)
     boundaries = (
@@ -59,10 +57,10 @@ def open_buckets(
 
 
 def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
-    """The rows of `row_length` tokens that the documents of a split share.
+    """Plan the rows of `row_length` tokens that the documents of a split share.
 
     Raises:
-      ImpossiblePlan: documents are longer than a row.
+      ImpossiblePlan: Documents are longer than a row.
     """
     lengths = sequence_lengths(data, split)
     _check_longest("batch.pack", lengths, row_length, split)
@@ -72,10 +70,9 @@ def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
 def open_batches(
     gather: Gather, data: PreparedData, split: str, *, seed: int, worker: TrainingWorker
 ) -> LengthBatches | PackedBatches | None:
-    """The batches by length of a plan's `gather`; None where it has others.
+    """Return the batches by length of a plan's `gather`; None if it has others.
 
-    Every split's rows get as many segments as the row of any split that has most of them, so that a
-    model meets one shape.
+    The rows of all splits get the same number of segments, so that a model sees one shape.
     """
     batching, shuffled = gather.batching, gather.shuffle.kind == "global"
     if batching is None:
@@ -104,7 +101,7 @@ def fetch_batch(
     step: tf.Tensor,
     rows: tf.Tensor,
 ) -> Element:
-    """The batch of a step, a scalar, of which `rows` are those that count."""
+    """Return the batch of a step (scalar), consisting of these `rows`."""
     if isinstance(batches, PackedBatches):
         return _fetch_packed(columns, feature, rows, batches.plan.row_length)
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=1)
@@ -114,9 +111,7 @@ def fetch_batch(
 
 
 def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
-    """The `documents` (rows, segments) in rows of `row_length` tokens, with their segments and
-    positions; `weight` (rows, segments) is 0 where there is no document.
-    """
+    """Return `documents` (rows, segments) packed; `weight` (rows, segments) is 0 for none."""
     exists = documents != NO_DOCUMENT
     rows = tf.where(exists, documents, 0)
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=2)
@@ -137,7 +132,6 @@ def _gather_others(columns: Columns, feature: str, rows: tf.Tensor) -> Element:
 
 
 def _check_longest(key: str, lengths: np.ndarray, longest: int, split: str) -> None:
-    """Refuse sequences that are longer than the longest batch."""
     longer = int((lengths > longest).sum())
     if longer:
         raise ImpossiblePlan(

@@ -1,7 +1,7 @@
-"""Reading the memory-mapped snapshot: a batch is a gather of rows, and which rows is arithmetic.
+"""Reads the memory-mapped snapshot: a batch is a gather of rows, whose numbers are computed.
 
-The columns are variables over the files' memory mappings: opening them takes no time and no memory,
-whatever their size, and the cache is the operating system's.
+The columns are variables over the files' memory mappings. Opening them takes neither time nor
+memory, whatever their size; the operating system caches them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotReader:
-    """One split of a snapshot, read as a plan's `gather` says: the first `stored` rows from its
-    columns, the others from the shards.
+    """One split of a snapshot, read as a plan's `gather` says.
 
-    Steps are int64, counted over all epochs; rows are int64 indices into the split.
+    The first `stored` rows come from its columns, the others from the shards. Steps are int64,
+    counted over all epochs; rows are int64 indices into the split.
     """
 
     data: PreparedData
@@ -60,21 +60,18 @@ class SnapshotReader:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all workers: rows, or windows of a series; without those that
-        the workers cannot share equally.
-        """
+        """Examples in an epoch, without those that the workers cannot share equally."""
         return self.order.examples
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
         return self.order.steps_per_epoch
 
     @cached_property
     def variables(self) -> Mapping[str, tf.Variable]:
-        """The columns that batches are made of: memory-mapped, or copied to the device where the
-        plan says that the split lives there. There they are variables, too: GPUs gather the rows of
-        a uint8 variable, and not those of a uint8 tensor, which would go to the host at each step.
+        """The columns of batches: memory-mapped, or copied to the device if the split lives there.
+
+        As variables on GPUs, too, which gather rows of uint8 variables, but not of uint8 tensors.
         """
         if isinstance(self.gather.window, TokenWindow):
             feature = self.data.shards.schema.input.name
@@ -99,7 +96,7 @@ class SnapshotReader:
 
     @cached_property
     def _own_data(self) -> PreparedData:
-        """The data, of whose columns this worker reads its own lanes only, if there are any."""
+        """The data, restricted to this worker's own lanes, if there are any."""
         order = self.order
         if not isinstance(order, EpochOrder) or self.gather.window or order.reads_all:
             return self.data
@@ -111,7 +108,7 @@ class SnapshotReader:
 
     @property
     def _features(self) -> Sequence[str]:
-        """What an example consists of, before ops: the input first."""
+        """The features of an example before ops, the input first."""
         label = () if self.gather.window else ("label",)
         drawn = any(op.random or op.crops for op in self.gather.ops)
         key = ("key",) if self.with_keys or drawn else ()
@@ -120,16 +117,14 @@ class SnapshotReader:
         return (schema.input.name, *columns, *label, *key)
 
     def columns(self) -> Columns:
-        """The values of the columns, which are not copied."""
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
     @cached_property
     def order(self) -> EpochOrder | LengthBatches | PackedBatches:
-        """Which rows the steps are made of.
+        """The rows of each step.
 
         Raises:
-          ImpossiblePlan: the split lacks a class that is to be drawn, or has longer texts than
-            what is asked for.
+          ImpossiblePlan: The split lacks a class that is to be drawn, or texts are too long.
         """
         batches = open_batches(
             self.gather, self.data, self.split, seed=self.seed, worker=self.worker
@@ -147,8 +142,7 @@ class SnapshotReader:
         )
 
     def make_gather_fn(self) -> GatherFn:
-        """The function from a step (scalar) to its ready batch."""
-        # The variables are made here: within the scope of a strategy they would be copied.
+        # Make the variables here: within the scope of a strategy they would be copied.
         make_batch, variables = self.make_batch_fn(), self.variables
 
         def gather(step: tf.Tensor) -> Element | tuple:
@@ -160,7 +154,7 @@ class SnapshotReader:
         return gather
 
     def make_batch_fn(self) -> BatchFn:
-        """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
+        """Return the function from columns, a step (scalar) and its rows (batch,) to the batch."""
         gather, order, fetch = self.gather, self.order, self.make_fetch_fn()
         feature = self.data.shards.schema.input.name
 
@@ -185,9 +179,7 @@ class SnapshotReader:
         return make_batch
 
     def make_fetch_fn(self) -> FetchFn:
-        """The function from columns, rows (batch,) and an epoch to examples that can be batched,
-        whether their rows are stored or not.
-        """
+        """Return the function from columns, rows (batch,) and epoch to examples, stored or not."""
         if self._all_stored:
             return self._make_stored_fetch_fn()
         decode = make_decode_fn(
@@ -198,7 +190,6 @@ class SnapshotReader:
         return join_rows(self.stored, self._make_stored_fetch_fn(), decode)
 
     def _make_stored_fetch_fn(self) -> FetchFn:
-        """The same for rows that are stored: as they are, or each cropped to size."""
         if self.gather.fetched_ops:
             return self._make_crop_fetch_fn()
         ops = self.gather.ops[: self.gather.example_op_count]
@@ -221,7 +212,7 @@ class SnapshotReader:
         )
 
     def _make_crop_fetch_fn(self) -> FetchFn:
-        """A fetch that reads nothing of the images but the boxes that the first op crops."""
+        """Fetch only the boxes of images that the first op crops."""
         ops, column = self.gather.fetched_ops, self.data.input_column
         crop = make_crop_fn(self._own_data, self.split, ops[0])
 
@@ -247,7 +238,7 @@ class SnapshotReader:
         return fetch
 
     def _fetch_one(self, columns: Columns, row: tf.Tensor) -> Element:
-        """The example in `row`, a scalar; of a ragged column, a slice that is not copied."""
+        """Return the example in `row` (scalar); a ragged column's value is a slice, not a copy."""
         example = {
             name: tf.gather(values, row)
             for name, values in columns.items()
@@ -265,9 +256,7 @@ class SnapshotReader:
         return example
 
     def _fetch(self, columns: Columns, rows: tf.Tensor) -> Element:
-        """The examples in `rows` (batch,); of a ragged column, tokens (batch, longest) that are
-        padded with 0.
-        """
+        """Return the examples in `rows` (batch,); tokens (batch, longest) are padded with 0."""
         window = self.gather.window
         if window is None:
             examples = {
@@ -296,11 +285,9 @@ class SnapshotReader:
 def map_variable(
     data: PreparedData, split: str, name: str, *, rows: int | None = None
 ) -> tf.Variable:
-    """A snapshot column, or its first rows, as a variable over its memory mapping: no time, no
-    memory, whatever its size.
+    """Return a column, or its first rows, as a variable over its mapping: no time, no memory.
 
-    A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy
-    it when they are rewritten.
+    A variable, because graphs copy tensors they hold when rewritten, but hold a variable's handle.
     """
     values = np.asarray(
         data.memmap(split, name) if rows is None else data.memmap_first(split, name, rows)

@@ -1,7 +1,6 @@
-"""Reading examples as streams: interleaved shards, original files, arrays in memory, windows of a
-series, sampling by class.
+"""Reads examples as streams: shards, files, arrays in memory, windows of a series, draws by class.
 
-Files are named absolutely, since workers of a tf.data service read them from folders of their own.
+File names are absolute, because workers of a tf.data service run in other folders.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from throughline.settings import Sampling
 
 
 def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
-    """The stored examples of a split: serialized records, or features of files or of arrays in
-    memory; `seed` is that of the order of shards.
+    """Return a split's stored examples: records, or features of files or arrays in memory.
+
+    `seed` shuffles the shards.
     """
     if step.source == "files":
         return _read_files(data, split)
@@ -61,9 +61,7 @@ def _read_shards(
 
 
 def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.data.Dataset:
-    """Shards in the order of a seed, whatever the seed of TensorFlow's own that a process has set:
-    of that only graphs are free, which have one themselves.
-    """
+    """Shuffle shards by `seed` alone, in a graph whose seed is not the process's."""
 
     def mix(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset.shuffle(count, seed=seed, reshuffle_each_iteration=False, name="shards")
@@ -89,7 +87,7 @@ def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
 
 
 def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
-    """All records of the split in memory, as they are data: values, or encoded images."""
+    """Load all records of the split into memory as values or encoded images."""
     schema = data.shards.schema
     count = sum(shard.records for shard in data.shards.for_split(split))
     records = (
@@ -108,11 +106,9 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
 def open_next_epoch_early(
     epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """The datasets of these epochs (int64 scalars) back to back; while one is consumed, the next
-    is open and its shuffle buffer filled.
+    """Join the datasets of epochs (int64 scalars), opening the next, with its buffer, early.
 
-    `Dataset.interleave` does the same, but opens two ahead, with the memory of three shuffle
-    buffers instead of two.
+    `Dataset.interleave` opens two ahead, with the memory of three shuffle buffers, not two.
     """
     specs = []
 
@@ -143,7 +139,7 @@ def open_next_epoch_early(
 
 
 def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
-    """Slide windows over the time steps of a stream of blocks, as tf.data's `window` does."""
+    """Slide windows over the time steps of a stream of blocks, like tf.data's `window`."""
     size = step.length + step.horizon
 
     def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
@@ -165,7 +161,7 @@ def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
 
 
 def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Dataset:
-    """Cut the documents of a stream, one after another, into windows with their numbers as keys."""
+    """Cut the joined documents of a stream into windows, with their numbers as keys."""
     size = step.length + 1
     tokens = dataset.flat_map(
         lambda element: tf.data.Dataset.from_tensor_slices(element["text"]), name="tokens"
@@ -187,14 +183,16 @@ def sample_stream_by_class(
     seed: tf.Tensor,
     reordered: bool,
 ) -> tf.data.Dataset:
-    """Draw from one stream per class, again and again, as many examples as the split has. A stream
-    that is not `reordered` from epoch to epoch begins each class at a place that the epoch's `seed`
-    says: else those at its end would never be drawn of a class that has more than its share.
+    """Draw as many examples as the split has from repeated streams, one per class.
+
+    If the stream is not `reordered` each epoch, each class begins at a place that depends on the
+    epoch's `seed`. Otherwise examples at the end of a class with more than its share would never be
+    drawn.
     """
     count = data.shards.examples(split)
     labels, weights = read_labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
-    # Of shards that are a sample, as many of each class as there are on average.
+    # If the shards are a sample, the average number of examples per class.
     sizes = np.bincount(labels, minlength=len(weights)) * count // len(labels)
 
     def stream(label: int) -> tf.data.Dataset:

@@ -1,8 +1,7 @@
-"""Rows of an earlier snapshot, copied where they were made of the same shards: from file to file,
-or by an object store from object to object.
+"""Copies rows of an earlier snapshot of the same shards: between files, or within an object store.
 
-A shard is read for its digest all the same, and what is copied is compared with its own: nothing is
-taken that is not whole.
+Each shard is still read for its digest, and copies are compared with theirs, so that nothing
+damaged is taken over.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_problem
 
-_REFUSED: set[str] = set()  # stores that did not copy, which is said once
+_REFUSED: set[str] = set()  # stores that did not copy, which is reported once
 
 
 def find_earlier_rows(
@@ -61,10 +60,11 @@ def find_earlier_rows(
     columns: Sequence[Column],
     files: Mapping[str, str],
 ) -> Mapping[tuple[str, str], EarlierRows]:
-    """The rows of whole shards, by their split and digest, in the snapshot of an earlier run of the
-    same program, if its rows were made by these ops and with the same files, are stored in columns
-    like these, and in the store of the destination, if it has one. There, rows of the same `key`
-    have their names already.
+    """Return the rows of whole shards in an earlier run's snapshot, by split and digest.
+
+    The rows must have been made by the same program, these ops and the same files, be stored in
+    equal columns, and be in the store of the destination, if it has one. In a store, rows of the
+    same `key` already have their names.
     """
     earlier, store = destination.earlier, destination.store
     if earlier is None:
@@ -92,11 +92,11 @@ def find_earlier_rows(
 def _find_objects(
     earlier: Layout, index: SnapshotIndex, shards: ShardIndex, store: ObjectStore
 ) -> dict[str, list[ColumnObject]]:
-    """The objects of a snapshot by split, of which the store has the index, and so all.
+    """Return the objects of a snapshot by split; a store that has its index has them all.
 
     Raises:
-      StaleSnapshot: it has not.
-      ObjectStoreFailed: it cannot be read.
+      StaleSnapshot: The store does not have the index.
+      ObjectStoreFailed: The store cannot be read.
     """
     fetched = FetchedColumns(
         storage=Storage(url=store.url, cache=earlier.root / "fetched"),
@@ -108,7 +108,7 @@ def _find_objects(
     extents = [column.extent for column in index.columns if column.ragged]
     found: dict[str, list[ColumnObject]] = {}
     for split in index.splits:
-        for extent in extents:  # it takes them to know how long the objects of values are
+        for extent in extents:  # they tell the sizes of the objects of values
             fetched.fetch(split, extent)
         found[split] = [
             one
@@ -124,7 +124,7 @@ def _divide(
     shards: ShardIndex,
     objects: Mapping[str, Sequence[ColumnObject]],
 ) -> Iterator[tuple[tuple[str, str], EarlierRows]]:
-    """The rows of each shard, where all of its values are stored."""
+    """Yield the rows of each shard whose values are all stored."""
     for split in shards.splits:
         rows, of_split = index.splits[split], shards.for_split(split)
         stored = rows.rows(index.columns[0])
@@ -150,14 +150,12 @@ def _divide(
 
 
 def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
-    """Copy the rows of a shard to where they are now; None where no earlier snapshot has all of
-    them.
-    """
+    """Copy the rows of a shard to their new place; None if no earlier snapshot has all of them."""
     earlier, shard = placed.earlier, placed.shard
     if earlier is None or context.stored_of(placed) < shard.examples:
         return None
     if not context.shard_files.is_whole(shard):
-        return None  # what reads it says what is wrong with it
+        return None  # the code that reads it reports the damage
     source = _EarlierChunks(context, shard.split, earlier)
     chunks: list[Chunk] = []
     parts: list[Moments] = []
@@ -166,7 +164,7 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
         data = source.read(chunk)
         if data is None:
             return None
-        # Where values lie in the file is another thing now; their shapes stay.
+        # Offsets of values in the file change; their shapes stay.
         extents = _decode_extents(context, data.pop(context.value.extent.name, None))
         own = {name: chunk.digests[name] for name in data}
         chunks.append(replace(chunk, start=chunk.start - earlier.start + placed.start, digests=own))
@@ -184,16 +182,14 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
 
 
 class _EarlierChunks:
-    """The chunks of a shard's rows, read one after the other; of objects the last one of each
-    column is kept, which may hold the next chunk, too.
-    """
+    """The chunks of a shard's rows, read in order; each column's last object is kept for them."""
 
     def __init__(self, context: WriteContext, split: str, earlier: EarlierRows) -> None:
         self._context, self._split, self._earlier = context, split, earlier
         self._last: dict[str, tuple[ColumnObject, memoryview]] = {}
 
     def read(self, chunk: Chunk) -> dict[str, bytes] | None:
-        """The bytes of a chunk by column; None where they are not whole."""
+        """Return the bytes of a chunk by column; None if they are damaged."""
         with suppress(UserError, OSError, ValueError):
             return {column.name: self._read(column, chunk) for column in self._context.columns}
         return None
@@ -223,9 +219,7 @@ class _EarlierChunks:
 def _copy_objects(
     context: WriteContext, store: ObjectStore, placed: PlacedShard, earlier: EarlierRows
 ) -> Sequence[str] | None:
-    """Have the store copy the objects of a shard to their names in this snapshot, but for those
-    that say where values begin; returns these names, None where it does not.
-    """
+    """Let the store copy a shard's objects; return their new names, or None if it does not."""
     objects = [one for one in earlier.objects if one.column != context.value.extent.name]
     shift = placed.start - earlier.start
     names = [one.name_at(context.key, one.rows.start + shift) for one in objects]
@@ -243,16 +237,14 @@ def _copy_objects(
 
 
 def _decode_extents(context: WriteContext, data: bytes | None) -> np.ndarray | None:
-    """Where each value of a chunk begins, and its shape, (rows, 1 + rank); None of a column that is
-    not ragged.
-    """
+    """Return offset and shape (rows, 1 + rank) of each value of a chunk; None if not ragged."""
     if data is None:
         return None
     return np.frombuffer(data, np.int64).reshape(-1, *context.value.extent.shape)
 
 
 def _decode(column: Column, data: bytes, extents: np.ndarray | None) -> np.ndarray:
-    """The values of a chunk, or all of their pixels, as they were when it was computed."""
+    """Return the values of a chunk, or all of their pixels, as they were computed."""
     flat = np.frombuffer(data, np.dtype(column.dtype))
     if extents is None:
         return flat.reshape(-1, *(size or 0 for size in column.shape))

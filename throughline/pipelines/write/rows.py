@@ -1,4 +1,4 @@
-"""What writing a snapshot's rows has to know: of the whole, of a shard's place, of what is done."""
+"""What writing a snapshot's rows needs and returns: the context, a shard's place, and its rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from throughline.shared.files import atomic_file
 from throughline.shared.object_store import ObjectStore
 
 STATISTICS_OF = "train"
-# (rows, rank) int64, in JSON as lists: of all rows of a split they are in memory.
+# (rows, rank) int64, lists in JSON. All rows of a split are in memory.
 Shapes = Annotated[np.ndarray, PlainValidator(lambda lists: np.asarray(lists, np.int64))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRows:
-    """The rows of one shard, from row `start` of its split on, in a snapshot that the same ops and
-    program have made: below `folder`, where the column of the model's input has `stored` rows, or
-    in these `objects` of a store.
+    """The rows of one shard, from `start` of its split, in a snapshot of the same ops and program.
+
+    They are in `objects` of a store, or below `folder`, which has `stored` rows of the input.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class EarlierRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedShard:
-    """A shard and its first row within its split; `earlier`: rows that may be copied."""
+    """A shard and its first row within its split; rows of `earlier` may be copied."""
 
     shard: Shard
     start: int
@@ -53,9 +53,12 @@ class PlacedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteContext:
-    """What writing one shard's rows needs to know of the whole; `stored`: of how many rows of each
-    split, the first, the model's input is stored. With a `store` the columns are put there, below
-    the snapshot's `key`, and the folder holds all else.
+    """What writing one shard's rows needs to know of the whole.
+
+    Attributes:
+      stored: For how many rows of each split, the first, the model's input is stored.
+      key: The snapshot's key, below which a store holds the columns.
+      store: If given, columns are put there; the folder holds everything else.
     """
 
     folder: Path
@@ -69,12 +72,11 @@ class WriteContext:
 
     @property
     def value(self) -> Column:
-        """The column of the model's input."""
         return next(one for one in self.columns if one.name == self.schema.input.name)
 
     @property
     def value_columns(self) -> Sequence[Column]:
-        """The columns of the stored rows: the model's input and, of a ragged one, its offsets."""
+        """The columns of the stored rows: the model's input and, if ragged, its offsets."""
         return (self.value, self.value.extent) if self.value.ragged else (self.value,)
 
     @property
@@ -84,32 +86,26 @@ class WriteContext:
 
     @property
     def fixed_size_columns(self) -> Sequence[Column]:
-        """The columns that are written as their rows come: all but a ragged one and its offsets."""
+        """The columns that are written row by row: all but a ragged one and its offsets."""
         return self.columns_of_all_rows if self.value.ragged else self.columns
 
     def stored_of(self, placed: PlacedShard) -> int:
-        """How many rows of a shard, the first, store the model's input."""
+        """Return for how many rows of a shard, the first, the model's input is stored."""
         left = self.stored[placed.shard.split] - placed.start
         return min(max(0, left), placed.shard.examples)
 
     def takes_statistics(self, split: str) -> bool:
-        """Whether the values of a split count for the statistics."""
         return split == STATISTICS_OF and not self.schema.is_text
 
     def open_upload(self, split: str) -> ColumnUpload | None:
-        """Where the columns of one shard go that are put into a store."""
         return ColumnUpload(self.store, self.key, split) if self.store else None
 
     def part_path(self, split: str, start: int) -> Path:
-        """Where the values of a ragged column from row `start` on lie until those of all shards can
-        be joined.
-        """
+        """Return the file of a ragged column's values from row `start`, before they are joined."""
         return self.folder / split / f".part-{start:012d}"
 
     def write_bytes(self, split: str, column: Column, start: int, data: bytes) -> None:
-        """Write the bytes of rows from `start` on where they belong: into their column or, of a
-        ragged one, where they wait for those before them.
-        """
+        """Write the bytes of rows from `start` into their column, or a part of a ragged one."""
         if column.ragged:
             with atomic_file(self.part_path(split, start)) as temporary:
                 temporary.write_bytes(data)
@@ -119,9 +115,14 @@ class WriteContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
-    """The rows of one shard: its chunks, the moments of the training split's values, of a ragged
-    column their shapes, the names of its objects in a store, and whether they were copied from an
-    earlier snapshot, or were there from an interrupted run.
+    """The rows of one shard.
+
+    Attributes:
+      moments: Moments of the values, for the training split.
+      shapes: Shapes of the values of a ragged column.
+      objects: Names of the shard's objects in a store.
+      copied: The rows were copied from an earlier snapshot.
+      resumed: The rows were there from an interrupted run.
     """
 
     chunks: Sequence[Chunk]
@@ -133,5 +134,5 @@ class ShardRows:
 
 
 def join_shapes(parts: Sequence[np.ndarray], rank: int = 1) -> np.ndarray:
-    """The shapes of consecutive rows, in parts, as one array (rows, rank) int64."""
+    """Concatenate the shapes of consecutive rows to (rows, rank) int64."""
     return np.concatenate([np.empty((0, rank), np.int64), *parts])

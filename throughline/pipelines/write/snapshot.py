@@ -1,8 +1,7 @@
-"""Running the deterministic preprocessing once and keeping its results as mapped columns.
+"""Runs the deterministic preprocessing once and stores its results as mapped columns.
 
-The snapshot is keyed by the contents of the shards and by every op with its arguments and version,
-so that stale data can never be read. Shards that were finished before a kill are not preprocessed
-again.
+The snapshot's key covers the contents of the shards and every op with arguments and version, so
+that stale data is never read. Shards finished before a kill are not preprocessed again.
 """
 
 from __future__ import annotations
@@ -47,13 +46,14 @@ from throughline.shared.progress import echo_problem, progress
 if TYPE_CHECKING:
     from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
 
-UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be for these texts
+UNKNOWN_SHARE = 0.05  # of the tokens; above it, a tokenizer seems not to be made for these texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSnapshot:
-    """The index of a snapshot, and how many of its examples were copied from an earlier one, and
-    were there from an interrupted run; the others took `rows_s`.
+    """A snapshot's index, and how many examples were `copied` from an earlier one or `resumed`.
+
+    `resumed` ones were there from an interrupted run; all others took `rows_s`.
     """
 
     index: SnapshotIndex
@@ -70,7 +70,6 @@ def snapshot(
     preprocess: Sequence[Op],
     settings: SnapshotSettings | None = None,
 ) -> SnapshotIndex:
-    """`write_snapshot` into a folder."""
     files, destination = ShardFiles(folder=shards_folder), Destination(folder=out)
     return write_snapshot(
         shards, files, destination, preprocess=preprocess, settings=settings
@@ -86,20 +85,19 @@ def write_snapshot(
     settings: SnapshotSettings | None = None,
     names: Callable[[], Mapping[int, str]] = dict,
 ) -> WrittenSnapshot:
-    """Write the preprocessed examples of all splits into `out`: columns image or features, the
-    table input, label and key.
+    """Write the preprocessed examples of all splits into `out`.
 
-    Of images the first rows alone are stored where `settings` say so; all are preprocessed, for the
-    statistics, and so that what is damaged is found now. Images that still differ in size, and the
-    tokens of texts, make a ragged column. Of a series the rows are time steps, and there is no
-    label: windows are cut when they are read. `names` gives the ids of examples by their keys, for
-    messages about damaged ones. With an object store the columns are put there, and the folder
-    holds the index and what is small; the bytes are the same. Rows that an earlier snapshot has
-    of the same shards, in the same kind of place, are copied.
+    Columns are image, features or text, the table input, label and key. For images, `settings` may
+    restrict them to the first rows; all are still preprocessed, for the statistics and to find
+    damage now. Images of different sizes and tokens make a ragged column. The rows of a series are
+    time steps without labels: windows are cut when they are read. With an object store the columns
+    go there, and the folder holds the index and small files; the bytes are the same. Rows that an
+    earlier snapshot has from the same shards, in the same kind of place, are copied. `names` gives
+    the ids of examples by key, for messages.
 
     Raises:
-      CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
-        say `skip`: too many of them.
+      CorruptShard: A record cannot be read or decoded; names shard and example. If `settings` say
+        `skip`: too many of them.
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
@@ -149,7 +147,7 @@ def _write_snapshot(
                 "problems": damage.problems,
                 "program": digest_program("snapshot"),
                 "needs": destination.needs,
-                # What a note says is written is there, and nowhere else.
+                # What a note calls written is in this store only.
                 "store": store.url if store else "",
             }
         ),
@@ -216,7 +214,7 @@ def _write_snapshot(
         write_index(folder, index)
         if store:
             put_index(store, key, folder)
-        # Last, so that the same command goes on where a store was away until here.
+        # Last, so that the same command can resume if a store failed before.
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
     rows_of = [(one.shard.examples, rows) for one, rows in zip(placed, done, strict=True)]
@@ -231,9 +229,7 @@ def _write_snapshot(
 def _columns(
     preprocess: Sequence[Op], schema: Schema, tokens: PreparedTokenizer | None
 ) -> tuple[Column, ...]:
-    """The columns of a split: the model's input and, where its size varies, its offsets; the table
-    input, if there is one, label and key.
-    """
+    """Return the columns: input (with offsets if ragged), table input, label and key."""
     value, target = schema.input, schema.target
     stored = Column(
         name=value.name,
@@ -252,9 +248,7 @@ def _columns(
 def _prepare_tokenizer(
     shards: ShardIndex, files: ShardFiles, folder: Path, preprocess: Sequence[Op]
 ) -> PreparedTokenizer | None:
-    """The tokenizer of texts, fitted on the training split unless its file is given; None for other
-    data.
-    """
+    """Return the tokenizer of texts, fitted on the training split or given; None for other data."""
     if not shards.schema.is_text:
         return None
     import tensorflow as tf
@@ -287,9 +281,7 @@ def _prepare_tokenizer(
 def _place(
     shards: Sequence[Shard], earlier: Mapping[tuple[str, str], EarlierRows]
 ) -> Iterator[PlacedShard]:
-    """Each shard with its first row within its split, and its rows of an earlier snapshot, by split
-    and digest.
-    """
+    """Yield each shard with its first row within its split and its rows of an earlier snapshot."""
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
         yield PlacedShard(

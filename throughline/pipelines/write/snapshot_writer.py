@@ -1,6 +1,4 @@
-"""Writing a snapshot's columns shard by shard: preprocessed once, resumed after a kill, each region
-digested as it is written.
-"""
+"""Writes a snapshot's columns shard by shard, with their digests; resumes after a kill."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ from throughline.shared.progress import in_threads
 if TYPE_CHECKING:
     import tensorflow as tf
 
-ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
-UPLOADS = 8  # of the offsets of so many shards at a time
+ROWS_BYTES = 32 << 20  # about this many bytes are preprocessed, written and digested together
+UPLOADS = 8  # shards whose offsets are uploaded at a time
 
 
 class NotDecoded(Exception):
@@ -53,9 +51,10 @@ class NotDecoded(Exception):
 
 
 def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
-    """Write the rows of one shard, unless an interrupted run has already done it, and a store has
-    lost none of it since; the note that says so is written last. Those that an earlier snapshot has
-    are copied.
+    """Write the rows of one shard, or copy them from an earlier snapshot.
+
+    Skip it if an interrupted run's note, written last, says that it is done, and a store still has
+    all.
     """
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
@@ -71,11 +70,11 @@ def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
 
 
 def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
-    """Write the rows of one shard, from row `start` of its split on.
+    """Write the rows of one shard, from row `start` of its split.
 
     Raises:
-      NotDecoded: a record cannot be read or decoded.
-      CorruptShard: it does not hold what the index says.
+      NotDecoded: A record cannot be read or decoded.
+      CorruptShard: The shard does not hold what the index says.
     """
     import_large("tensorflow")
     import tensorflow as tf
@@ -87,7 +86,8 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
         stored = context.stored[shard.split] - start
         for group in _preprocessed(path, shard, context):
             if context.takes_statistics(shard.split):
-                # Of what comes together, whatever of it is stored: the same sums, to the last bit.
+                # Computed from what was preprocessed together, stored or not, for the same sums to
+                # the last bit.
                 inputs = group[context.value.name]
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
@@ -121,10 +121,10 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
 
 
 def _as_stored(inputs: Any, context: WriteContext) -> Any:
-    """Inputs as the column holds them: tokens as narrow as they fit, all else as it is.
+    """Return inputs in the column's type: tokens as narrow as they fit, others unchanged.
 
     Raises:
-      ImpossiblePlan: the column would cut their values.
+      ImpossiblePlan: The column would cut their values.
     """
     column = context.value
     if context.schema.is_text:
@@ -158,7 +158,6 @@ def _write_rows(
     start: int,
     values: Mapping[str, np.ndarray],
 ) -> Chunk:
-    """Write consecutive rows of these columns where they go; returns the chunk with its digests."""
     if upload:
         return upload.write_rows(columns, start=start, values=values)
     return write_rows(context.folder, split, columns, start=start, values=values)
@@ -171,9 +170,7 @@ def _write_part(
     chunk: Chunk,
     values: list[np.ndarray],
 ) -> Chunk:
-    """Write the values of a chunk of the ragged column where they wait for those before them;
-    returns the chunk with their digest.
-    """
+    """Write a chunk of the ragged column as a part; return the chunk with its digest."""
     data = ragged.pack(values)
     chunk = replace(chunk, digests={context.value.name: digest_blake3(data), **chunk.digests})
     if upload:
@@ -184,9 +181,7 @@ def _write_part(
 
 
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
-    """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with
-    the offsets of its values.
-    """
+    """Return a split's columns, joining the parts of a ragged column and adding its offsets."""
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
     column = context.value
@@ -219,9 +214,7 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
 def _write_extents(
     context: WriteContext, split: str, chunks: Sequence[Chunk], offsets: np.ndarray
 ) -> Iterator[Chunk]:
-    """Write the offsets of a shard's values, of those that are stored; yields all of its chunks
-    with their digests.
-    """
+    """Write the offsets of a shard's stored values; yield all of its chunks with their digests."""
     extent, upload = context.value.extent, context.open_upload(split)
     for chunk in chunks:
         digests = chunk.digests
@@ -237,8 +230,9 @@ def _write_extents(
 
 
 def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
-    """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that
-    differ in size as a list.
+    """Yield a shard's preprocessed examples in order, about ROWS_BYTES at a time.
+
+    Values that differ in size are a list.
     """
     import tensorflow as tf
 
@@ -272,7 +266,6 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
 
 
 def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
-    """A group of rows, as two where `row` is in the middle of it."""
     if not 0 < row < len(group["key"]):
         return [group]
     return [
@@ -282,9 +275,7 @@ def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
 
 
 def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Examples whose value of this `name` differs in size, about ROWS_BYTES at a time: that value
-    in a list, the others as arrays.
-    """
+    """Group examples to about ROWS_BYTES; values of `name`, which differ in size, become a list."""
     passed = 0
 
     def number(example: dict[str, Any]) -> int:

@@ -1,9 +1,7 @@
-"""Fitting a tokenizer on the training split: the same texts give the same file, whatever the number
-of threads.
+"""Fits a tokenizer on the training split; the same texts give the same file.
 
-Shards hold examples in a random order that is a function of their content, so the first texts are a
-sample. Ten seconds per megabyte are too long for all of a large dataset, and more of it changes
-little.
+Shards hold examples in a random order that depends on their content, so the first texts are a
+sample. Fitting takes ten seconds per megabyte, too long for a large dataset, and changes little.
 """
 
 from __future__ import annotations
@@ -26,17 +24,22 @@ from throughline.shared.errors import InvalidParams
 from throughline.shared.files import atomic_file, digest_file
 
 SAMPLE_BYTES = 4 << 20
-PIECE = 1000  # characters; longer lines are cut, since SentencePiece leaves them out
-# WordPiece's learner is Python: it gets so many words, those that come most often, no longer ones.
+PIECE = 1000  # characters; longer lines are cut, because SentencePiece drops them
+# WordPiece's learner is Python: it gets only the most frequent words, and no long ones.
 MOST_WORDS, LONGEST_WORD = 10_000, 24
-_THREADS = 8  # of SentencePiece; it adds up by threads, so another number gives another file
+_THREADS = 8  # of SentencePiece; another number sums in another order and gives another file
 _NARROW = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTokenizer:
-    """The op with its file in the snapshot's folder, how many numbers its tokens have, the digest
-    of that file by its name, and which share of the tokens of the sample stand for no known text.
+    """A tokenizer whose file is in the snapshot's folder.
+
+    Attributes:
+      op: The op with that file.
+      vocabulary: How many numbers its tokens have.
+      files: The file's name and digest.
+      unknown_share: Share of the sample's tokens that stand for unknown text.
     """
 
     op: Tokenize
@@ -46,18 +49,18 @@ class PreparedTokenizer:
 
     @property
     def dtype(self) -> str:
-        """The narrowest type that holds the numbers."""
         return "uint16" if self.vocabulary <= _NARROW else "int32"
 
 
 def prepare_tokenizer(
     preprocess: Sequence[Op], folder: Path, shards: Callable[[], Iterable[tuple[Path, str]]]
 ) -> PreparedTokenizer:
-    """Put the file of the tokenizer that `preprocess` names into `folder`: a copy of the given one,
-    or one that is fitted on the texts of these shards, of which the first are read.
+    """Put the tokenizer's file into `folder`: the given one, or one fitted on these shards.
+
+    Fitting reads only the first texts.
 
     Raises:
-      InvalidParams: the given file is not one of its kind, or the texts are too few.
+      InvalidParams: The given file is not of its kind, or there are too few texts.
     """
     op = next(op for op in preprocess if isinstance(op, Tokenize))
     if not op.file:
@@ -77,16 +80,15 @@ def prepare_tokenizer(
 
 
 def _count_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
-    """The share of tokens that stand for text which the tokenizer does not know."""
     tokens = tokenizer.encode(tf.constant(list(texts), tf.string)).flat_values.numpy()
     return float(np.mean(tokens == tokenizer.unknown)) if len(tokens) else 0.0
 
 
 def fit(op: Tokenize, shards: Iterable[tuple[Path, str]]) -> bytes:
-    """The file of a tokenizer that is fitted on a sample of the texts of shards.
+    """Return the file of a tokenizer fitted on a sample of the texts of shards.
 
     Raises:
-      InvalidParams: the texts are too few, or the vocabulary is too small for their characters.
+      InvalidParams: There are too few texts, or the vocabulary is too small for their characters.
     """
     lines = _lines(_sample(_texts(shards, lower=op.lower == "always")))
     return _fit_wordpiece(lines, op) if op.kind == "wordpiece" else _fit_sentencepiece(lines, op)
@@ -105,7 +107,7 @@ def _texts(shards: Iterable[tuple[Path, str]], *, lower: bool = False) -> Iterat
 
 
 def _sample(texts: Iterable[bytes]) -> Iterator[str]:
-    """The first texts up to the size of the sample, the last of them cut."""
+    """Yield the first texts up to the size of the sample, the last one cut."""
     left = SAMPLE_BYTES
     for text in texts:
         yield text[:left].decode(errors="ignore")
@@ -115,7 +117,6 @@ def _sample(texts: Iterable[bytes]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The lines of texts, long ones in pieces."""
     for text in texts:
         for line in text.splitlines():
             for start in range(0, len(line), PIECE):

@@ -1,6 +1,4 @@
-"""Records whose checksums agree and which cannot be decoded all the same: which ones they are, and
-of which examples.
-"""
+"""Finds records that cannot be decoded although their checksums are right, and their examples."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def process_record(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Parse and preprocess a record, or a batch of them where all ops can; nothing is drawn."""
+    """Parse and preprocess a record, or a batch of them if all ops can; nothing is drawn."""
     import tensorflow as tf
 
     from throughline.kernels.elements import apply_ops
@@ -34,10 +32,9 @@ def find_undecodable(
     damage: Damage,
     names: Mapping[int, str],
 ) -> Damage:
-    """Run the ops on every record that can be read, one by one; returns the damage with those
-    records on which they fail added.
+    """Run the ops on each readable record; return `damage` with the failures added.
 
-    `names`: ids of examples by their keys.
+    `names` are ids of examples by their keys.
     """
     import tensorflow as tf
 
