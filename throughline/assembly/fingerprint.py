@@ -1,4 +1,4 @@
-"""The fingerprint of a training, by which an interrupted one is recognized; own modules."""
+"""The fingerprint of a training, by which an interrupted one is recognized, and user modules."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def user_modules(params: Params) -> set[str]:
 
 
 def layer_modules(params: Params) -> set[str]:
-    """Return the modules that may hold layers Keras does not know: own, transformers', a file's."""
+    """Return the user's and built-in modules that may define layers unknown to Keras."""
     transformer = params.model.name in ("transformer_encoder", "transformer_decoder")
     built_in = {TransformerEncoder.__module__} if transformer else set()
     return user_modules(params) | _file_modules(params) | built_in

@@ -26,7 +26,7 @@ def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ..
 def make_inference_spec(
     params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
 ) -> InferenceSpec:
-    """Return how the model of configuration `name` is used; its file needs `needs` to load."""
+    """Return how a configuration's model is used; `needs` is what loading its file takes."""
     targets = name_targets(params, data)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(

@@ -38,7 +38,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """What a command that uses a trained model gets; this project trained a `trusted` one."""
+    """What a command that uses a trained model gets; `trusted`: this project trained it."""
 
     model: Path
     trusted: bool
@@ -64,7 +64,10 @@ def check_started_stage() -> None:
 
 @contextmanager
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
-    """Parse a stage's command line, check parameters, report user errors. `of_runs`: --name."""
+    """Parse a stage's command line, check all parameters, and report user errors.
+
+    Imports no TensorFlow. With `of_runs`, the stage takes --name.
+    """
     opened = options_stage_cli(command, add_run_option if of_runs else None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
         yield params

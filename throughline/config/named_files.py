@@ -23,7 +23,7 @@ MODELS = {NETWORK: "from", "model.weights": "weights"}
 
 
 def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
-    """List a params.yaml document's files of tokenizers, models and weights; it may be invalid."""
+    """List the files of tokenizers, models and weights that a document, valid or not, names."""
     model = document.get("model")
     named = model if isinstance(model, Mapping) else {}
     return [

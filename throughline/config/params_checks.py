@@ -214,7 +214,7 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
 
 
 def _find_storing_problems(params: Params) -> list[str]:
-    """List problems of storing a fraction, but not those reported of a configuration."""
+    """List problems of `snapshot.fraction`, unless a configuration with that fraction has them."""
     stored = params.snapshot.stored_fraction
     if stored < 1 and params.shard.compression == "gzip":
         return [

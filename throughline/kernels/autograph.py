@@ -22,7 +22,10 @@ def without_autograph(function: Function) -> Function:
 
 
 def rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return AutoGraph's form of a user op's method; unchanged if eager or without source."""
+    """Return the method of a user's op as AutoGraph rewrites it for tensors.
+
+    Return the method unchanged in eager mode, or if its source cannot be read.
+    """
     function = getattr(method, "__func__", None)
     if function is None or tf.executing_eagerly():
         return method

@@ -50,7 +50,10 @@ def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> Rand
 
 
 def select_outputs(element: Element, schema: Schema, *, with_keys: bool) -> Element | tuple:
-    """Return (input, label) and packed rows' weight, or all `with_keys`; texts are padded."""
+    """Return (input, label) as the model takes them, and a weight for packed rows.
+
+    With `with_keys`, return the whole element. Texts of a batch are padded to the longest.
+    """
     element = {
         name: value.to_tensor() if isinstance(value, tf.RaggedTensor) else value
         for name, value in element.items()

@@ -353,7 +353,7 @@ def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
 
 def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
-    """Mirror (batch, height, width, channels) as one tall image, which alone is fast."""
+    """Mirror images (batch, height, width, channels) as one tall image, which is faster."""
     shape = tf.shape(images)
     rows = tf.reshape(images, tf.stack([-1, shape[2], shape[3]]))
     return tf.reshape(tf.reverse(rows, [1]), shape)
@@ -362,7 +362,7 @@ def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
 def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Choose `images` where `first` (batch,) is true, else `others`, both (batch, …).
 
-    By rows of memory: broadcasting over four dimensions takes six times as long.
+    It works on rows of memory: broadcasting over four dimensions takes six times as long.
     """
     shape = tf.shape(images)
     rows = tf.stack([shape[0], -1])

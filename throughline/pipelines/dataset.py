@@ -41,7 +41,7 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
 Dataset = tf.data.Dataset
-AUTOTUNE_MEMORY = 2  # AUTOTUNE's buffers may fill this fraction (one half) of the available memory
+AUTOTUNE_MEMORY = 2  # the available memory divided by this bounds AUTOTUNE's buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,11 @@ class BuildContext:
     first_step: int = 0
 
     def options(self) -> tf.data.Options:
-        """Return the plan's options. tf.data's default would rewrite graphs of naive pipelines."""
+        """Return the plan's options.
+
+        By default tf.data rewrites the graph, which would make a naive pipeline less naive.
+        Processes that share a host share AUTOTUNE's cores and memory.
+        """
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
         options.autotune.enabled = self.plan.autotunes
@@ -84,14 +88,12 @@ class BuildContext:
         return options
 
     def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
-        """Return the seed of tf.data's draws for the step `who` in
-        an epoch: int64, not negative.
-        """
+        """Return the seed of tf.data's draws for step `who` in an epoch: int64, not negative."""
         bits = fold(self.seed, epoch, who)
         return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
     def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
-        """Return the parts of a batch if `step` is the last that needs more, else the element."""
+        """Select what a batch has of the element, unless a step after `step` needs more of it."""
         return self.select(element) if self.is_last(step) else element
 
     def is_last(self, step: Step) -> bool:

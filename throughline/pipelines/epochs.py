@@ -68,7 +68,7 @@ def build_stream_batches(
 
 
 def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
-    """Return a stream's steps built once (up to a cache), for every epoch, and after all."""
+    """Split a stream's steps: built once (up to a cache), for every epoch, and after all."""
     steps = plan.steps
     caches = [number for number, step in enumerate(steps) if isinstance(step, Cache)]
     lists_source = isinstance(steps[0], Read) and steps[0].source in ("files", "arrays")

@@ -1,5 +1,5 @@
-"""Ops that augment images. No TensorFlow; `*_kernels.py`, `kernels.py` and `cropping.py` compute
-them.
+"""Ops that augment images. No TensorFlow: `kernels.py`,
+`*_kernels.py`, `cropping.py` compute them.
 """
 
 from __future__ import annotations

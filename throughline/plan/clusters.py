@@ -1,6 +1,4 @@
-"""TF_CONFIG of a cluster's tasks, from the variables of Slurm
-and Kubernetes. Pure; no TensorFlow.
-"""
+"""TF_CONFIG of a cluster's tasks, by the variables of Slurm and Kubernetes. No TensorFlow."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def find_data_problems(
 ) -> list[str]:
     """List problems of a configuration with data of this encoding.
 
-    `windows`: the data is cut into windows; `columns`: a table input; `ops`: pairs (section, op).
+    The data may be cut into `windows`, or have a table input (`columns`); `ops` are (section, op).
     """
     text = encoding.modality == "text"
     problems = find_fraction_problems(config.snapshot.fraction, encoding)

@@ -67,11 +67,11 @@ class Op(BaseModel):
       on_labels: It changes labels, and stays on the host.
       mixes_labels: It needs labels that are vectors.
       counts_pixels: Its arguments count pixels of the full-size image.
-      crops: Its result is a rectangle of the image, perhaps resized, from `draw_crop_windows`, so
-        that a fetch from the snapshot reads nothing else.
+      crops: Its result is a rectangle of the image, perhaps resized, which `draw_crop_windows`
+        draws, so that a fetch from the snapshot reads nothing else.
       flips: It can be part of such a fetch.
       opencv: OpenCV computes its pixels, in one Python call.
-      host_only: It has no other form, which an accelerator could run within the train step.
+      host_only: It has no form that an accelerator could run within the train step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -36,7 +36,7 @@ class Parallelism:
         return words[self.setting] if isinstance(self.setting, str) else self.setting
 
     def threads(self, cores: int) -> int:
-        """Return the number of threads; for AUTOTUNE, that of the cores, at which it ends up."""
+        """Return the number of threads; AUTOTUNE ends up with as many as there are cores."""
         if isinstance(self.setting, int):
             return self.setting
         return 1 if self.is_sequential else cores

@@ -179,7 +179,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
 
 
 def set_storage_order(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration in storage order, each example once: for evaluation, comparison."""
+    """Return the configuration in storage order, each example once, to evaluate or compare."""
     return config.model_copy(
         update={
             "shuffle": ShuffleSettings(kind="none"),
@@ -198,7 +198,7 @@ def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> li
 
 
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
-    """A batch is a gather of rows, whose numbers are computed instead of shuffled by a buffer."""
+    """Lay out a gather of rows whose numbers are computed, so that no buffer shuffles them."""
     fraction = config.snapshot.fraction
     gather = Gather(
         shuffle=config.shuffle,
@@ -221,7 +221,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
 def _indexed_shard_steps(
     config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
-    """The same as a stream, but records already arrive in the epoch's order."""
+    """Lay out the steps of a stream whose records already arrive in the epoch's order."""
     preprocess = (
         *_opening_ops(config, spec),
         *resolve_decode(spec.preprocess, spec.schema, config),

@@ -27,7 +27,7 @@ def resolve_decode(
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
-    """Return how many of `ops` give all examples one shape for good; None if all are too few."""
+    """Return after how many of `ops` all examples keep one shape; None if they never do."""
     shape: Shape = schema.input.batch_shape
     needed = None if shape is None else 0
     for count, op in enumerate(ops, 1):

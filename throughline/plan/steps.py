@@ -228,9 +228,7 @@ class Cache(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle(Step):
-    """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently
-    each epoch.
-    """
+    """Shuffle through a buffer of `size` elements (auto: 1/20 of the split), anew each epoch."""
 
     params_key: ClassVar[str] = "shuffle"
 
@@ -242,9 +240,7 @@ class Shuffle(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Step):
-    """Stack `size` consecutive examples. The last batch of an epoch may be smaller, so that no
-    example is lost.
-    """
+    """Stack `size` consecutive examples; the last batch of an epoch may be smaller."""
 
     params_key: ClassVar[str] = "batch_size"
     trace_name: ClassVar[str] = "batch"
@@ -273,9 +269,7 @@ class BucketBatch(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Service(Step):
-    """Run everything before this step in the workers of the tf.data service, then rebatch to full
-    batches.
-    """
+    """Run all steps before this one in the tf.data service's workers, then rebatch."""
 
     params_key: ClassVar[str] = "service"
 

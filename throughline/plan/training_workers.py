@@ -1,6 +1,4 @@
-"""Workers, a process each, that train together, and their
-slices of batches. Pure; no TensorFlow.
-"""
+"""Workers, a process each, that train together, and their slices of batches. Pure Python."""
 
 from __future__ import annotations
 

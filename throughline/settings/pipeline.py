@@ -124,9 +124,7 @@ class JpegDecoding(Settings):
 
     @property
     def approximate(self) -> bool:
-        """Whether pixels may differ from TensorFlow's decoding; a
-        fused crop differs at its edges.
-        """
+        """Whether pixels may differ from TensorFlow's decoding; a fused crop differs at edges."""
         return self.model_dump() != EXACT_DECODING
 
 

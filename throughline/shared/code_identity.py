@@ -69,9 +69,10 @@ def project_files(
 
 
 def computation_digest(files: Iterable[Path]) -> str:
-    """Return the digest of what modules compute: functions, and the constants and classes in them.
+    """Return the digest of what modules compute.
 
-    Docstrings do not count, nor do the fields of classes, which only hold values.
+    It covers their functions, and the constants and classes in these modules that the functions
+    use. Docstrings do not count, nor do the fields of classes, which only hold values.
     """
     trees = [_without_fields(parse_source(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
@@ -92,7 +93,7 @@ def computation_digest(files: Iterable[Path]) -> str:
 def imported_packages(
     *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
 ) -> set[str]:
-    """Return installed top-level packages that modules and the project modules they use import."""
+    """Return the top-level packages, neither the project's nor Python's, that modules need."""
     files = project_files(*modules, roots=roots, without=without)
     tops = {
         imported.partition(".")[0]
@@ -109,7 +110,10 @@ def imported_packages(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCode:
-    """What a digest uses of a file: `imports` are (dots, module, name), `digest` is of the rest."""
+    """The digest of a file's syntax tree without docstrings, and its imports.
+
+    Each of the `imports` is (dots, module, name).
+    """
 
     digest: str
     imports: tuple[tuple[int, str, str], ...]

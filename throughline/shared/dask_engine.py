@@ -143,7 +143,7 @@ class DaskEngine:
         )
 
     def _count_threads(self, sent: _Sent) -> int:
-        """Return the threads of all workers; for up to `WORKERS_S` it may be 0."""
+        """Return the number of threads of all workers; 0 is an error only after `WORKERS_S`."""
         try:
             threads_of: Any = self._client.nthreads()
         except Exception as error:  # the library raises various errors if the connection is closed

@@ -1,6 +1,4 @@
-"""What a Dask worker does for a stage: checks that it has the same program and files, then the
-work.
-"""
+"""What a Dask worker does for a stage: checks its program and files, then calls its function."""
 
 from __future__ import annotations
 
@@ -195,5 +193,5 @@ def _roots() -> tuple[Path, Path]:
 
 @lru_cache(maxsize=1)
 def _load(function: bytes) -> Callable[[Any], Any]:
-    """Return a cached function, which keeps what it has opened for the items that follow."""
+    """Unpickle the stage's function; cached, so that what it has opened serves later items."""
     return pickle.loads(function)

@@ -28,8 +28,9 @@ _CURRENT: ContextVar[_Engine] = ContextVar("engine", default=in_threads)
 def in_parallel(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
     """Yield function(item) for all items in their order, computed by the stage's engine.
 
-    If an item fails, pending items are cancelled. `workers` is the number of threads, if threads
-    work. For a Dask cluster, `function` and items are pickled; messages name an item by its `str`.
+    If an item fails, pending items are cancelled. `workers` is the number of threads; a Dask
+    cluster has its own. For a cluster, `function` and items are pickled; messages name an item by
+    its `str`.
     """
     return _CURRENT.get()(function, items, workers=workers)
 

@@ -27,7 +27,7 @@ def hold(
     """Hold the lock `path` for the length of the block; yield its file descriptor.
 
     Waiting processes are shown `owner`. If this process waits for longer than `silent_s`, `on_wait`
-    is called once with who holds the lock since when. The file is removed with the lock's release.
+    is called once with a description of the holder. The file is removed when the lock is released.
     """
     with hold_when_free(
         lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
@@ -42,7 +42,10 @@ def hold_when_free(
     *,
     silent_s: float = 0.0,
 ) -> Iterator[Held]:
-    """Hold what `attempt` yields for the block; repeat it while it yields None (lock taken)."""
+    """Hold what `attempt` yields for the block; repeat it while it yields None (lock taken).
+
+    `on_wait` and `silent_s` are as for `hold`.
+    """
     started_at, waits = time.monotonic(), False
     while True:
         with attempt() as held:

@@ -113,7 +113,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what ended processes left of `atomic_file` in a folder; of other hosts after a day."""
+    """Remove ended processes' temporary files directly in a folder; other hosts' after a day."""
     for path in folder.glob(".*.tmp*"):
         if match := _TEMPORARY.fullmatch(path.name):
             own = match[1] == host_mark()
@@ -171,7 +171,7 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
 
     On success it replaces `path` by rename; after a failure or kill it stays, to be continued by a
     run of the *same* work (equal `key`). Partial folders of other work are removed. A process that
-    still writes to one, on a machine out of sight, does not find it, since each work has its own.
+    still writes for other work, unseen on another machine, finds its folder gone.
     """
     _recover(path)
     for thrown in path.parent.glob(f".{glob.escape(path.name)}.*{THROWN}"):

@@ -34,7 +34,10 @@ _OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 
 
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries that decide what a stage writes; `preprocess` are those of its ops."""
+    """Return the libraries that decide what a stage writes.
+
+    They include those of the ops (`preprocess`) if the stage runs the ops or reads their results.
+    """
     return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
 

@@ -1,5 +1,4 @@
-"""Copy standard input to standard output without the lines that an expression matches at their
-start:
+"""Copy standard input to standard output without the lines that begin with a match of EXPRESSION:
 `python line_filter.py EXPRESSION`. Run as a file, without the package, so that it starts at once.
 """
 

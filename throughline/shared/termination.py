@@ -1,6 +1,4 @@
-"""Orderly ends of a process: SIGTERM runs cleanup code like an
-error, Ctrl-C prints no traceback.
-"""
+"""Orderly ends of a process: SIGTERM runs cleanup code, Ctrl-C prints no traceback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Computes the rows of a step from seed, epoch and position, for readers that can read in any
-order.
-"""
+"""Computes the rows of a step from seed, epoch and position, for random access."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Crops whole batches directly from the mapped columns of a
-snapshot, without reading other pixels.
-"""
+"""Crops batches directly from the mapped columns of a snapshot, reading no other pixels."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _batched_shape(
 
 
 def join_rows(stored: int, fetch: FetchFn, decode: FetchFn) -> FetchFn:
-    """Return a function that fetches the first `stored` rows and decodes the others, in order."""
+    """Return a function that fetches the first `stored` rows and decodes others, in batch order."""
 
     def join(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
         places = tf.dynamic_partition(

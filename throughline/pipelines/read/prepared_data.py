@@ -77,7 +77,7 @@ class PreparedData:
         return replace(self, fetched=replace(self.fetched, rows=rows))
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """List what is wrong with the bytes of a shard, and what to do about it."""
+        """List what is wrong with the bytes of a shard, if anything, and what to do about it."""
         problems = self.shard_files.find_damage(shard)
         return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
@@ -89,9 +89,7 @@ class PreparedData:
         return self.column(self.shards.schema.input.name)
 
     def memmap(self, split: str, name: str) -> np.ndarray:
-        """Memory-map the stored values of a column, fetched first
-        if they are in an object store.
-        """
+        """Memory-map the stored values of a column; from an object store they are fetched first."""
         column = self.column(name)
         if self.fetched:
             self.fetched.fetch(split, column)
@@ -110,7 +108,7 @@ class PreparedData:
         return rows.rows(self.input_column) / rows.count if rows.count else 1.0
 
     def find_rows(self, split: str, fraction: float) -> int:
-        """Return how many rows, the first, this fraction of a split is.
+        """Return how many rows of a split, from the first on, this fraction is.
 
         Raises:
           StaleSnapshot: The snapshot stores fewer.

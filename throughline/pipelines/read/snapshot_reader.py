@@ -71,7 +71,8 @@ class SnapshotReader:
     def variables(self) -> Mapping[str, tf.Variable]:
         """The columns of batches: memory-mapped, or copied to the device if the split lives there.
 
-        As variables on GPUs, too, which gather rows of uint8 variables, but not of uint8 tensors.
+        On a GPU they are variables, too: it gathers rows of uint8 variables, but not of uint8
+        tensors.
         """
         if isinstance(self.gather.window, TokenWindow):
             feature = self.data.shards.schema.input.name
@@ -287,7 +288,7 @@ def map_variable(
 ) -> tf.Variable:
     """Return a column, or its first rows, as a variable over its mapping: no time, no memory.
 
-    A variable, because graphs copy tensors they hold when rewritten, but hold a variable's handle.
+    Graphs hold only a handle to a variable; tensors in them are copied when they are rewritten.
     """
     values = np.asarray(
         data.memmap(split, name) if rows is None else data.memmap_first(split, name, rows)

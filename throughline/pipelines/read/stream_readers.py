@@ -61,7 +61,10 @@ def _read_shards(
 
 
 def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.data.Dataset:
-    """Shuffle shards by `seed` alone, in a graph whose seed is not the process's."""
+    """Shuffle shards by `seed` alone, in a graph of its own.
+
+    Outside of a graph, the order would also depend on the seed that the process has set.
+    """
 
     def mix(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset.shuffle(count, seed=seed, reshuffle_each_iteration=False, name="shards")
@@ -106,7 +109,7 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
 def open_next_epoch_early(
     epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """Join the datasets of epochs (int64 scalars), opening the next, with its buffer, early.
+    """Join the datasets of epochs (int64 scalars), filling the next one's shuffle buffer early.
 
     `Dataset.interleave` opens two ahead, with the memory of three shuffle buffers, not two.
     """

@@ -182,7 +182,7 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
 
 
 class _EarlierChunks:
-    """The chunks of a shard's rows, read in order; each column's last object is kept for them."""
+    """The chunks of a shard's rows, read in order; each column's last object stays loaded."""
 
     def __init__(self, context: WriteContext, split: str, earlier: EarlierRows) -> None:
         self._context, self._split, self._earlier = context, split, earlier

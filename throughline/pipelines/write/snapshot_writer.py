@@ -53,8 +53,8 @@ class NotDecoded(Exception):
 def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     """Write the rows of one shard, or copy them from an earlier snapshot.
 
-    Skip it if an interrupted run's note, written last, says that it is done, and a store still has
-    all.
+    Skip this if an interrupted run has left its note, which is written last, and the store, if any,
+    still has the shard's objects.
     """
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
