@@ -27,11 +27,11 @@ _HANGUL = re.compile("[가-힣]")  # syllables
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A tokenizer.
+    """Encodes texts as numbers of tokens.
 
     Attributes:
       encode: Turns texts (batch,) into ragged tokens (batch, tokens) int32, from 1.
-      vocabulary: Excluded upper bound of the tokens.
+      vocabulary: Upper bound of the numbers, excluded.
       words: The text of each token; empty for bytes.
       unknown: Token for all other text; None if every text has tokens.
       module: What a SavedModel must track besides, if anything.

@@ -1,6 +1,4 @@
-"""Ops that augment images. No TensorFlow: `kernels.py`,
-`*_kernels.py`, `cropping.py` compute them.
-"""
+"""Ops that augment images. No TensorFlow: the modules of `throughline/kernels/` compute them."""
 
 from __future__ import annotations
 

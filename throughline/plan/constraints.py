@@ -1,6 +1,6 @@
 """Combinations of fields that would be wrong or useless in a configuration, each with its reason.
 
-A reason begins with the field it concerns. It is in one place, by what decides it:
+A reason begins with the field it concerns. Where it is implemented depends on what decides it:
 
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`

@@ -40,7 +40,7 @@ def to_store_url(path: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Split an object's address into the URL that opens its bucket, and the object's name."""
+    """Split an object's address into the URL by which its bucket is opened, and its name."""
     scheme, _, rest = address.partition("://")
     bucket, _, name = rest.partition("/")
     return f"{SCHEMES.get(scheme, scheme)}://{bucket}", name

@@ -117,7 +117,10 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 def _find_own_error(error: Exception) -> tuple[str, str] | None:
-    """Return kind and message, with file and line, of an error of Python code within TensorFlow."""
+    """Find the kind and message of an error that Python code within TensorFlow raised.
+
+    The message ends with the last file and line outside of packages.
+    """
     found = _RAISED.search(str(error))
     if not (found and type(error).__module__.startswith("tensorflow.")):
         return None

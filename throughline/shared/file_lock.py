@@ -42,9 +42,9 @@ def hold_when_free(
     *,
     silent_s: float = 0.0,
 ) -> Iterator[Held]:
-    """Hold what `attempt` yields for the block; repeat it while it yields None (lock taken).
+    """Repeat `attempt` until it yields something other than None; hold that for the block.
 
-    `on_wait` and `silent_s` are as for `hold`.
+    An attempt yields None while another process holds the lock. `on_wait` is as for `hold`.
     """
     started_at, waits = time.monotonic(), False
     while True:
@@ -106,7 +106,10 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def describe_holder(path: Path) -> str:
-    """Describe who holds a lock since when; the file is empty for an instant after locking."""
+    """Describe who holds a lock, and since when.
+
+    The holder writes this an instant after locking; until then it is "another run".
+    """
     try:
         known = json.loads(path.read_text())
         return f"{known['owner']} (process {known['pid']}, since {known['since']})"

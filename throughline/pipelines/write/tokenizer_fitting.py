@@ -1,7 +1,8 @@
 """Fits a tokenizer on the training split; the same texts give the same file.
 
 Shards hold examples in a random order that depends on their content, so the first texts are a
-sample. Fitting takes ten seconds per megabyte, too long for a large dataset, and changes little.
+sample. Fitting takes ten seconds per megabyte: all of a large dataset would take too long, and
+change little.
 """
 
 from __future__ import annotations
