@@ -1,5 +1,7 @@
-"""Keras callbacks that params.yaml names, early stopping among them, and their state: what a
-checkpoint keeps of them, so that a resumed training goes on as one that never stopped.
+"""Keras callbacks that params.yaml names, early stopping, and their state.
+
+A checkpoint keeps the callbacks' state, so that a resumed training continues exactly as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 
 Callbacks = Sequence[keras.callbacks.Callback]
-KERAS = {"_model", "params", "validation_data"}  # which Keras gives to each callback
+KERAS = {"_model", "params", "validation_data"}  # set on every callback by Keras
 
 
 def make_callbacks(settings: TrainSettings) -> list[keras.callbacks.Callback]:
-    """The callbacks of a training, in the order of params.yaml, then early stopping.
+    """Return the callbacks of a training: those of params.yaml in their order, then early stopping.
 
     Raises:
-      UnknownModel: one cannot be imported, or is no callback.
+      UnknownModel: If a callback cannot be imported or called, or is not a Keras callback.
     """
     made: list[keras.callbacks.Callback] = []
     for path in settings.callbacks:
@@ -42,7 +44,6 @@ def make_callbacks(settings: TrainSettings) -> list[keras.callbacks.Callback]:
 
 
 def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Callback]:
-    """The callback that ends a training early, where one is asked for."""
     stopping = settings.early_stopping
     if stopping is None:
         return []
@@ -58,9 +59,7 @@ def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Cal
 
 
 def find_best_epoch(callbacks: Callbacks) -> int | None:
-    """The epoch, from 0, whose weights the last callback that restores some has restored; None
-    where the weights are the last epoch's.
-    """
+    """Return the epoch, from 0, whose weights the last restoring callback restored; else None."""
     restored = [
         callback.best_epoch
         for callback in callbacks
@@ -72,8 +71,10 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
 
 
 def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
-    """The key of params.yaml by which a training has ended early: of early stopping, or of the
-    callbacks, of which `make_callbacks` puts that one last.
+    """Return the key of params.yaml that ended a training early.
+
+    This is `train.early_stopping` or `train.callbacks`. Expects early stopping to be the last
+    callback, where `make_callbacks` puts it.
     """
     stopping = callbacks[-1] if settings.early_stopping and callbacks else None
     stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0
@@ -81,9 +82,10 @@ def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
 
 
 def may_replace_weights(callbacks: Callbacks) -> bool:
-    """Whether one of these may put other weights in place after the last validation: whatever is
-    not Keras' own may, when an epoch or the training ends. Early stopping restores those of an
-    epoch whose validation is known.
+    """Return whether a callback may replace the weights after the last validation.
+
+    Any callback that is not Keras' own may do so at the end of an epoch or of the training. Early
+    stopping only restores weights whose validation is known.
     """
     methods = (
         getattr(method, "__func__", method)
@@ -94,11 +96,13 @@ def may_replace_weights(callbacks: Callbacks) -> bool:
 
 
 def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
-    """What callbacks remember, but for what Keras gives them; `parts` of the model that they hold
-    are named, not copied.
+    """Serialize the attributes of callbacks, except those that Keras sets.
+
+    If a callback refers to one of the model's `parts`, the index of the part is stored instead of a
+    copy.
 
     Raises:
-      TypeError: one of them holds what cannot be stored and read again; says which, and what.
+      TypeError: If a value cannot be stored and read again; names the callback and its attribute.
     """
     states = [
         {name: value for name, value in vars(callback).items() if name not in KERAS}
@@ -114,16 +118,15 @@ def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
 
 
 def load_states(callbacks: Callbacks, stored: bytes, parts: Sequence[Any]) -> None:
-    """Have callbacks remember what `dump_states` wrote of them."""
     for callback, state in zip(callbacks, read_states(stored, parts), strict=True):
         vars(callback).update(state)
 
 
 def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
-    """What `dump_states` wrote, for a model of these parts.
+    """Read what `dump_states` stored, for a model with the same `parts`.
 
     Raises:
-      ValueError: it cannot be read.
+      ValueError: If the bytes cannot be read.
     """
     try:
         return _Unpickler(stored, parts).load()
@@ -139,7 +142,6 @@ def _check_storable(value: Any, parts: Sequence[Any], whose: str) -> None:
 
 
 def _dump(value: Any, parts: Sequence[Any]) -> bytes:
-    """A value as bytes, which have been read again."""
     file = io.BytesIO()
     _Pickler(file, parts).dump(value)
     _Unpickler(file.getvalue(), parts).load()
@@ -147,8 +149,6 @@ def _dump(value: Any, parts: Sequence[Any]) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes the number of a part where a value holds one."""
-
     def __init__(self, file: io.BytesIO, parts: Sequence[Any]) -> None:
         super().__init__(file)
         self._numbers = {id(part): number for number, part in enumerate(parts)}
@@ -158,8 +158,6 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts the part of a number where a value held one."""
-
     def __init__(self, stored: bytes, parts: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(stored))
         self._parts = parts

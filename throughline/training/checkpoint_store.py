@@ -1,10 +1,10 @@
-"""Checkpoints on disk that a kill or a power failure at any instant leaves usable: the newest two
-of one piece of work.
+"""Checkpoints on disk that stay usable after a kill or a power failure at any instant.
 
-Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed,
-renamed, and the folder around it flushed. Only then does the oldest go. One that is proven damaged
-or does not fit is reported and set aside, and the one before it is used; any other error, such as a
-disk or a device that has no room, ends the training and leaves all as it is.
+The store keeps the newest two checkpoints of a training. Each is a folder: it is written under a
+temporary name, its files and the folder are flushed, it is renamed, and the parent folder is
+flushed. Only then is the oldest checkpoint removed. A checkpoint that is proven damaged, or does
+not fit the model, is reported and set aside, and the one before it is used. Any other error, such
+as a full disk or device, ends the training and leaves all checkpoints in place.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from throughline.shared.layout import from_here
 from throughline.shared.progress import echo_problem
 
 MAX_TO_KEEP = 2
-MAX_OTHERS = 3  # works with other settings, data or code
-# What shows that a file is not what was written: it is gone, no JSON, or has another digest.
+MAX_OTHERS = 3  # trainings with other settings, data or code
+# Errors that show that a file is not what was written: it is missing, invalid or altered.
 DAMAGED = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, MissingInput)
-# What TensorFlow raises where intact files do not hold these variables.
+# Errors that TensorFlow raises if intact files do not hold these variables.
 UNFITTING = (
     AssertionError,
     ValueError,
@@ -52,22 +52,22 @@ _NAME = re.compile(r"at-(\d+)-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCheckpoint:
-    """A checkpoint whose files are what was written, and what its state says."""
+    """A checkpoint whose files are verified, with the state that was stored in it."""
 
     folder: Path
     state: Mapping[str, Any]
 
     def read(self, name: str) -> bytes:
-        """A file that was written next to the variables."""
         return (self.folder / name).read_bytes()
 
 
 class CheckpointStore:
-    """The checkpoints of one piece of work, in a folder of its own below `root`; `fingerprint`
-    names its parts (data, code, settings, …), each with its digest.
+    """The checkpoints of one training, in a folder of their own below `root`.
 
-    A checkpoint of other work is never resumed from: it stays, and the parts that differ are named.
-    Only those of the newest few other works are kept; `root` goes when a training is complete.
+    `fingerprint` maps each part that defines the training (data, code, settings, …) to its digest.
+    A checkpoint with another fingerprint is never resumed from: it is kept, and the parts that
+    differ are reported. Only the checkpoints of the newest few other trainings are kept. `root` is
+    removed when a training completes.
     """
 
     def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
@@ -76,12 +76,12 @@ class CheckpointStore:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run of the newest checkpoint; None where there is none."""
+        """The MLflow run of the newest checkpoint; None without a checkpoint."""
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
     @property
     def unsent(self) -> str | None:
-        """The tag of that run where MLflow did not have it yet."""
+        """The tag of that run if MLflow has not received it yet; else None."""
         return self._usable_checkpoints[0].state["unsent"] if self._usable_checkpoints else None
 
     def restore(
@@ -90,8 +90,11 @@ class CheckpointStore:
         *,
         check: Callable[[StoredCheckpoint], object] = lambda saved: None,
     ) -> StoredCheckpoint | None:
-        """Load the newest checkpoint that can be loaded into `variables`, and that `check` does not
-        raise a ValueError of, and return it; None where there is none: nothing is changed.
+        """Load the newest usable checkpoint into `variables`, and return it.
+
+        A checkpoint is usable if its variables fit and `check` raises none of UNFITTING, such as a
+        ValueError. Otherwise it is set aside and the next older one is tried. Returns None if no
+        checkpoint is usable; the variables then keep their values.
         """
         if not self._usable_checkpoints:
             return None
@@ -119,9 +122,10 @@ class CheckpointStore:
         *,
         position: tuple[int, int],
     ) -> None:
-        """Write a checkpoint at a position (epochs, steps), then remove all but the newest ones.
-        `state` is anything that JSON holds (of numbers also NaN and infinite ones, which are read
-        as strings), `members` are further files by name.
+        """Write a checkpoint at a `position` (epoch, step), then remove all but the newest two.
+
+        `state` is any JSON value; NaN and infinite numbers are read back as strings. `members` are
+        further files by name.
         """
         epoch, step = position
         for folder in (self._root, self._folder):
@@ -129,7 +133,7 @@ class CheckpointStore:
                 folder.mkdir(parents=True)
                 flush(folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
-        # Of an interrupted training; what was usable at this position has been resumed from.
+        # An interrupted training left them; a usable checkpoint at this position was resumed from.
         for stale in (temporary, final):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
@@ -137,7 +141,7 @@ class CheckpointStore:
         for name, content in members.items():
             (temporary / name).write_bytes(content)
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
-        # As it is read again, since of that the digest is taken.
+        # The digest is taken of the state as it will be read.
         whole = json.loads(
             dump_json({"work": self._fingerprint, "files": files, "state": dict(state)})
         )
@@ -152,9 +156,7 @@ class CheckpointStore:
 
     @cached_property
     def _usable_checkpoints(self) -> list[StoredCheckpoint]:
-        """The usable ones of this work, the newest first; what is damaged is reported and set
-        aside.
-        """
+        """The verified checkpoints of this training, newest first; damaged ones are set aside."""
         usable = []
         for folder in _positions(self._folder):
             try:
@@ -167,7 +169,7 @@ class CheckpointStore:
         return usable
 
     def _keep_others(self) -> None:
-        """Name the newest checkpoint of other work, and remove those of all but a few others."""
+        """Report the newest checkpoint of another training, and remove all but the newest few."""
         others = sorted(
             (folder for folder in self._root.glob("work-*") if folder != self._folder),
             key=lambda folder: folder.stat().st_mtime_ns,
@@ -192,7 +194,6 @@ class CheckpointStore:
 
 
 def _positions(folder: Path) -> list[Path]:
-    """Folders of checkpoints, the furthest first."""
     found = [
         (tuple(map(int, match.groups())), path)
         for path in folder.glob("at-*")
@@ -202,11 +203,11 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:
-    """What was written into a checkpoint's folder next to the variables.
+    """Return the content of a checkpoint's state file, after verifying all files.
 
     Raises:
-      One of DAMAGED: a file is not what was written.
-      OSError: a file cannot be read now, whatever is in it.
+      One of DAMAGED: If a file is not what was written.
+      OSError: If a file cannot be read now, whatever it contains.
     """
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
@@ -225,5 +226,5 @@ def _set_aside(folder: Path, reason: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The class of an error and the first line of what it says, if it says anything."""
+    """Return the class of an error and the first line of its message, cut at 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,8 +1,7 @@
-"""The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a
-checkpoint is due.
+"""The callback that records epochs and writes checkpoints, so that a training can be interrupted.
 
-A checkpoint holds position, weights, optimizer, random layers, metrics, what callbacks remember,
-and epoch rows; `checkpoint_store` keeps it on disk.
+A checkpoint holds the position, weights, optimizer state, random layers' state, metrics, the
+callbacks' state and the epoch rows; `checkpoint_store` keeps it on disk.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ LOG_EVERY_S = 10.0
 
 
 class MetricsLog(Protocol):
-    """Where the metrics of an epoch go; `run_id` is that of MLflow's run, `unsent` the tag of one
-    that the store does not have yet. What a run has of an epoch it is not given again.
+    """Receives the metrics of each epoch, as an MLflow run does.
+
+    `run_id` is the MLflow run; `unsent` is the tag of a run that the tracking server does not have
+    yet. An epoch that the run has already is not logged again.
     """
 
     run_id: str | None
 
     @property
-    def unsent(self) -> str | None:
-        """The tag by which the run will be found."""
-        ...
+    def unsent(self) -> str | None: ...
 
-    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
-        """Log the metrics of an epoch."""
-        ...
+    def log_metrics(
+        self, values: Mapping[str, float | None], *, step: int | None = None
+    ) -> None: ...
 
 
 class NoLog:
-    """Where a process logs that leaves it to another one."""
+    """The log of a process that leaves logging to the chief."""
 
     run_id: str | None = None
     unsent: str | None = None
@@ -69,28 +68,24 @@ class NoLog:
 
 
 class Pausable(Protocol):
-    """A measurement of this process that leaves out what is between `pause` and `resume`."""
+    """A measurement of this process that can be paused."""
 
     @property
-    def running(self) -> bool:
-        """Whether it is measuring now."""
-        ...
+    def running(self) -> bool: ...
 
-    def pause(self) -> None:
-        """Leave out what follows."""
-        ...
+    def pause(self) -> None: ...
 
-    def resume(self) -> None:
-        """Measure what follows."""
-        ...
+    def resume(self) -> None: ...
 
 
 class CheckpointCallback(StepFollower):
-    """Epoch rows and checkpoints, as the last callback of a training that may be interrupted at any
-    instant.
+    """Records epoch rows and writes checkpoints; the last callback of a training.
 
-    `measured_steps` are those that the monitor has measured: without executions that build a graph
-    first, and without validation. `ended`: the training that goes on had no step left.
+    Attributes:
+      rows: The row of each finished epoch, as in history.csv.
+      measured_steps: How many steps the monitor has measured. Excludes executions that first build
+          a graph, and validation.
+      ended: Whether the restored training had already ended.
     """
 
     def __init__(
@@ -109,26 +104,25 @@ class CheckpointCallback(StepFollower):
         self._train_function: StepFunction | None = None
         self._monitor: Pausable | None = None
         self._others: Callbacks = ()
-        self._others_state: bytes | None = None  # to resume from
-        self._no_checkpoints = ""  # why the state of this training cannot be kept
+        self._others_state: bytes | None = None  # to be restored when the training begins
+        self._no_checkpoints = ""  # why checkpoints of this training would be incomplete
         self._agree: Callable[[bool], bool] = bool
-        self._follows_steps = True  # as all others do
+        self._follows_steps = True  # whether no other callback looks at a step's logs
         self._start = Position()
-        self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # until the first epoch begins
-        self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
+        self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # values until the epoch begins
+        self._metrics: list[Any] = []  # their values within the epoch that is resumed
         self._logged_at = 0.0
-        self._step = 0  # of the current epoch, that have been run
-        self._steps_of_last = pipeline.steps_per_epoch  # of the epoch of the last row
-        self._rate: float | None = None  # of the last step of the current epoch
+        self._step = 0  # how many steps of the current epoch have run
+        self._steps_of_last = pipeline.steps_per_epoch  # steps of the last row's epoch
+        self._rate: float | None = None  # learning rate of the current epoch's last step
 
     @property
     def last_logs(self) -> dict[str, float]:
-        """What the last epoch has logged; nothing before the first."""
         return read_logs(self.rows[-1]) if self.rows else {}
 
     @property
     def steps(self) -> int:
-        """How many steps the epochs of the rows are, the last of which a callback may have cut."""
+        """The number of steps in all rows; a callback may have cut the last epoch short."""
         whole = max(0, len(self.rows) - 1) * self._pipeline.steps_per_epoch
         return whole + (self._steps_of_last if self.rows else 0)
 
@@ -140,10 +134,17 @@ class CheckpointCallback(StepFollower):
         *,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """Follow the executions of this function, have a monitor pause while a graph is built and
-        while the model is validated, and keep the state of the `others`, which are called before.
-        What the variables are now, where a training goes on, is what it goes on with. `agree` says
-        of what is so in this process whether it is in any of those that train together.
+        """Follow a train function, and keep the state of the other callbacks.
+
+        Call this before training starts. For a resumed training, the current values of the
+        variables are those that it continues with.
+
+        Args:
+          train_function: Its executions are counted and timed.
+          monitor: Is paused while a graph is built and while the model is validated.
+          others: The callbacks that are called before this one.
+          agree: Maps a condition in this process to whether it holds in any of the processes that
+              train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
         self._agree, self._follows_steps = agree, all(map(follows_steps, others))
@@ -152,8 +153,13 @@ class CheckpointCallback(StepFollower):
             self._restored = [(variable, variable.numpy()) for variable in variables]
 
     def restore(self, model: keras.Model) -> Position:
-        """Load the last usable checkpoint of the same work into the model and say how far it was;
-        the beginning where there is none. Its epochs are logged.
+        """Load the newest usable checkpoint into the model, and return its position.
+
+        Returns the beginning if there is no usable checkpoint. Logs the metrics of the restored
+        epochs again.
+
+        Raises:
+          ImpossiblePlan: If the checkpoint was trained on differently cut batches.
         """
         if reason := find_incomplete(model):
             self._keep_none(reason)
@@ -174,9 +180,10 @@ class CheckpointCallback(StepFollower):
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Undo what the other callbacks, which have just started, have set, and let them remember
-        what they knew. Whether checkpoints are kept is the same in all processes: these read
-        together what the metrics are in mid-epoch.
+        """Undo what the other callbacks set when they started, and restore their state.
+
+        All processes agree on whether checkpoints are kept, because they read the metrics within an
+        epoch together.
         """
         if self._others_state is not None:
             self._go_on(self._others_state)
@@ -191,9 +198,7 @@ class CheckpointCallback(StepFollower):
         self._agree_to_end()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Go on with the metrics of an epoch that was interrupted, and with what the other
-        callbacks, which have just begun it again, knew and had set.
-        """
+        """Restore an interrupted epoch's metrics, and undo the other callbacks' restart of it."""
         resumed = epoch == self._start.epoch and self._start.step > 0
         if resumed and self._others_state is not None:
             self._go_on(self._others_state)
@@ -208,9 +213,9 @@ class CheckpointCallback(StepFollower):
         self._agree_to_end()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Measure the execution, unless it builds a graph first."""
+        """Pause the monitor if the next execution builds a graph; resume it otherwise."""
         steps = self._active_train_function.last_steps
-        if steps and not self._follows_steps:  # who looks at a step may set the rate of the next
+        if steps and not self._follows_steps:  # it may set the next step's rate
             self._rate = read_rate(self._training_model.optimizer, ahead=steps - 1)
         if self._monitor and self._active_train_function.builds_graph:
             self._monitor.pause()
@@ -218,13 +223,13 @@ class CheckpointCallback(StepFollower):
             self._monitor.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
+        """Print a long epoch's progress every few seconds, and write a checkpoint if one is due."""
         if (draws := self._active_train_function.draws) and not self._no_checkpoints:
             self._keep_none(
                 f"{', '.join(sorted(draws))} of the train step draws by a state that no checkpoint"
                 " holds; use keras.random with a SeedGenerator"
             )
-        # Keras' number of the batch may run past the end of the epoch.
+        # The batch number of Keras may exceed the steps of the epoch.
         steps = self._active_train_function.steps
         before, self._step = self._step, self._step + steps
         if self._monitor and self._monitor.running:
@@ -246,14 +251,12 @@ class CheckpointCallback(StepFollower):
             self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """The epoch's last step is done; validation is not measured."""
         if self._monitor:
             self._monitor.pause()
         if self._rate is None:
             self._rate = read_rate(self._training_model.optimizer, ahead=-1)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Close the epoch: row, metrics, checkpoint."""
         row = make_row(
             epoch,
             logs or {},
@@ -276,14 +279,13 @@ class CheckpointCallback(StepFollower):
             self._save(0, ended=ended)
 
     def _agree_to_end(self) -> None:
-        """End the training in all processes where a callback has ended it in one of them."""
         self._training_model.stop_training = self._agree(self._training_model.stop_training)
 
     def _check_batches(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on with other batches than a checkpoint was trained on.
+        """Refuse to resume with other batches than those of the checkpoint.
 
         Raises:
-          ImpossiblePlan: they are multiples of another number, and cut differently.
+          ImpossiblePlan: If the batches are multiples of another number, and are cut differently.
         """
         multiple, examples = self._pipeline.worker.multiple, self._pipeline.examples
         before = state.get("batch_multiple", 1)
@@ -296,14 +298,12 @@ class CheckpointCallback(StepFollower):
             )
 
     def _go_on(self, stored: bytes) -> None:
-        """Give all variables the values of the checkpoint, and the other callbacks their state."""
         for variable, restored in self._restored:
             variable.assign(restored)
         load_states(self._others, stored, list_parts(self._training_model))
 
     @property
     def _training_model(self) -> keras.Model:
-        """The model that Keras is training."""
         if self.model is None:
             raise RuntimeError("no training has started")
         return self.model
@@ -315,15 +315,14 @@ class CheckpointCallback(StepFollower):
         return self._train_function
 
     def _keep_none(self, reason: str) -> None:
-        """Say that this training cannot be resumed, and write no checkpoint that would not be all
-        of it.
-        """
+        """Report that this training cannot be resumed, and write no incomplete checkpoints."""
         self._no_checkpoints = reason
         echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
 
     def _save(self, step: int, *, ended: bool = False) -> None:
-        """Write a checkpoint, also of a training that has `ended`, whose evaluation and records are
-        still to come. Where that fails, training continues, and the earlier one stays in force.
+        """Write a checkpoint; if that fails, training continues and the earlier one stays.
+
+        `ended` marks a finished training whose evaluation and records are still to come.
         """
         if self._no_checkpoints:
             return
@@ -333,7 +332,7 @@ class CheckpointCallback(StepFollower):
             else []
         )
         if self._pipeline.worker.index:
-            return  # the first process writes, and all have read what their metrics are together
+            return  # the chief writes, after all processes have read the metrics together
         state = {
             "step": step,
             "examples": self._pipeline.examples,
@@ -352,7 +351,7 @@ class CheckpointCallback(StepFollower):
                 {CALLBACKS: dump_states(self._others, list_parts(self._training_model))},
                 position=(len(self.rows), step),
             )
-        except (OSError, TypeError, tf.errors.OpError) as error:  # of what a callback holds by now
+        except (OSError, TypeError, tf.errors.OpError) as error:  # what a callback holds
             reason = disk_reason(error) or first_line(error)
             echo_problem(
                 f"no checkpoint could be written ({reason}); training continues, the earlier one"

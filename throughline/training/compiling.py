@@ -1,5 +1,6 @@
-"""How a model is compiled: its optimizer with the schedule of its rate, its loss and its metrics,
-by the names of params.yaml. What a builder has compiled itself stays as it is.
+"""Compiles a model by params.yaml: optimizer, learning rate schedule, loss and metrics.
+
+A model that its builder has compiled keeps its own optimizer, loss and metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from throughline.settings import NamedObject, TrainSettings
 from throughline.shared.errors import UnknownModel
 
 AUTO = "auto"
-ROWS = 4  # of a batch that a loss is asked about
+ROWS = 4  # batch size with which a loss is tried
 LOSSES = {
     "class": "sparse_categorical_crossentropy",
     "next_token": "sparse_categorical_crossentropy",
@@ -28,8 +29,9 @@ LOSSES = {
 
 
 class SquaredErrorInUnits(keras.losses.Loss):
-    """The mean squared error of several targets, each in the unit of its `scale` (targets,): else
-    the one with the largest numbers would be all that is learned.
+    """The mean squared error of several targets, each divided by its `scale` (targets,).
+
+    Without the scale, the target with the largest numbers would dominate the loss.
     """
 
     def __init__(self, scale: Sequence[float], **options: Any) -> None:
@@ -37,7 +39,7 @@ class SquaredErrorInUnits(keras.losses.Loss):
         self._scale = [*scale]
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Labels and outputs (batch, …, targets) → (batch, …)."""
+        """Map labels and outputs (batch, …, targets) to losses (batch, …)."""
         difference = (y_pred - keras.ops.cast(y_true, y_pred.dtype)) / keras.ops.array(
             self._scale, y_pred.dtype
         )
@@ -45,8 +47,9 @@ class SquaredErrorInUnits(keras.losses.Loss):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that rises linearly from zero in the first `steps`, then follows `after`, a rate or a
-    schedule, from its beginning.
+    """A learning rate that rises linearly from zero over `steps`, then follows `after`.
+
+    `after` is a number or a Keras schedule, which starts at its own step 0.
     """
 
     def __init__(self, after: Any, steps: int) -> None:
@@ -54,7 +57,6 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.after, self.steps = after, steps
 
     def __call__(self, step: Any) -> Any:
-        """The rate of a step."""
         step, begin = keras.ops.cast(step, "float32"), float(self.steps)
         schedule = callable(self.after)
         first = self.after(0) if schedule else self.after
@@ -62,23 +64,23 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return keras.ops.where(step < begin, first * (step + 1) / begin, rest)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return {"after": self.after, "steps": self.steps}
 
 
 def compile_model(
     model: keras.Model, settings: TrainSettings, *, target: Target, steps: int
 ) -> None:
-    """Compile for epochs of so many `steps`, by default with Adam and cross-entropy (squared error
-    for numbers), unless the builder has compiled the model itself.
+    """Compile a model for epochs of `steps` steps, unless its builder has compiled it.
+
+    The defaults are Adam and cross-entropy (squared error for numbers).
 
     Raises:
-      UnknownModel: a loss, optimizer, metric or schedule does not exist, the builder and
-        params.yaml both name one, or a loss does not bring labels and outputs together.
+      UnknownModel: If a loss, optimizer, metric or schedule does not exist, if the builder and
+          params.yaml both name one, or if the loss does not match the shapes of labels and outputs.
     """
     if not getattr(model, "compiled", False):
         _compile(model, settings, target=target, steps=steps)
-        model.compiled_by_settings = True  # a network that is timed alone, too, comes here twice
+        model.compiled_by_settings = True  # a network that is also timed alone is compiled twice
     elif not getattr(model, "compiled_by_settings", False):
         _keep_own(model, settings)
     if target.kind == "regression":
@@ -97,7 +99,7 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
             key="train.loss",
             defaults=outputs,
         )
-    if packed:  # the mean over documents, not over the room for them
+    if packed:  # the mean over documents, not over the free places for them
         if not isinstance(loss, keras.losses.Loss):
             raise UnknownModel(
                 f"train.loss: {settings.loss} is a function, of which Keras takes the mean over all"
@@ -105,7 +107,7 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
             )
         loss.reduction = "mean_with_sample_weight"
     metrics = [
-        # By its name Keras chooses the accuracy that fits the labels.
+        # Given its name, Keras chooses the accuracy that fits the labels.
         target.metric
         if metric in (AUTO, target.metric)
         else make_named(metric, keras.metrics, key="train.metrics", defaults=outputs)
@@ -122,13 +124,13 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
 
 
 def gives_one_number(loss: Any, model: keras.Model) -> bool:
-    """Whether a loss gives one number for a batch, and not one for each example."""
+    """Return whether a loss is one number for a batch, rather than one for each example."""
     shape: Any = getattr(model, "output_shape", None)
     if loss is None or not isinstance(shape, tuple):
         return False
     call = loss.call if isinstance(loss, keras.losses.Loss) else loss
     outputs = np.full([size or ROWS for size in shape], 0.5, np.float32)
-    for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # numbers, or vectors
+    for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # class numbers, or vectors
         try:
             return np.ndim(call(labels, outputs)) == 0
         except Exception:  # noqa: BLE001 - of other labels than its own it may raise anything
@@ -137,7 +139,6 @@ def gives_one_number(loss: Any, model: keras.Model) -> bool:
 
 
 def describe_own_compile(settings: TrainSettings) -> str:
-    """What the builder's own compile leaves unused of params.yaml, in a line."""
     return (
         "its builder has compiled the model: train.learning_rate"
         f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used;"
@@ -146,7 +147,6 @@ def describe_own_compile(settings: TrainSettings) -> str:
 
 
 def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
-    """Leave a compiled model as it is, but for how its steps are run."""
     both = [
         f"train.{name}"
         for name in ("optimizer", "loss", "metrics", "warm_up_epochs")
@@ -159,12 +159,13 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
         )
     if settings.steps_per_execution > 1:
         model.steps_per_execution = settings.steps_per_execution
-    model.jit_compile = settings.jit_compile  # which Keras' "auto" turns on where there is a GPU
+    model.jit_compile = settings.jit_compile  # Keras' "auto" would turn it on if there is a GPU
 
 
 def _check_shapes(model: keras.Model) -> None:
-    """Refuse a loss that takes labels (batch,) and outputs (batch, 1) for those of (batch, batch),
-    as a subclass of Loss does that subtracts them: it would train on nonsense without an error.
+    """Refuse a loss that broadcasts labels (batch,) and outputs (batch, 1) to (batch, batch).
+
+    A subclass of Loss that subtracts them does so. It would train on nonsense without an error.
     """
     loss = getattr(model, "loss", None)
     if not isinstance(loss, keras.losses.Loss) or getattr(model, "output_shape", None) != (None, 1):
@@ -184,7 +185,7 @@ def _check_shapes(model: keras.Model) -> None:
 
 
 def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.Optimizer:
-    """The optimizer, whose rate follows the schedule over all epochs of so many `steps`."""
+    """Make the optimizer; its learning rate follows the schedule over all epochs of `steps`."""
     rate = make_schedule(settings, steps=steps)
     optimizer = make_named(
         settings.optimizer,
@@ -192,7 +193,7 @@ def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.O
         key="train.optimizer",
         defaults={"learning_rate": rate},
     )
-    if callable(optimizer):  # a function of one's own
+    if callable(optimizer):  # a user's function
         optimizer = optimizer(rate)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UnknownModel(f"train.optimizer: {settings.optimizer} gives no Keras optimizer")
@@ -200,7 +201,7 @@ def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.O
 
 
 def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
-    """The rate of each step: a number, or a schedule of Keras."""
+    """Make the learning rate: a number, or a Keras schedule."""
     warm_up = round(settings.warm_up_epochs * steps)
     rate, rest = settings.learning_rate, max(1, settings.epochs * steps - warm_up)
     schedules = keras.optimizers.schedules
@@ -216,12 +217,14 @@ def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
 
 
 def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[str, Any]) -> Any:
-    """What a name, or {name: arguments}, stands for: an instance of a class of Keras' `module`, or
-    what is one's own, a class or a function that is called with its arguments. `defaults` are for
-    those arguments that a class takes.
+    """Make the object that a name, or {name: arguments}, stands for.
+
+    The name is a class of Keras' `module`, or `package.module:name` for a user's class or function,
+    which is called with its arguments. A user's function without arguments is returned as it is. A
+    class also receives those of the `defaults` that it accepts.
 
     Raises:
-      UnknownModel: it does not exist, or does not take these arguments.
+      UnknownModel: If the object does not exist, or does not accept the arguments.
     """
     name, given = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     if ":" in name:
@@ -245,9 +248,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
 
 
 def _find_class(name: str, module: Any) -> type | None:
-    """The class of a module of Keras by its name or that of its function, in any spelling that
-    Keras takes; None where there is none.
-    """
+    """Find a class in a Keras module by its name or its function's, in any spelling Keras takes."""
     try:
         found = module.get(name)
     except ValueError:

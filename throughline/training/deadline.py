@@ -1,8 +1,9 @@
-"""Time limits of a process that trains with others: where these are gone or wait for something
-else, TensorFlow would wait for them forever, within calls that nothing can interrupt.
+"""Time limits for a process that trains with others.
 
-In a train step other threads run, and one of them watches. While TensorFlow meets the other
-processes it holds the GIL: then a small process watches, `python -m throughline.training.deadline`.
+If another process is gone or stuck, TensorFlow would wait for it forever, in calls that cannot be
+interrupted. During training a thread enforces the limit. While TensorFlow connects to the other
+processes it holds the GIL, so a small process enforces the limit instead: `python -m
+throughline.training.deadline`.
 """
 
 from __future__ import annotations
@@ -23,34 +24,32 @@ from throughline.plan.training_workers import TrainingWorker
 
 CHECK_S = 0.2
 CONNECT_S = 2.0
-TIMED_OUT = 75  # exit code of a process that a deadline has ended
+TIMED_OUT = 75  # exit code of a process that exceeded its time limit
 
 
 class Deadline:
-    """Ends this process when what it waits for takes too long, with a line that says what.
+    """Ends this process, with a message, if it waits longer than a limit.
 
-    A thread watches; it starts with the first wait of a process that has others.
+    A thread checks the limit. It starts with the first wait of a process that has others.
     """
 
     def __init__(self, worker: TrainingWorker | None = None, addresses: Sequence[str] = ()) -> None:
         self._worker, self._addresses = worker, addresses
-        self._waits: tuple[float, float, str] | None = None  # since, seconds, for what
+        self._waits: tuple[float, float, str] | None = None  # start, limit [s], description
         self._watched = False
 
     def begin(self, seconds: float, what: str) -> None:
-        """Begin to wait, instead of what was waited for before."""
         self._waits = (time.monotonic(), seconds, what)
         if not self._watched and self._worker:
             self._watched = True
             threading.Thread(target=self._watch, daemon=True).start()
 
     def end(self) -> None:
-        """Wait no more."""
         self._waits = None
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[None]:
-        """Wait for the length of the block, then again for what was waited for before."""
+        """Limit the block to `seconds`, then begin the previous wait anew."""
         before = self._waits
         self.begin(seconds, what)
         try:
@@ -60,7 +59,7 @@ class Deadline:
 
     @contextmanager
     def start_within(self, seconds: float) -> Iterator[None]:
-        """Meet the other processes in the block, in so many seconds, or end by SIGALRM."""
+        """Limit the block, which connects to the others, to `seconds`; then end by SIGALRM."""
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(seconds)]
         command += [str(self._worker), *self._others]
         with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:
@@ -71,7 +70,6 @@ class Deadline:
 
     @property
     def _others(self) -> list[str]:
-        """The addresses of the others, each with which process it is of."""
         return [
             f"process {number} ({address})"
             for number, address in enumerate(self._addresses)
@@ -88,8 +86,9 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that a process has waited too long, and which of the others, each with its address in
-    parentheses, nothing is heard of.
+    """Print that a process has waited too long, and which of the others do not answer.
+
+    Each of the `others` contains its address in parentheses.
     """
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = (
@@ -106,7 +105,7 @@ def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> Non
 
 
 def answers(address: str) -> bool:
-    """Whether a program listens at host:port."""
+    """Return whether a program listens at an address, host:port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
@@ -116,10 +115,10 @@ def answers(address: str) -> bool:
 
 
 def main() -> None:
-    """End another process by SIGALRM if this one is not ended in time."""
+    """End another process by SIGALRM, unless this process is killed within the time limit."""
     process, seconds, whose, *others = sys.argv[1:]
     ready, _, _ = select.select([sys.stdin], [], [], float(seconds))
-    if not ready:  # else the process is gone
+    if not ready:  # if stdin is closed, the other process is gone
         say_why(whose, float(seconds), "the others to start", others)
         os.kill(int(process), signal.SIGALRM)
 

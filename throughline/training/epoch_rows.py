@@ -1,6 +1,4 @@
-"""The row of an epoch in history.csv: its metrics by their columns, and how they are called in a
-log and in MLflow.
-"""
+"""An epoch's row of history.csv: the names of its columns, in the log and in MLflow."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ LONGEST_SHOWN = 40
 def make_row(
     epoch: int, logs: Mapping[str, float], *, examples_per_s: float, learning_rate: float
 ) -> dict[str, float]:
-    """The row of an epoch, from 0, whose `logs` are those of Keras; `learning_rate` is the one that
-    its last step has used.
+    """Make the row of an epoch, counted from 0, from the `logs` of Keras.
+
+    `learning_rate` is that of the epoch's last step.
     """
     return {
         "epoch": epoch,
@@ -30,12 +29,11 @@ def make_row(
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, float]:
-    """A row as a checkpoint holds it, in which numbers that are not finite are strings."""
+    """Read a row from a checkpoint, in which numbers that are not finite are strings."""
     return {name: float(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def read_logs(row: Mapping[str, float]) -> dict[str, float]:
-    """The logs of Keras that a row was made of."""
     return {
         column.removeprefix("train_"): value
         for column, value in row.items()
@@ -44,7 +42,7 @@ def read_logs(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_row(row: Mapping[str, float]) -> str:
-    """The loss and the other metrics of an epoch, and those of validation but its loss."""
+    """Describe the metrics of an epoch, except the validation loss."""
     shown = {
         column.replace("train_", "").replace("val_", "validation "): value
         for column, value in row.items()
@@ -54,7 +52,7 @@ def describe_row(row: Mapping[str, float]) -> str:
 
 
 def name_metrics(row: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an epoch under their MLflow names."""
+    """Return the metrics of a row under their names in MLflow."""
     return {
         f"{split}/{name}": value
         for column, value in row.items()
@@ -64,22 +62,23 @@ def name_metrics(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_rate(optimizer: Any, *, ahead: int) -> float:
-    """The learning rate of the step of an optimizer that is so many steps `ahead` of the next one,
-    as far as a schedule computes it; else that of now. NaN where there is none.
+    """Return the learning rate of the step that is `ahead` steps after the next one.
+
+    Without a schedule this is the current rate, and NaN if the optimizer has none.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    schedule = getattr(inner, "_learning_rate", None)  # whose value of now is the public one
+    schedule = getattr(inner, "_learning_rate", None)  # `learning_rate` is its current value
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        steps = getattr(inner, "_iterations", inner.iterations)  # as it computes its own rate
+        steps = getattr(inner, "_iterations", inner.iterations)  # as its own rate does
         return float(np.asarray(schedule(steps + ahead)))
     return float(np.asarray(getattr(inner, "learning_rate", float("nan"))))
 
 
 def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an epoch by their columns: of training, then of validation, the loss first.
+    """Map an epoch's logs to columns: training before validation, the loss first in each.
 
     Raises:
-      UnknownModel: one is no number.
+      UnknownModel: If a value is not a number.
     """
     names = sorted(
         (name for name in values if name != "learning_rate"),

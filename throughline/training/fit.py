@@ -1,8 +1,8 @@
-"""The training loop: a model's own train step, Keras' callbacks, and evaluation, entered at any
-step of any epoch, over one sequence of batches that goes through all epochs.
+"""The training loop: a model's own train step, Keras callbacks, and evaluation.
 
-One process and each of several that train together run the same loop; what they exchange is within
-the train step (`replicas.py`).
+The loop can start at any step of any epoch, and reads one sequence of batches that spans all
+epochs. Processes that train together all run this loop; they communicate within the train step
+(`replicas.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WATCHED_LOSSES = 1000  # per epoch
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a training is: whole epochs, and steps of the epoch that has started."""
+    """How far a training is: complete epochs, and steps of the current epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -33,7 +33,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What is trained: `epochs` of `steps_per_epoch`, from the position `start` on."""
+    """How many epochs of how many steps to train, and the position to start at."""
 
     steps_per_epoch: int
     epochs: int
@@ -41,8 +41,9 @@ class Schedule:
 
 
 class SplitEvaluation:
-    """A model's own test step over the `batches` of a held-out split, `steps` of them. What several
-    processes have each found `agree` makes one.
+    """Evaluates a model by its own test step on a held-out split: `steps` of its `batches`.
+
+    `agree` merges the metrics of the processes that train together.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SplitEvaluation:
     def run(
         self, callbacks: keras.callbacks.CallbackList | None = None, *, steps: int | None = None
     ) -> dict[str, float]:
-        """The metrics of the split, or of its first `steps`, as Keras' `evaluate` gives them."""
+        """Return the metrics of the split, or of its first `steps`, as Keras' `evaluate` does."""
         every = callbacks or keras.callbacks.CallbackList(model=find_network(self._model))
         steps, network = steps or self._steps, find_network(self._model)
         every.on_test_begin()
@@ -75,7 +76,7 @@ class SplitEvaluation:
             done += self._test_function.steps
             every.on_test_batch_end(done - 1, logs)
         if whole:
-            next(iterator, None)  # or else a cache is never complete
+            next(iterator, None)  # a cache is complete only once the end of the data set is reached
         logs = self._agree(as_numbers(logs))
         every.on_test_end(logs)
         return logs
@@ -90,14 +91,17 @@ def fit(
     callbacks: Sequence[keras.callbacks.Callback],
     last_logs: dict[str, float] | None = None,
 ) -> None:
-    """Train on `batches`, one sequence from the start of the schedule to its end, so that the next
-    epoch's first batch is ready in time; each epoch ends with the `evaluation`.
+    """Train on `batches`, and evaluate after each epoch.
 
-    Callbacks see the network that is trained, and what Keras' `fit` would show them; one of them
-    may end the training before an epoch. For all but the last of them an epoch that is resumed
-    begins again; the last one is to undo what that has changed. `last_logs` are those of the epoch
-    before the start, for a training that has no step left. On a GPU the host is one step ahead
-    unless one of them looks at each step's logs.
+    On a GPU the host is one step ahead, unless a callback reads the logs of each step. Callbacks
+    receive the network that is trained, and the same calls as in Keras' `fit`; a callback may also
+    end the training before an epoch starts. In an epoch that is resumed, callbacks see the start of
+    the epoch again; the last callback must undo what they change then.
+
+    Args:
+      batches: One sequence from the start of the schedule to its end, so that an epoch's first
+          batch is ready in time.
+      last_logs: The logs of the epoch before the start, for a training without steps left.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
@@ -119,7 +123,7 @@ def fit(
             break
         train_function.begin(schedule.steps_per_epoch - done)
         losses = LossWatch(schedule.steps_per_epoch)
-        # A process of several that stopped within an epoch would leave the others waiting.
+        # If one of several processes stopped within an epoch, the others would wait for it.
         while done < schedule.steps_per_epoch and not (alone and network.stop_training):
             every.on_train_batch_begin(done)
             logs = train_function(iterator)
@@ -143,8 +147,9 @@ def fit(
 
 
 class LossWatch:
-    """Keeps the mean loss so far after some steps of an epoch, on the device: to look at each would
-    make the host wait for it.
+    """Keeps the running mean loss of some steps of an epoch on the device.
+
+    Reading each loss would make the host wait for the device.
     """
 
     def __init__(self, steps_per_epoch: int) -> None:
@@ -152,15 +157,15 @@ class LossWatch:
         self._last, self._kept = 0, dict[int, Any]()
 
     def add(self, done: int, logs: Mapping[str, Any]) -> None:
-        """The logs of the execution after which so many steps are done."""
+        """Keep the loss after step `done`, if enough steps have passed since the last one kept."""
         if done - self._last >= self._every and "loss" in logs:
             self._last, self._kept[done] = done, logs["loss"]
 
     def check(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Check the loss of an epoch, from 0.
+        """Check the loss of an epoch, counted from 0.
 
         Raises:
-          TrainingDiverged: it is no finite number; says from which step on.
+          TrainingDiverged: If the loss is not finite; says by which step.
         """
         loss = logs.get("loss", 0.0)
         if math.isfinite(loss):
@@ -175,8 +180,10 @@ class LossWatch:
 
 
 def whole_logs(network: keras.Model, logs: dict) -> dict:
-    """The logs of an epoch's last step; of several processes those metrics of which the mean of
-    their values is not the value of the whole are computed from all that they have seen.
+    """Return the logs of an epoch, given those of its last step.
+
+    With several processes, metrics are computed from all that they have seen, because the mean of
+    the processes' values is not the whole's value for every metric.
     """
     if network.distribute_strategy.num_replicas_in_sync == 1:
         return logs
@@ -185,8 +192,9 @@ def whole_logs(network: keras.Model, logs: dict) -> dict:
 
 
 def as_numbers(logs: dict) -> dict[str, float]:
-    """Those values of a step that are single numbers, in the order of their names; of a metric
-    whose result is a mapping the values in it, as in Keras' own `fit`.
+    """Return the scalar values of a step's logs, sorted by name.
+
+    A metric whose result is a mapping is replaced by the mapping's values, as in Keras' `fit`.
     """
     flat: dict[str, Any] = {}
     for name, value in logs.items():

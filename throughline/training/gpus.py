@@ -1,6 +1,4 @@
-"""The GPUs that a training computes on: those that TensorFlow finds, which may be fewer than CUDA's
-driver shows.
-"""
+"""The GPUs that TensorFlow finds, which may be fewer than the CUDA driver shows."""
 
 from __future__ import annotations
 
@@ -8,14 +6,12 @@ import tensorflow as tf
 
 
 def count_training_gpus() -> int:
-    """How many GPUs TensorFlow computes on in this process; takes no memory of them."""
+    """Count the GPUs that TensorFlow computes on in this process; reserves no memory."""
     return len(tf.config.list_physical_devices("GPU"))
 
 
 def describe_idle_gpus(*, visible: int, used: int) -> str | None:
-    """What to do where GPUs are visible and TensorFlow uses none; None where it does, or there are
-    none.
-    """
+    """Say what to do if GPUs are visible but TensorFlow uses none; None otherwise."""
     if not visible or used:
         return None
     return (

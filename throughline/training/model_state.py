@@ -1,5 +1,6 @@
-"""What the training of a model changes: the variables of its layers and of its optimizers, also of
-those that a train step of one's own has besides.
+"""The state that training changes: variables of layers and optimizers.
+
+This includes the optimizers of a train step that the model defines itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tensorflow as tf
 from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# Ops that draw by a state of their own, or by that of a tf.random.Generator.
+# Ops that draw random numbers from their own state, or from a tf.random.Generator's.
 _DRAWING = re.compile(
     r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)"
     r"|(Parameterized)?TruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
@@ -23,21 +24,20 @@ _DRAWING = re.compile(
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """Make the variables of a model's optimizer, which a checkpoint holds."""
+    """Create the variables of a model's optimizer, which a checkpoint holds."""
     if model.optimizer and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 def list_variables(model: keras.Model) -> list[tf.Variable]:
-    """Every variable by position: weights, slots and step counters of optimizers, and the state of
-    random layers.
-    """
+    """List all variables in order: weights, optimizer slots and steps, random layers' state."""
     return [getattr(variable, "value", variable) for variable in _variables(model)]
 
 
 def list_parts(model: keras.Model) -> Sequence[Any]:
-    """The model, its layers, optimizers, variables and metrics, in the same order in each process
-    that has made it.
+    """List the model's layers (the model included), optimizers, variables and metrics.
+
+    The order is the same in each process that builds the same model.
     """
     variables = list_variables(model)
     return [
@@ -50,9 +50,7 @@ def list_parts(model: keras.Model) -> Sequence[Any]:
 
 
 def find_incomplete(model: keras.Model) -> str | None:
-    """Why a checkpoint before the first step would not hold all that a training changes; None where
-    it would.
-    """
+    """Say why a checkpoint before the first step would be incomplete; None if it is complete."""
     known = {id(variable) for variable in list_variables(model)}
     for name, value in _attributes(model):
         if isinstance(value, keras.optimizers.Optimizer) and not value.built:
@@ -64,8 +62,9 @@ def find_incomplete(model: keras.Model) -> str | None:
 
 
 def find_draws(graph: tf.Graph) -> set[str]:
-    """What a graph draws, and the functions that it calls, from a state that no variable of a model
-    holds: not what Keras' random layers do, whose seeds are variables.
+    """Find the random ops in a graph and its functions that draw from no variable of the model.
+
+    Keras' random layers are not among them, because their seeds are variables of the model.
     """
     definition = graph.as_graph_def()
     nodes = [definition.node, *(one.node_def for one in definition.library.function)]
@@ -84,7 +83,7 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The one that a model is compiled with, and those that its own train step has besides."""
+    """List the optimizer that a model is compiled with, then those of its own train step."""
     held = [
         value for _, value in _attributes(model) if isinstance(value, keras.optimizers.Optimizer)
     ]
@@ -92,8 +91,9 @@ def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """What the layers of a model hold as attributes, each once and by its name, also in lists and
-    dicts; but for the optimizer that the model is compiled with.
+    """Yield the name and value of each attribute of a model's layers, also within lists and dicts.
+
+    Each value is yielded once. The optimizer that the model is compiled with is left out.
     """
     seen = {id(model.optimizer)}
 
@@ -111,6 +111,6 @@ def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
             yield name, value
 
     for layer in model._flatten_layers():
-        # What Keras and TensorFlow keep last, where the same has a name of its own.
+        # Private attributes come last, so that a value is reported by its public name.
         for name, value in sorted(vars(layer).items(), key=lambda item: item[0].startswith("_")):
             yield from walk(name, value)

@@ -1,9 +1,8 @@
-"""Steps that a GPU has not finished: the host is one execution ahead of it, so that the next batch
-is taken, and given to the GPU, while it works.
+"""Keeps the host one execution ahead of the GPU, so that the next batch is ready in time.
 
-On a GPU the call of a step returns as soon as all of its work is queued. Who looks at its loss
-waits for whatever is queued at that moment: so each loss is fetched by a thread as soon as its step
-is queued, and it is the loss of the step before that is waited for.
+On a GPU the call of a step returns as soon as its work is queued. Reading its loss would wait for
+all work that is queued by then. So a thread fetches each loss right after its step is queued, and
+the host waits for the loss of the step before.
 """
 
 from __future__ import annotations
@@ -18,17 +17,19 @@ import tensorflow as tf
 
 
 class OneAhead:
-    """Follows executions of steps on one device, in the order in which they are queued there."""
+    """Follows the executions on one device, in the order in which they are queued."""
 
     def __init__(self) -> None:
-        # Asked once, since asking waits for whatever is queued.
+        # Read once, because reading it waits for all queued work.
         self._queues = not tf.config.experimental.get_synchronous_execution()
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
 
     def follow(self, logs: Any, done: Callable[[], object] = lambda: None) -> None:
-        """Follow the execution that has just been queued, with these logs, and wait until the one
-        before it has ended; `done` is called when it has ended itself. On the host it has already.
+        """Follow the execution that has just been queued, and wait for the one before it.
+
+        `logs` are those of the execution; `done` is called once it has ended. On the host it has
+        ended already.
         """
         queued = [
             value
@@ -44,20 +45,20 @@ class OneAhead:
             before.result()
 
     def settle(self) -> None:
-        """Wait until the last execution has ended."""
         last, self._last = self._last, None
         if last:
             last.result()
 
 
 class StepFollower(keras.callbacks.Callback):
-    """A callback that is called when a step has been queued, with logs that may not be there yet.
-    It looks at none of them as a rule, so that the host can be ahead.
+    """A callback that may be called with the logs of a step that is queued but not finished.
+
+    It should rarely read them, so that the host stays ahead.
     """
 
 
 def follows_steps(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback leaves the logs of steps alone: a follower, or one of epochs alone."""
+    """Return whether a callback ignores the logs of steps, or is a StepFollower."""
     methods = (
         getattr(getattr(callback, name), "__func__", None)
         for name in ("on_train_batch_end", "on_batch_end")

@@ -1,7 +1,8 @@
-"""The processes of this host that train together: started as one, ended as one.
+"""Starts and ends the processes of this host that train together.
 
-The first one, the chief, writes and prints; what the others print is shown where one of them is the
-first to fail. They end with this process, however it ends. Imports no TensorFlow.
+The first one, the chief, writes and prints. The output of another process is shown only if that
+process is the first to fail. All processes end with the one that started them, however that ends.
+Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -30,19 +31,17 @@ from throughline.shared.errors import ImpossiblePlan, ProcessLost
 from throughline.shared.failures import FAILURE_FILE
 from throughline.training.deadline import TIMED_OUT
 
-STARTED_HERE = "THROUGHLINE_PROCESS_OF"  # set for a process that ends when its standard input does
-LOST_ANOTHER = 76  # exit code of a process that ends because another one is gone
+STARTED_HERE = "THROUGHLINE_PROCESS_OF"  # set in a process that ends with its standard input
+LOST_ANOTHER = 76  # exit code of a process that ended because another one is gone
 LOOPBACK = "127.0.0.1"
 CHECK_S = 0.1
-# For the others to end by themselves once one has failed, and to end when they are asked to.
+# For the others to end by themselves after a failure, and to end on SIGTERM.
 GRACE_S, TERMINATE_S = 15.0, 5.0
-CHIEF_FIRST_S = 3.0  # that the others work on when they are asked to
+CHIEF_FIRST_S = 3.0  # how long the others continue after SIGTERM, so that the chief ends first
 LAST_LINES = 30
 
 
 class Process:
-    """One of the processes, and the last lines that it has printed."""
-
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], index: int) -> None:
         self.index, self.lines = index, deque[str](maxlen=LAST_LINES)
         silent = index > 0
@@ -58,12 +57,10 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
         return self.popen.poll()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is frozen, as by SIGSTOP."""
         with contextlib.suppress(psutil.Error):
             return psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED
         return False
@@ -74,12 +71,13 @@ class Process:
 
 
 def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = ()) -> None:
-    """Run a command in `count` processes that find each other by TF_CONFIG, each with one of the
-    `gpus`, and return when all have succeeded.
+    """Run a command in `count` processes that train together, and wait until all have succeeded.
+
+    The processes find each other by TF_CONFIG; each uses one of the `gpus`.
 
     Raises:
-      ProcessLost: one was killed, froze or failed; names it.
-      SystemExit: the chief has failed and said why, with its exit code.
+      ProcessLost: If a process was killed, froze or failed; names it.
+      SystemExit: If the chief failed and has said why; with its exit code.
     """
     with reserve_addresses(count) as addresses, _started(command, addresses, gpus) as processes:
         while (codes := [one.code for one in processes]) != [0] * count:
@@ -91,8 +89,9 @@ def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = (
 
 @contextmanager
 def reserve_addresses(count: int) -> Iterator[list[str]]:
-    """Addresses of this host whose ports no other program is given during the block; TensorFlow can
-    listen there, since they are bound and not listened to.
+    """Reserve `count` addresses of this host, whose ports no other program gets during the block.
+
+    TensorFlow can still listen there, because the sockets are bound but do not listen.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -103,16 +102,18 @@ def reserve_addresses(count: int) -> Iterator[list[str]]:
 
 
 def run_one_of_several(main: Callable[[], None]) -> None:
-    """Run the main function of a process that may train with others: it ends when the one does that
-    has started it, and where it fails at once. Of those that are ended together the chief is first:
-    without the others it would wait in its step, and MLflow would not hear of its end.
+    """Run the main function of a process that may train with others.
+
+    The process ends when the process that started it ends, and at once if it fails. On SIGTERM the
+    chief ends first: without the others it would wait in its step, and MLflow would not learn of
+    its end.
     """
     if STARTED_HERE in os.environ:
-        lifeline = os.dup(0)  # of the standard input, which others may close
+        lifeline = os.dup(0)  # a copy of standard input, which other code may close
         threading.Thread(target=_end_when_closed, args=(lifeline,), daemon=True).start()
     try:
         worker = training_worker_from_tf_config(os.environ)
-    except ImpossiblePlan:  # which `main` says
+    except ImpossiblePlan:  # `main` reports it
         worker = TrainingWorker()
     several = worker.count > 1
     if worker.index:
@@ -141,7 +142,6 @@ def _end_when_closed(lifeline: int) -> None:
 def _started(
     command: Sequence[str], addresses: Sequence[str], gpus: Sequence[str]
 ) -> Iterator[list[Process]]:
-    """Start a process for each address; when the block is left all are ended."""
     processes: list[Process] = []
     try:
         for index in range(len(addresses)):
@@ -155,7 +155,7 @@ def _started(
                 environment.pop(FAILURE_FILE, None)
             processes.append(Process(command, environment, index))
         yield processes
-    except KeyboardInterrupt:  # which the terminal has sent to all of them
+    except KeyboardInterrupt:  # the terminal has sent SIGINT to all of them
         _wait(processes, GRACE_S)
         raise
     finally:
@@ -167,16 +167,13 @@ def _started(
 
 
 def _wait(processes: Sequence[Process], seconds: float) -> None:
-    """Wait until all have ended, or so long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(one.code is None for one in processes):
         time.sleep(CHECK_S)
 
 
 def _raise_failure(processes: Sequence[Process]) -> None:
-    """Say which process failed first, and how: the one whose end is not what follows from that of
-    another one.
-    """
+    """Report the process that failed first, rather than those that failed because of it."""
     ends = [(*end, one) for one in processes if (end := _describe_end(one))]
     if not ends:
         return
@@ -190,8 +187,10 @@ def _raise_failure(processes: Sequence[Process]) -> None:
 
 
 def _describe_end(process: Process) -> tuple[int, str] | None:
-    """How a process has ended, and its rank among likely causes: it was killed or is frozen; it
-    failed; it waited too long; it has lost another one. None: it has succeeded, or still runs.
+    """Describe how a process has ended, with its rank as the likely cause of a failure.
+
+    The ranks are: 0 killed or frozen; 1 failed; 2 waited too long; 3 lost another process. Returns
+    None if the process succeeded or still runs.
     """
     code = process.code
     if code is None:
@@ -207,9 +206,7 @@ def _describe_end(process: Process) -> tuple[int, str] | None:
 
 
 def exit_at_once(error: BaseException) -> None:
-    """End this process with the exit code that an error stands for, without waiting for the other
-    processes, as TensorFlow does at the end of one.
-    """
+    """End this process with an error's exit code, without TensorFlow's wait for the others."""
     if isinstance(error, SystemExit):
         lost = isinstance(error.__context__, ProcessLost)
         code = LOST_ANOTHER if lost else error.code if isinstance(error.code, int) else 1

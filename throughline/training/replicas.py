@@ -1,8 +1,8 @@
-"""What the processes that train together exchange besides gradients: whether they have begun with
-the same work and arrived at the same weights, and what each has measured.
+"""Communication between the processes that train together, besides gradients.
 
-Each process has one replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own
-slice of every batch. A process that is the only one has no strategy and exchanges nothing.
+The processes compare their work and weights, and exchange measurements. Each process has one
+replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own slice of every batch. A
+single process has no strategy and exchanges nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from throughline.training.deadline import Deadline
 from throughline.training.gpus import count_training_gpus
 
 Value = TypeVar("Value")
-LONGEST_REASON = 300  # of what TensorFlow says
-# What a collective operation raises where another process is gone or has raised.
+LONGEST_REASON = 300  # characters of TensorFlow's message
+# Errors of a collective operation if another process is gone or has failed.
 LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -39,7 +39,7 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """This process among those that train together; `deadline` ends it where it waits too long."""
+    """This process among those that train together; `deadline` ends it if it waits too long."""
 
     worker: TrainingWorker = field(default_factory=TrainingWorker)
     strategy: tf.distribute.Strategy = field(default_factory=tf.distribute.get_strategy)
@@ -48,23 +48,21 @@ class Replicas:
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
         return self.worker.count > 1
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the process that writes."""
         return self.worker.index == 0
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Where a model is made, compiled and first run, so that all processes have it alike."""
+        """Return the scope to make, compile and first run a model in, alike in all processes."""
         return self.strategy.scope() if self.several else contextlib.nullcontext()
 
     def exchange(self, values: Sequence[int], *, timeout_s: float | None = None) -> np.ndarray:
-        """What every process gives here, (processes, values) int64; waits for the last one.
+        """Gather the `values` of every process, (processes, values) int64; waits for all of them.
 
         Raises:
-          ProcessLost: another one is gone.
+          ProcessLost: If another process is gone.
         """
         own = np.asarray(values, np.int64)
         if not self.several:
@@ -75,26 +73,25 @@ class Replicas:
         return np.asarray(gathered)
 
     def take_chiefs(self, values: Mapping[str, float]) -> dict[str, float]:
-        """What the chief has for these names, of which every process has its own; waits for all.
+        """Return the chief's values for these names; waits for all processes.
 
         Raises:
-          ProcessLost: another one is gone.
+          ProcessLost: If another process is gone.
         """
         bits = np.asarray([*values.values()], np.float64).view(np.int64)
         chiefs = self.exchange(bits.tolist())[0].copy().view(np.float64)
         return dict(zip(values, chiefs.tolist(), strict=True))
 
     def is_any(self, here: bool) -> bool:
-        """Whether what is so `here`, or is not, is so in any of the processes; waits for all.
+        """Return whether `here` is true in any of the processes; waits for all of them.
 
         Raises:
-          ProcessLost: another one is gone.
+          ProcessLost: If another process is gone.
         """
         return bool(self.exchange([int(here)]).any())
 
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
-        """Run the block in the chief, then in all others."""
         if not self.is_chief:
             self.exchange([0])
         yield
@@ -102,14 +99,14 @@ class Replicas:
             self.exchange([0])
 
     def wait_for_chief(self) -> None:
-        """Wait until the chief, too, is here, however long what it writes takes."""
+        """Wait until the chief arrives here, however long it takes."""
         self.exchange([0], timeout_s=float("inf"))
 
     def check_same(self, parts: Mapping[str, str | int], *, remedy: str) -> None:
-        """Check that parts of the work, each a value or digest, are those of the chief.
+        """Check that parts of the work, each a value or a digest, are the same as the chief's.
 
         Raises:
-          ProcessesDiffer: names the parts and the process.
+          ProcessesDiffer: If they differ; names the parts and the process.
         """
         names = sorted(parts)
         digests = self.exchange([digest_to_int(str(parts[name]).encode()) for name in names])
@@ -127,11 +124,10 @@ class Replicas:
 
     @cached_property
     def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        """The function from (1, values) int64 to those of all processes (processes, values)."""
 
         def gather(own: tf.Tensor) -> tf.Tensor:
             context: Any = tf.distribute.get_replica_context()
-            return context.all_gather(tf.identity(own), axis=0)  # which is on a device
+            return context.all_gather(tf.identity(own), axis=0)  # identity puts it on a device
 
         return tf.function(
             lambda own: self.strategy.run(gather, args=(own,)),
@@ -141,11 +137,11 @@ class Replicas:
 
 
 def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettings) -> Replicas:
-    """Meet the other processes, at `addresses`; the only one meets nobody.
+    """Connect to the other processes at `addresses`; a single process connects to none.
 
     Raises:
-      ImpossiblePlan: this process sees several GPUs, or its address is taken.
-      ProcessLost: another one has failed meanwhile.
+      ImpossiblePlan: If this process sees several GPUs, or its port is taken.
+      ProcessLost: If another process has failed meanwhile.
     """
     if worker.count == 1:
         return Replicas(worker=worker)
@@ -167,16 +163,16 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
             worker=worker, strategy=strategy, deadline=deadline, timeout_s=settings.step_timeout_s
         )
         replicas.exchange([worker.index], timeout_s=settings.start_timeout_s)
-    # TensorFlow has put a handler in its place that notes SIGTERM, and ends nothing.
+    # TensorFlow has installed a handler that notes SIGTERM but does not end the process.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     return replicas
 
 
 def check_port(address: str) -> None:
-    """Check that this host can listen where the others will look for this process.
+    """Check that this process can listen on the port where the others will look for it.
 
     Raises:
-      ImpossiblePlan: another program listens there.
+      ImpossiblePlan: If another program uses the port.
     """
     port = int(address.rpartition(":")[2])
     with _open_socket() as listener:
@@ -191,7 +187,7 @@ def check_port(address: str) -> None:
 
 
 def _open_socket() -> socket.socket:
-    """One of IPv6, which listens to IPv4, too; of IPv4 where the kernel has no IPv6."""
+    """Return an IPv6 socket, which also accepts IPv4; an IPv4 socket if the kernel has no IPv6."""
     try:
         return socket.socket(socket.AF_INET6)
     except OSError:
@@ -200,10 +196,10 @@ def _open_socket() -> socket.socket:
 
 @contextlib.contextmanager
 def explain_losses(worker: TrainingWorker) -> Iterator[None]:
-    """Say of what TensorFlow raises where other processes are gone that they are.
+    """Translate errors that TensorFlow raises if other processes are gone.
 
     Raises:
-      ProcessLost: instead, with the process that TensorFlow names.
+      ProcessLost: In place of such an error, with the process that TensorFlow names.
     """
     if worker.count == 1:
         yield
@@ -226,5 +222,4 @@ def explain_losses(worker: TrainingWorker) -> Iterator[None]:
 
 
 def digest_to_int(content: bytes) -> int:
-    """A digest of bytes as an int64."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)

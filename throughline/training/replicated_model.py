@@ -1,5 +1,6 @@
-"""What makes of the replicas of a Keras model, one in each of several processes, a single model:
-statistics of whole batches, draws that differ, and weights that do not.
+"""Makes the replicas of a Keras model in several processes behave as one model.
+
+Batch statistics are those of the whole batch, random draws differ, and weights stay equal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from throughline.training.compiling import gives_one_number
 from throughline.training.replicas import Replicas, digest_to_int
 from throughline.training.step_function import StepFunction
 
-RANDOM_STATE = "seed_generator_state"  # as Keras names the variables of random layers
+RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 
@@ -24,7 +25,7 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
     """Check that all processes have the same weights, bit for bit.
 
     Raises:
-      ProcessesDiffer: they have not.
+      ProcessesDiffer: If the weights differ.
     """
     if replicas.several:
         content = b"".join(
@@ -38,11 +39,11 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
 
 
 def check_gradients_add_up(model: keras.Model) -> None:
-    """Check that the gradients of slices, as Keras adds them up, are those of the whole batch.
+    """Check that the slices' gradients, as Keras adds them up, are those of the whole batch.
 
     Raises:
-      UnknownModel: the optimizer clips those of a slice, or does now and then what processes do
-        together in each step, or a loss is not divided by its examples.
+      UnknownModel: If the optimizer clips gradients or synchronizes only in some steps, or if a
+          loss is not divided by the number of examples.
     """
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
@@ -81,8 +82,9 @@ def check_gradients_add_up(model: keras.Model) -> None:
 
 
 def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
-    """Let the random layers of each process draw numbers of their own, given the chief's state:
-    with the same, dropout would have one mask for all slices.
+    """Give the random layers of each process a seed of their own, derived from the chief's.
+
+    With one seed, dropout would apply the same mask to all slices.
     """
     if replicas.is_chief:
         return
@@ -94,8 +96,9 @@ def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
 
 
 def synchronize_normalization(model: keras.Model) -> None:
-    """Have every BatchNormalization take mean and variance of the whole batch, also of models that
-    are layers, such as those of keras.applications.
+    """Let every BatchNormalization use the mean and variance of the whole batch.
+
+    Includes layers of nested models, such as those of keras.applications.
     """
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -103,8 +106,9 @@ def synchronize_normalization(model: keras.Model) -> None:
 
 
 class StepDeadline(keras.callbacks.Callback):
-    """Ends a process whose step, with what callbacks do after it, takes too long, and compares the
-    weights after each epoch; the first of the callbacks.
+    """Ends a process whose step takes too long, and compares weights after each epoch.
+
+    The limit includes what other callbacks do after the step, so this callback must come first.
     """
 
     def __init__(
@@ -115,17 +119,15 @@ class StepDeadline(keras.callbacks.Callback):
         self._train_function, self._settings = train_function, settings
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin to wait for a step."""
         settings = self._settings
         building = self._train_function.builds_graph
         limit = settings.start_timeout_s if building else settings.step_timeout_s
         self._deadline.begin(limit, f"step {batch + 1:,} of its epoch")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Each process evaluates by itself, however long; then it is exchanged."""
+        """End the time limit: each process evaluates by itself, for as long as it needs."""
         self._deadline.end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the weights of all processes."""
         if self.model is not None:
             check_weights(self._replicas, self.model)

@@ -1,10 +1,9 @@
-"""A model's own train step or test step on an iterator's next batches, several steps per call into
-the runtime, and yet exactly the steps of an epoch.
+"""Runs a model's train or test step several times per call into the runtime.
 
-Keras runs ⌈steps / k⌉ executions of k steps an epoch: with k that does not divide the steps of an
-epoch, or what is left of a resumed one, an epoch would eat into the next one. Here the last
-execution of an epoch is as many steps as are left. One of several processes that train together
-runs the train step on its slice of each batch, and its logs are their mean over the processes.
+Keras runs ⌈steps / k⌉ executions of k steps per epoch. If k does not divide the steps of an epoch,
+or the rest of a resumed one, the epoch would consume batches of the next. Here the last execution
+of an epoch has as many steps as are left. A process that trains with others runs the step on its
+slice of each batch; the logs are the mean over the processes.
 """
 
 from __future__ import annotations
@@ -22,17 +21,21 @@ from throughline.training.model_state import find_draws
 from throughline.training.one_ahead import OneAhead
 from throughline.training.step_timer import StepTimer
 
-Execution = Callable[[Any, tf.Tensor], Any]  # iterator, number of steps → logs of the last
+Execution = Callable[[Any, tf.Tensor], Any]  # (iterator, number of steps) → logs of the last step
 
 
 class StepFunction:
-    """The train step of a compiled Keras `model`, or else its test step, in executions that are cut
-    at the end of each epoch.
+    """The train step (or test step) of a compiled Keras `model`, in executions of several steps.
 
-    Every execution is as many steps as the model was compiled with, and the last one of an epoch
-    what is left, by the same graph. On a GPU the host is one execution ahead. `timer` notes when
-    each has ended, and `draws` are the ops of the step, known once its graph is built, whose draws
-    nothing that a checkpoint holds decides.
+    Every execution has as many steps as the model was compiled with, and an epoch's last execution
+    the steps that are left, in the same graph. On a GPU the host is one execution ahead.
+
+    Attributes:
+      steps: How many steps the last execution ran.
+      draws: The random ops of the step whose state no checkpoint holds; known once the graph is
+          built.
+      builds_graph: Whether the next execution builds the graph, so that it takes longer.
+      timer: Notes when each execution ended.
     """
 
     def __init__(
@@ -54,17 +57,18 @@ class StepFunction:
 
     @property
     def last_steps(self) -> int:
-        """The steps of the next execution where it is the epoch's last one; else 0."""
+        """The steps of the next execution if it is the epoch's last one; else 0."""
         return self._left if self._left <= self._most else 0
 
     def begin(self, steps: int) -> None:
-        """Begin an epoch, or what is left of one, of N `steps`."""
+        """Begin an epoch, or the rest of one, with N `steps`."""
         self._left = steps
         self.timer.begin()
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the next execution on an iterator of batches; returns the logs of its last step. The
-        execution before it has ended, this one may not have.
+        """Run the next execution on an iterator of batches, and return the logs of its last step.
+
+        On return the previous execution has ended; this one may still run.
         """
         self.steps = min(self._most, self._left)
         logs = self._run(iterator, tf.constant(self.steps))
@@ -74,11 +78,10 @@ class StepFunction:
         return logs
 
     def settle(self) -> None:
-        """Wait until the last execution has ended."""
         self._ahead.settle()
 
     def end(self) -> None:
-        """End an epoch, when its last execution has ended."""
+        """Wait until the epoch's last execution has ended, and stop the timer."""
         self.settle()
         self.timer.end()
 
@@ -89,12 +92,13 @@ def make_execution(
     trains: bool = True,
     traced: Callable[[tf.Graph], object] = lambda graph: None,
 ) -> Execution:
-    """The function that runs the model's train step, or test step, on the next batches of an
-    iterator and returns the logs of the last one. Its graph is built at its first call; `traced`
-    is given that of a step, which an eager model has not.
+    """Return a function that runs a step on the next batches and returns the last step's logs.
+
+    The graph is built at the first call. `traced` is then called with the graph of a step; an eager
+    model has none.
     """
     strategy, step = model.distribute_strategy, model.train_step if trains else model.test_step
-    # Each process evaluates the whole of a split.
+    # Each process evaluates a whole split, so its logs need no average.
     finish = average_over_processes if trains else lambda logs: logs
 
     def one(batch: Any) -> Any:
@@ -123,8 +127,9 @@ def make_execution(
 
 
 def average_over_processes(logs: Any) -> Any:
-    """The mean of each log over the processes that train together: what it is of the whole batch,
-    since their slices are equally large.
+    """Return the mean of each log over the processes that train together.
+
+    This is the value for the whole batch, because all slices are equally large.
     """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:

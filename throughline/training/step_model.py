@@ -1,8 +1,8 @@
-"""What runs a model's own train step on what a pipeline delivers: stored examples that the device
-postprocesses, or numbers of steps whose batches it gathers.
+"""Runs a model's own train step on what an input pipeline delivers.
 
-The train step is that of the network, as its builder wrote and compiled it; what comes before it is
-a function of the batch. So nothing of a model depends on where its input is postprocessed.
+The pipeline delivers stored examples, which the device postprocesses, or step numbers, whose
+batches the device gathers. Both happen before the train step that the network's builder wrote and
+compiled, so a network does not depend on where its input is postprocessed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Prepare = Callable[[Any], Any]
 
 
 class StepModel(keras.Model):
-    """A compiled `network` with what its batches go through first: `gather` makes a training batch
-    of the number of a step, `postprocess` floats of stored inputs, and `weigh` adds the weights of
-    a training batch's examples.
+    """A compiled `network`, and the functions that its batches go through first.
+
+    `gather` makes a training batch from the number of a step, `postprocess` turns stored inputs
+    into floats, and `weigh` adds the weights of a training batch's examples.
     """
 
     def __init__(
@@ -46,26 +47,23 @@ class StepModel(keras.Model):
         self._postprocess, self._gather, self._weigh = postprocess, gather, weigh
         self.compile(
             optimizer=network.optimizer,
-            # XLA has no form of the shuffle of indices, by which batches are gathered.
+            # XLA does not support the index shuffle by which batches are gathered.
             jit_compile=network.jit_compile and gather is None,  # pyright: ignore[reportArgumentType]
             run_eagerly=network.run_eagerly,
             steps_per_execution=network.steps_per_execution,
-            auto_scale_loss=False,  # the network's optimizer does
+            auto_scale_loss=False,  # the network's optimizer scales it
         )
 
     @property
     def metrics(self) -> list[Any]:
-        """Those of the network."""
         return self.network.metrics
 
     def train_step(self, data: Any) -> Any:
-        """The network's train step on a prepared batch."""
         data = self._gather(data) if self._gather else data
         data = self._postprocessed(data)
         return self.network.train_step(self._weigh(data) if self._weigh else data)
 
     def test_step(self, data: Any) -> Any:
-        """The network's test step on a batch of held-out examples, which nothing gathers."""
         return self.network.test_step(self._postprocessed(data))
 
     def _postprocessed(self, data: Any) -> Any:
@@ -74,9 +72,13 @@ class StepModel(keras.Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """What train steps are fed, in epochs of `steps_per_epoch`: `stored` inputs, or postprocessed
-    ones; numbers of steps, where they `gather`; rows of at most `segments` documents, where they
-    are packed. `class_weights` (classes,) float32 weigh the examples of training batches.
+    """What train steps receive from an input pipeline, in epochs of `steps_per_epoch`.
+
+    Attributes:
+      stored: Whether inputs are stored values that are still to be postprocessed.
+      gather: Makes a batch from the number of a step, if steps receive numbers.
+      segments: The most documents in a packed row; None if rows are not packed.
+      class_weights: The weight of each class in training batches, (classes,) float32.
     """
 
     steps_per_epoch: int
@@ -87,9 +89,6 @@ class Feed:
 
     @classmethod
     def of(cls, pipeline: InputPipeline, settings: TrainSettings, *, gathers: bool = True) -> Feed:
-        """What a pipeline feeds the steps of a training; where batches are ready no step `gathers`,
-        and no split is brought to the device for it.
-        """
         return cls(
             steps_per_epoch=pipeline.steps_per_epoch,
             stored=bool(pipeline.plan.device_ops),
@@ -102,14 +101,12 @@ class Feed:
 
 
 def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> keras.Model:
-    """Make what is trained: the compiled network itself or, where its batches need something first,
-    a StepModel of it.
+    """Return the model to train: the compiled network, or a StepModel if batches need preparing.
 
     Raises:
-      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated, or packed for
-        one.
-      UnknownModel: the network does not keep the documents of a packed row apart, is compiled with
-        what does not exist, or may not use the class weights.
+      ImpossiblePlan: If batches would be gathered on, or packed for, an emulated accelerator.
+      UnknownModel: If the network mixes the documents of a packed row, is compiled with objects
+          that do not exist, or may not use the class weights.
     """
     if feed.class_weights is not None and (
         feed.segments or models.target.kind not in ("class", "soft_labels")
@@ -154,18 +151,21 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
 
 
 def find_network(model: keras.Model) -> keras.Model:
-    """The compiled network of what `make_step_model` made: the one that callbacks know."""
+    """Return the compiled network, which callbacks see, of what `make_step_model` made."""
     return model.network if isinstance(model, StepModel) else model
 
 
 def compute_class_weights(
     setting: str | Mapping[str, float], data: PreparedData, *, sampling: Sampling = "uniform"
 ) -> np.ndarray | None:
-    """The weight of each class (classes,) float32; None where all count alike. `auto`: the inverse
-    of its share of the training split, of which the examples' mean is 1.
+    """Return the weight of each class, (classes,) float32; None if all have the same weight.
+
+    `auto` is the inverse of the class's share of the training split, so that examples have a mean
+    weight of 1.
 
     Raises:
-      UnknownModel: there are no classes, or none of such a name; or `sampling` draws other shares.
+      UnknownModel: If there are no classes, a name is not a class, all weights are 0, or `auto` is
+          combined with a `sampling` that changes the shares.
     """
     if setting == "none":
         return None
@@ -207,9 +207,6 @@ def _refuse_emulated(feed: Feed) -> None:
 
 
 def _make_weigh(class_weights: np.ndarray) -> Prepare:
-    """Add to (inputs, labels) the weight of each example's class; of labels that are vectors, the
-    mean by their shares.
-    """
     weights = tf.constant(class_weights, tf.float32)
 
     def weigh(data: Any) -> Any:

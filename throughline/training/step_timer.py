@@ -10,13 +10,16 @@ import numpy as np
 
 from throughline.results.train import StepTimes
 
-EPOCH_WARM_UP_STEPS = 5  # of each epoch, not counted: they carry tracing and start-up
+EPOCH_WARM_UP_STEPS = 5  # excluded at the start of each epoch: they include tracing and start-up
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """One epoch: moments [s] (executions + 1,), its start first, and how many steps each execution
-    was (executions,).
+    """The times of an epoch.
+
+    Attributes:
+      moments: Its start, then the end of each execution [s], (executions + 1,).
+      steps: How many steps each execution had, (executions,).
     """
 
     moments: np.ndarray
@@ -24,19 +27,16 @@ class EpochTimes:
 
     @property
     def rate(self) -> float:
-        """Steps per second."""
         return float(self.steps.sum() / (self.moments[-1] - self.moments[0]))
 
     @property
     def step_ms(self) -> np.ndarray:
-        """A step's time in each execution (executions,): its share of it [ms]."""
+        """The time per step in each execution [ms], (executions,)."""
         return np.diff(self.moments) * 1e3 / self.steps
 
 
 class StepTimer:
-    """Notes the end of each execution by a monotonic clock, and how many steps it was; costs about
-    a microsecond.
-    """
+    """Notes when each execution ended and how many steps it had; costs about a microsecond."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -45,11 +45,9 @@ class StepTimer:
         self._steps: list[int] = []
 
     def begin(self) -> None:
-        """Start an epoch's clock."""
         self._moments, self._steps = [self._clock()], []
 
     def tick(self, steps: int) -> None:
-        """Note the end of an execution of so many steps."""
         self._moments.append(self._clock())
         self._steps.append(steps)
 
@@ -63,11 +61,10 @@ class StepTimer:
 
     @property
     def rates(self) -> list[float]:
-        """Steps per second of each epoch, validation excluded."""
         return [epoch.rate for epoch in self.epochs]
 
     def step_times(self) -> StepTimes:
-        """Percentiles over the steady steps; an execution counts as often as it has steps."""
+        """Return percentiles over the steady steps; an execution counts once per step."""
         warm = self.epochs[1:] or self.epochs
         milliseconds = np.concatenate(
             [_of_each_step(epoch)[EPOCH_WARM_UP_STEPS:] for epoch in warm]
