@@ -1,6 +1,4 @@
-"""Accelerators to plan for without having them: how long a train step takes on each, from
-published benchmarks.
-"""
+"""Accelerators to plan for: how long a train step takes on each, from published benchmarks."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from throughline.shared.errors import UnknownModel, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """An accelerator in a published benchmark: a train step on `batch_size` examples of the `shape`
-    takes `step_s` [s].
+    """An accelerator in a published benchmark.
+
+    A train step on `batch_size` examples of `shape` takes `step_s`.
     """
 
     model: str
@@ -23,11 +22,10 @@ class Accelerator:
 
     @property
     def examples_per_s(self) -> float:
-        """Examples that it trains on per second."""
         return self.batch_size / self.step_s
 
     def step_ms(self, batch_size: int) -> float:
-        """Time of a step on another number of examples [ms], in proportion."""
+        """Return the time of a step on another number of examples [ms], in proportion."""
         return 1e3 * self.step_s * batch_size / self.batch_size
 
 
@@ -48,10 +46,10 @@ ACCELERATORS = {
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The accelerator of this name.
+    """Return the accelerator of this name.
 
     Raises:
-      UnknownModel: there is none; names the nearest.
+      UnknownModel: If there is none; names the nearest.
     """
     if name not in ACCELERATORS:
         raise UnknownModel(

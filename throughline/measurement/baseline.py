@@ -1,6 +1,4 @@
-"""The held-out examples on which a model is judged: how many there are, and the metric of a
-constant prediction, which needs no model.
-"""
+"""The held-out examples that judge a model: their number, and a constant prediction's score."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from throughline.results.train import HeldOut, standard_error
 
 
 def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
-    """Describe the test split, or the validation split where there is none. `targets` are the
-    columns of a series that are predicted.
+    """Describe the test split, or the validation split if there is none.
+
+    `targets` are the predicted columns of a series.
     """
     split = "test" if "test" in data.shards.splits else "validation"
     if targets is None and not data.shards.schema.predicts_number:
@@ -50,9 +49,10 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
 
 
 def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
-    """Describe the windows of the test split, or of the validation split where there is none. The
-    constant is its most frequent token; tokens of a window are not independent, windows are taken
-    to be.
+    """Describe the windows of the test split, or of the validation split if there is none.
+
+    The constant prediction is the most frequent token. Windows are assumed to be independent, the
+    tokens of a window are not.
     """
     split = "test" if "test" in data.shards.splits else "validation"
     windows = data.count_examples(split, window)
@@ -61,25 +61,27 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
     share = float(shares.mean())
     error = float(shares.std() / math.sqrt(windows))
-    error = max(error, standard_error(share, targets.size))  # few windows may agree by chance
+    error = max(error, standard_error(share, targets.size))  # a few windows may agree by chance
     return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
 
 
 def standard_error_of_mean(distances: np.ndarray) -> float:
-    """Standard error of the mean of distances (examples,), which are not negative. Of few that
-    agree by chance it is that of as many, of which one alone is not 0.
+    """Return the standard error of the mean of distances (examples,), which are not negative.
+
+    Never 0 unless all distances are: if they all agree, the error is that of as many distances of
+    which only one is not 0.
     """
     count = len(distances)
     return float(max(distances.std() / math.sqrt(count), distances.mean() / count))
 
 
 def standard_error_in_time(values: np.ndarray) -> float:
-    """Standard error of the mean of values (time steps,) of which each is like those before it.
+    """Return the standard error of the mean of a series (time steps,), whose values are correlated.
 
-    The variance of a single value and its covariances with all later ones, up to the first pair of
-    lags whose sum is not positive: the initial positive sequence of Geyer, "Practical Markov Chain
-    Monte Carlo", Statistical Science 7 (1992). What swings back is taken for noise from there on,
-    so periods make the error larger rather than smaller.
+    Sums the variance and the covariances with later values, up to the first pair of lags whose sum
+    is not positive: the initial positive sequence of Geyer, "Practical Markov Chain Monte Carlo",
+    Statistical Science 7 (1992). Oscillations beyond it count as noise, so periods make the error
+    larger rather than smaller.
     """
     count, centered = len(values), values - values.mean()
     spectrum = np.fft.rfft(

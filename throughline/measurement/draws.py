@@ -1,9 +1,8 @@
-"""Which examples an epoch of training draws: one real epoch of the plan that trains, without the
-work on its values.
+"""Checks which examples an epoch of training draws.
 
-The digest of examples is of a plan without shuffling and sampling. This is the other half of the
-proof: what shuffles, caches, interleaves, samples and distributes is the very plan of the training;
-only the ops on values are left out, for their time.
+The digest of examples is taken without shuffling and sampling. Here the training's own plan
+shuffles, caches, interleaves, samples and distributes for an epoch; only the ops on values are left
+out, to save time.
 """
 
 from __future__ import annotations
@@ -27,29 +26,27 @@ from throughline.plan.steps import Batch, BucketBatch, Map, Step
 from throughline.results.build import EpochDraws
 from throughline.shared.errors import UnequalConfigurations
 
-MAX_COUNT_STDERRS = 6  # from a class's expected count: of many classes none may fail by chance
+MAX_COUNT_STDERRS = 6  # from a class's expected count, so that none of many classes fails by chance
 STEPS_PER_CHECK_CALL = 1024
 
 
 class KeysAlone(Op):
-    """Leave nothing of an element but its key and label."""
+    """Keep only the key and label of an element."""
 
     name: ClassVar[str] = "keys"
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """The element without its values."""
         return {name: element[name] for name in ("key", "label")}
 
 
 def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:
-    """Draw an epoch of the plan that trains, of a pipeline with whole batches, and check how often
-    each example comes; returns the rows drawn, too.
+    """Draw an epoch of the training's plan, and check how often each example comes.
 
-    None for a stream of windows, whose order its examples are made of.
+    The pipeline must have whole batches. Returns the drawn rows as well. Returns None for a stream
+    of windows, because its examples depend on the order.
 
     Raises:
-      UnequalConfigurations: an example is of no or of another split, or comes more or less often
-        than it should.
+      UnequalConfigurations: If an example is not of the split, or comes too often or too rarely.
     """
     if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None
@@ -65,7 +62,7 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    """The rows of all steps of the first epoch, without those that only fill up a batch."""
+    """Return the rows of all steps of the first epoch, without those that only fill up a batch."""
     chunks = [
         collect_rows(
             pipeline.reader.order,
@@ -79,22 +76,24 @@ def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
 
 
 def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Tensor) -> np.ndarray:
-    """The rows that `steps` (n,) consist of, one after another: (examples,) int64."""
+    """Return the rows of `steps` (n,), concatenated: (examples,) int64."""
     rows = order.rows(steps).numpy()
     drawn = rows[np.arange(rows.shape[1]) < order.size(steps).numpy()[:, None]]
     return drawn[drawn != NO_DOCUMENT]
 
 
 def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
-    """The rows of the snapshot whose keys come out of the first epoch of a stream."""
+    """Return the snapshot's rows for the keys of a stream's first epoch."""
     keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
     batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps_per_epoch)
     return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
 
 
 def _keys_only(plan: Plan) -> Plan:
-    """The plan with nothing done to values: records are parsed for their keys, files are not even
-    opened, and batches by length become batches of one size, since keys have no length.
+    """Return the plan without work on values.
+
+    Records are parsed for their keys only, files are not opened, and batches by length become
+    batches of one size.
     """
     steps: list[Step] = []
     first = True
@@ -134,7 +133,7 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
 
 
 def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
-    """Compare how often each class is drawn with its weight."""
+    """Check that each class is drawn as often as its weight says."""
     labels, weights = read_labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)

@@ -1,10 +1,9 @@
-"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels), or
-what else the model sees, shapes and dtypes, that ignores order; and that each example comes once,
-with the manifest's label.
+"""Proof that configurations deliver the same examples, each once, with the manifest's label.
 
-It is taken of every split, after the deterministic preprocessing, with augmentation and
-postprocessing off, so every configuration with the same `preprocess` must have the same digests.
-Those whose pixels are approximate by their own wish have the same examples and labels.
+The proof is a digest of (key, label, pixels or other inputs) with shapes and dtypes, which ignores
+order. It covers every split after the deterministic preprocessing, without augmentation and
+postprocessing, so all configurations with the same `preprocess` must have equal digests.
+Configurations with approximate pixels have the same examples and labels.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ COMPARED = 1000  # examples of a split whose pixels are compared
 
 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
-    """Read one epoch of a pipeline made `with_keys` and add up a 128-bit hash per example, so that
-    order does not matter.
+    """Add up a 128-bit hash per example over an epoch of a pipeline made `with_keys`.
 
-    A lost, doubled or altered example changes the sum; how far a text is padded, and with which
-    others it is packed, does not.
+    A lost, doubled or altered example changes the sum; order, padding and packing do not.
 
     Raises:
-      UnequalConfigurations: the examples are not those of the manifest, or have other labels there.
+      UnequalConfigurations: If the examples or labels are not those of the manifest.
     """
-    # The examples of a window, and what is predicted, are made of rows: no manifest lists them.
+    # A window's examples are made of rows, so no manifest lists them.
     is_listed = pipeline.plan.window is None
     total, count, keys, labels = 0, 0, [], []
     text = pipeline.data.shards.schema.is_text
@@ -77,8 +74,9 @@ def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray)
 
 
 def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Key, label and value of each example of a batch, and its table input, if it has one; of a
-    text the tokens without padding.
+    """Yield the key, label, value and columns (if any) of each example of a batch.
+
+    Texts are yielded without padding.
     """
     values = batch[input_name(batch)]
     for row, (key, label, value) in enumerate(
@@ -93,7 +91,7 @@ def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray,
 
 
 def digest_example(*example: np.ndarray) -> int:
-    """A 128-bit hash of one example: its key, label and values, with all shapes and dtypes."""
+    """Return a 128-bit hash of an example's key, label and values, with shapes and dtypes."""
     parts = [np.asarray(part) for part in example]
     state = hashlib.blake2b(
         repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16
@@ -104,7 +102,7 @@ def digest_example(*example: np.ndarray) -> int:
 
 
 class RowsByKey:
-    """The rows of a split in the snapshot by the keys of their examples, sorted once."""
+    """Finds the rows of a split's examples in the snapshot by their keys."""
 
     def __init__(self, pipeline: InputPipeline) -> None:
         self._split = pipeline.split
@@ -112,10 +110,10 @@ class RowsByKey:
         self._order = np.argsort(self._keys)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The row of each key: (n,) int64 → (n,) int64.
+        """Return the row of each key: (n,) int64 → (n,) int64.
 
         Raises:
-          UnequalConfigurations: a key is of no example of the split.
+          UnequalConfigurations: If a key is not in the split.
         """
         places = np.minimum(
             np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1
@@ -131,8 +129,9 @@ class RowsByKey:
 
 
 def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Difference:
-    """Compare at least COMPARED examples of a pipeline with those of one that reads the snapshot,
-    matched by key; both made `with_keys`.
+    """Compare the pixels of at least COMPARED examples with those of the snapshot, by key.
+
+    Both pipelines are made `with_keys`.
     """
     stored_rows, fetch, epoch = (
         RowsByKey(exact),

@@ -1,6 +1,4 @@
-"""Which held-out examples a trained model gets wrong: one pass over a split, from which each
-example leaves a few numbers.
-"""
+"""Finds the held-out examples that a trained model gets wrong, in one pass over a split."""
 
 from __future__ import annotations
 
@@ -20,18 +18,22 @@ from throughline.plan.schema import COLUMNS, TableColumns
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 
 MOST_CLASSES, MOST_WORST = 20, 12
-LONGEST_TEXT = 200  # characters of a text that are shown
-SMALLEST_PROBABILITY = 1e-7  # as Keras' losses take it
-THUMBNAIL = 96  # longest side of an image in the picture [pixels]
+LONGEST_TEXT = 200  # characters of a text to show
+SMALLEST_PROBABILITY = 1e-7  # as in Keras' losses
+THUMBNAIL = 96  # longest side of an image [pixels]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What a model says of `examples`: `metric` is its accuracy, or the mean absolute error of
-    numbers, by target (targets,) float64 the `target_errors`; classes `truths` and `predictions`
-    (examples,) int64, of numbers zeros; and those with the highest loss, in falling order: `keys`
-    (worst,) int64, `losses`, `probabilities` of the predicted class, `inputs` (worst, …), `labels`
-    and `outputs` (worst, …).
+    """What a model predicts for a split.
+
+    Attributes:
+      metric: Accuracy, or the mean absolute error of numbers.
+      truths: Classes (examples,) int64; zeros for numbers.
+      predictions: Classes (examples,) int64; zeros for numbers.
+      worst: The examples with the highest loss, worst first: `keys` (worst,) int64, `losses`,
+          `probabilities` of the predicted class, `inputs`, `labels` and `outputs` (worst, …).
+      target_errors: The mean absolute error of each target (targets,) float64.
     """
 
     examples: int
@@ -43,8 +45,9 @@ class Outcomes:
 
 
 def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: bool) -> Outcomes:
-    """Run the model, which takes the inputs of `pipeline`, on each example; `pipeline` delivers
-    keys. Without `classes` it predicts numbers, and the loss of an example is its absolute error.
+    """Run the model on each example of a `pipeline` that delivers keys.
+
+    Without `classes`, the model predicts numbers, and an example's loss is its absolute error.
     """
     schema = pipeline.data.shards.schema
     feature, more = schema.input.name, (COLUMNS,) if schema.table_input else ()
@@ -95,8 +98,12 @@ def describe_outcomes(
     targets: Sequence[str],
     manifest: Path,
 ) -> Evaluation:
-    """The outcomes in words. `classes` are those of the model, empty where it predicts numbers,
-    `targets` the names of these; `manifest` is the folder that says what the examples are.
+    """Describe the outcomes in words.
+
+    Args:
+      classes: The model's classes; empty if it predicts numbers.
+      targets: The names of the predicted numbers.
+      manifest: The folder that describes the examples.
     """
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
@@ -130,7 +137,6 @@ def describe_outcomes(
 
 
 def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
-    """Classes by their numbers, or numbers as text."""
     if classes:
         return [classes[int(number)] for number in values]
     return [", ".join(f"{value:.4g}" for value in np.ravel(each)) for each in values]
@@ -139,8 +145,9 @@ def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
 def count_confusions(
     truths: np.ndarray, predictions: np.ndarray, classes: Sequence[str], *, most: int = MOST_CLASSES
 ) -> Confusion:
-    """Count the pairs of classes `truths` and `predictions` (examples,); of more than `most`
-    classes those that are confused the most often, in either direction, are kept.
+    """Count how often each class is taken for each class, from (examples,) arrays.
+
+    If there are more than `most` classes, those with the most errors in either direction are kept.
     """
     number = len(classes)
     pairs, counts = np.unique(truths * number + predictions, return_counts=True)
@@ -161,7 +168,7 @@ def count_confusions(
 
 
 def encode_worst(outcomes: Outcomes) -> bytes:
-    """The worst examples, images, as a PNG: one below the other, each as large as the others."""
+    """Encode the worst examples, which are images, as one PNG, one below the other at one size."""
     images = tf.constant(outcomes.worst["inputs"])
     height, width = images.shape[1:3]
     scale = min(1.0, THUMBNAIL / max(height, width))
@@ -172,7 +179,7 @@ def encode_worst(outcomes: Outcomes) -> bytes:
 
 
 def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Cross-entropy of each example; labels are numbers of classes, or vectors."""
+    """Return the cross-entropy of each example; labels are class numbers or vectors."""
     vectors = labels.shape.rank == logits.shape.rank
     truths = tf.argmax(labels, axis=-1) if vectors else tf.cast(labels, tf.int64)
     losses = (
@@ -190,7 +197,7 @@ def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]
 
 
 def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Mean absolute error of each example, and of each number (batch, targets) of it."""
+    """Return the mean absolute error of each example, and of each target (batch, targets)."""
     labels = tf.reshape(tf.cast(labels, tf.float32), tf.shape(outputs))
     errors = tf.abs(outputs - labels)
     axes = list(range(1, outputs.shape.rank))
@@ -204,14 +211,13 @@ def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor
 
 
 def _without_padding(inputs: tf.Tensor) -> np.ndarray:
-    """Inputs of a batch; tokens, of which each batch has another number, are left out."""
+    """Return the inputs of a batch; zeros in place of tokens, whose number varies by batch."""
     return np.zeros(len(inputs)) if inputs.dtype == tf.int32 else inputs.numpy()
 
 
 def _keep_worst(
     worst: dict[str, np.ndarray] | None, batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The examples with the highest loss of those so far and of a batch."""
     order = _order_worst(batch["losses"])
     batch = {name: values[order] for name, values in batch.items()}
     if worst is None:
@@ -222,14 +228,14 @@ def _keep_worst(
 
 
 def _order_worst(losses: np.ndarray) -> np.ndarray:
-    """The places of the highest losses; what is no number is worse than any."""
+    """Return the indices of the highest losses; NaN counts as the highest."""
     return np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable")[:MOST_WORST]
 
 
 def _describe_inputs(
     worst: dict[str, np.ndarray], pipeline: InputPipeline, folder: Path
 ) -> list[tuple[str, str]]:
-    """Ids of the worst examples, and what they are, in words."""
+    """Return the ids of the worst examples, with a description of each."""
     schema, keys = pipeline.data.shards.schema, worst["keys"].tolist()
     if schema.is_series:
         return [(f"window from time step {key + 1:,}", "") for key in keys]
@@ -248,7 +254,7 @@ def _describe_inputs(
 
 
 def _describe_row(row: np.ndarray, columns: TableColumns) -> str:
-    """The cells of a table's row by their columns; of an array of more dimensions its range."""
+    """Describe a table's row by columns; an array of more dimensions by its range."""
     if row.ndim > 1:
         extent = "×".join(map(str, row.shape))
         return f"{extent} values from {row.min():.4g} to {row.max():.4g}"

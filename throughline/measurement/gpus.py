@@ -1,10 +1,9 @@
-"""The NVIDIA GPUs that this process may use, in CUDA's order, as NVML handles; and which of them a
-model is on.
+"""The NVIDIA GPUs that this process may use, as NVML handles in CUDA's order.
 
 CUDA and NVML number devices differently: CUDA puts the fastest first unless
-CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML goes by the bus, and CUDA_VISIBLE_DEVICES may name indices,
-beginnings of UUIDs or MIG slices. So CUDA's driver itself is asked which devices there are, and
-NVML for the devices with these UUIDs. That creates no context and takes no memory of a GPU.
+CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML follows the bus, and CUDA_VISIBLE_DEVICES may name indices,
+prefixes of UUIDs or MIG slices. So the CUDA driver lists the devices, and NVML is asked for those
+UUIDs. This creates no context and takes no GPU memory.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ _UUID_BYTES = 16
 
 @cache
 def visible_gpus() -> tuple[list[Any], str | None]:
-    """NVML handles of the GPUs this process may use, in CUDA's order, or none and the reason. Asks
-    once per process.
-    """
+    """Return NVML handles of the GPUs in CUDA's order, and why there are none. Asks once."""
     try:
         pynvml.nvmlInit()
         uuids = cuda_uuids()
@@ -41,18 +38,14 @@ def visible_gpus() -> tuple[list[Any], str | None]:
 
 
 def used_gpus(devices: Iterable[str]) -> list[Any]:
-    """NVML handles of the GPUs that TensorFlow's `devices` (…/device:GPU:0) name; the others that
-    are visible have nothing to do.
-    """
+    """Return NVML handles of the GPUs that TensorFlow's `devices` (…/device:GPU:0) name."""
     handles, _ = visible_gpus()
     numbers = {int(number) for device in devices for number in re.findall(r"GPU:(\d+)$", device)}
     return [handles[number] for number in sorted(numbers) if number < len(handles)]
 
 
 def cuda_uuids() -> list[str] | None:
-    """UUIDs, without GPU- or MIG- before them, of the devices that CUDA shows this process; None
-    where CUDA's driver does not answer.
-    """
+    """Return the UUIDs of CUDA's devices, without GPU- or MIG-; None if there is no answer."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -63,7 +56,7 @@ def cuda_uuids() -> list[str] | None:
     count = ctypes.c_int()
     if status != _CUDA_OK or cuda.cuDeviceGetCount(ctypes.byref(count)) != _CUDA_OK:
         return None
-    # The first distinguishes a MIG slice from its GPU.
+    # The v2 function tells a MIG slice from its GPU.
     uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
     uuids = []
     for ordinal in range(count.value):

@@ -1,6 +1,4 @@
-"""The machine: its description, and what a measured process uses of it (CPU, memory, disk, GPU
-through NVML).
-"""
+"""Describes the machine, and measures the CPU, memory, disk and GPUs that a process uses."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_problem
 
 SAMPLE_EVERY_S = 0.2
-# Errors that mean that this device never measures the metric.
+# Errors that mean that a device never reports the metric.
 NOT_MEASURED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -35,8 +33,9 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None:
-    NVML does not report it.
+    """A reading of the GPUs in use: mean utilization, total memory and power.
+
+    None if NVML does not report it.
     """
 
     utilization_pct: float | None
@@ -45,19 +44,23 @@ class GpuSample:
 
 
 def read_cpu_s() -> dict[int, float]:
-    """CPU time by process id [s]: of this process and of all below it that live."""
+    """Return the CPU time [s] of this process and its living descendants, by process id."""
     process = psutil.Process()
     processes = (process, *process.children(recursive=True))
     return {one.pid: sum(times[:2]) for one in processes if (times := read_times(one))}
 
 
 class UsageMonitor:
-    """Context manager that measures the process and samples GPUs in a thread; read `measured` after
-    leaving it.
+    """Measures this process and samples its GPUs in a thread; a context manager.
 
-    `gpus` are NVML handles of the ones in use; by default the first that is visible, where
-    TensorFlow puts what is not put elsewhere. `pause()` and `resume()` leave out what is not to be
-    measured, such as tracing a graph, or validation. `cpu_s` gives CPU time by process id.
+    Read `measured` after leaving it. Between `pause()` and `resume()` nothing is measured, such as
+    tracing or validation.
+
+    Args:
+      gpus: NVML handles of the GPUs in use. By default the first visible one, where TensorFlow puts
+          everything that is not placed elsewhere.
+      paused: Whether it starts paused.
+      cpu_s: Returns CPU time [s] by process id.
     """
 
     def __init__(
@@ -121,22 +124,20 @@ class UsageMonitor:
 
     @property
     def running(self) -> bool:
-        """Whether what happens now is measured."""
         return self._running.is_set()
 
     def resume(self) -> None:
-        """Measure from now on; nothing, if it is so already."""
+        """Start measuring, if paused."""
         if not self.running:
             self._since, self._cpu = self._clock(), self._read_cpu_s()
             self._running.set()
 
     def pause(self) -> None:
-        """Leave out what happens from now on; nothing, if it is so already."""
+        """Stop measuring, if running."""
         if self.running:
             self._running.clear()
             self._wall_s += self._clock() - self._since
-            # A child that has started in between counts from its beginning; the time of one that
-            # has ended in between is not known.
+            # A child that started meanwhile counts from its start; one that ended is not known.
             now = self._read_cpu_s()
             self._cpu_s += sum(
                 seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
@@ -144,7 +145,7 @@ class UsageMonitor:
 
     @property
     def measured(self) -> Usage:
-        """The usage; known once the block is left."""
+        """The usage; known after the block."""
         if self._usage is None:
             raise RuntimeError("the monitor is still running")
         return self._usage
@@ -158,12 +159,12 @@ class UsageMonitor:
             except pynvml.NVMLError as error:
                 self._failures.append(str(error))
                 continue
-            if self.running:  # else a pause has started while NVML was asked
+            if self.running:  # otherwise, a pause began during the reading
                 self._samples.append(sample)
 
 
 def describe_machine() -> dict[str, str | int | float | list[str]]:
-    """Describe the machine and the versions, so that numbers are only compared with their like."""
+    """Describe the machine and versions, because only numbers of the same ones are comparable."""
     handles, _ = visible_gpus()
     return {
         "cpu": read_cpu_name(),
@@ -180,11 +181,12 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
 
 
 def read_gpus(handles: Sequence[Any]) -> GpuSample:
-    """Read the GPUs' metrics: mean utilization over them, memory and power together.
+    """Read the mean utilization of the GPUs, and their total memory and power.
+
+    A metric that NVML does not support, such as the utilization of a MIG slice, is None.
 
     Raises:
-      NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the
-        utilization of a MIG slice, that is None.
+      NVMLError: If NVML does not answer.
     """
     utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
     memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)
@@ -197,7 +199,7 @@ def read_gpus(handles: Sequence[Any]) -> GpuSample:
 
 
 def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
-    """A metric of all devices; none where it is not supported."""
+    """Read a metric of all devices; empty if it is not supported."""
     try:
         return [float(ask(handle)) for handle in handles]
     except pynvml.NVMLError as error:
@@ -207,8 +209,9 @@ def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
 
 
 def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
-    """CPU time as a percentage of what the cores of this process offer; the system's clock ticks
-    are coarse, so a very short time could exceed 100, where it is cut off.
+    """Return CPU time as a percentage of what this process's cores offer.
+
+    Capped at 100, which a very short time could exceed because clock ticks are coarse.
     """
     return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
 
@@ -218,12 +221,11 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _bytes_read(process: psutil.Process) -> int:
-    """Bytes fetched from storage, without those that the page cache served."""
+    """Return the bytes read from storage, not from the page cache."""
     return process.io_counters().read_bytes
 
 
 def read_cpu_name() -> str:
-    """The model of this machine's cores."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

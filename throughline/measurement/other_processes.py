@@ -1,8 +1,7 @@
-"""What other processes take of this machine while something is measured: how much, what is left
-idle, and which of them takes most.
+"""Measures what other processes take of this machine: how much, what is idle, who takes most.
 
-A measurement cannot keep others away, but it can know of them: what they take is all that the
-system counts on our cores less what is our own and what a quota of CPU time leaves them anyway.
+A measurement cannot keep others away, but it can detect them. What they take is the system's busy
+time on our cores, without our own, and without what a CPU quota leaves to them anyway.
 """
 
 from __future__ import annotations
@@ -16,15 +15,20 @@ import psutil
 
 from throughline.shared.limits import read_quota_usage_s, usable_cores
 
-OTHER_PROGRAMS = "other programs"  # who, where no single process took half of it
+OTHER_PROGRAMS = "other programs"  # named if no single process took half of it
 IDLE = ("idle", "iowait")
 IN_OTHERS = ("guest", "guest_nice")  # the system counts these in user and nice, too
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTimes:
-    """CPU time since the machine started [s]: `idle_s` and `busy_s` of the `cores` that this
-    process may run on, of the group that shares our quota, and of each process by its id.
+    """CPU time since the machine started [s].
+
+    Attributes:
+      idle_s: Of the `cores` that this process may run on.
+      busy_s: Of the `cores` that this process may run on.
+      group_s: Of the control group that shares our quota.
+      by_process: Of each process, by its id.
     """
 
     idle_s: float
@@ -35,7 +39,6 @@ class CpuTimes:
 
 
 def read_cpu_times() -> CpuTimes:
-    """What the system counts now."""
     idle_s, busy_s, cores = _cores_s()
     return CpuTimes(
         idle_s=idle_s,
@@ -47,11 +50,15 @@ def read_cpu_times() -> CpuTimes:
 
 
 class OtherProcesses:
-    """Context manager that measures what others do meanwhile; read its values after leaving it.
+    """Measures what other processes do during a block; read its values after leaving it.
 
-    `cpu_pct` is what they took and `idle_pct` what nobody took, each of all cores that this process
-    may use; `busiest` names the process that took most of it. Those of the ids `own`, with what
-    they have started, are no others.
+    Attributes:
+      cpu_pct: What others took of all cores that this process may use.
+      idle_pct: What nobody took of these.
+      busiest: The process that took most of it.
+
+    Args:
+      own: Ids of processes that do not count as others, nor do their descendants.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """The share that was missed: while as much was idle, nobody missed it."""
+        """What others took beyond what was idle: while as much is idle, nobody misses it."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:
@@ -73,7 +80,7 @@ class OtherProcesses:
     def __exit__(self, *_: object) -> None:
         before, now = self._before, self._read()
         idle_s, busy_s = now.idle_s - before.idle_s, now.busy_s - before.busy_s
-        # One that has started meanwhile counts from its beginning.
+        # A process that started meanwhile counts from its start.
         took = Counter(
             {pid: seconds - before.by_process[pid] for pid, seconds in now.by_process.items()}
         )
@@ -94,10 +101,15 @@ class OtherProcesses:
 def share_of_cores(
     busy_s: float, idle_s: float, own_s: float, *, usable: float, sharing_s: float = 0.0
 ) -> tuple[float, float]:
-    """What others took of the cores that this process may use, and what nobody took [%]. All cores
-    were so long busy and idle, and busy with our `own` work; a quota makes a share of their time
-    `usable` for us: others take something from it only where they take more than the rest, or where
-    they share the quota, as they did for `sharing_s`.
+    """Return what others took of the cores that this process may use, and what nobody took [%].
+
+    Args:
+      busy_s: How long all cores were busy.
+      idle_s: How long all cores were idle.
+      own_s: How long they were busy with our own work.
+      usable: The share of their time that our quota allows. Others take something from us only if
+          they take more than the rest, or share the quota.
+      sharing_s: How long others used the shared quota.
     """
     all_s = busy_s + idle_s
     ours_s = usable * all_s
@@ -107,8 +119,9 @@ def share_of_cores(
 
 
 def _cores_s() -> tuple[float, float, int]:
-    """Idle and busy time of the cores that this process may run on [s], since the machine started,
-    and how many they are. Busy is also what a host took for other machines.
+    """Return the idle and busy time [s] of the cores that this process may use, and their number.
+
+    Busy includes what a host took for other machines.
     """
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0)
@@ -123,7 +136,7 @@ def _cores_s() -> tuple[float, float, int]:
 
 
 def _cpu_s_by_process() -> Counter[int]:
-    """CPU time of every process [s], with that of its children that have ended."""
+    """Return the CPU time [s] of every process, with that of its ended children."""
     return Counter(
         {
             process.pid: sum(times[:4])
@@ -134,17 +147,15 @@ def _cpu_s_by_process() -> Counter[int]:
 
 
 def read_times(process: psutil.Process) -> tuple[float, ...]:
-    """What a process has computed in its own code and in the system's, and its children that have
-    ended [s]; nothing of one that has itself.
-    """
+    """Return the CPU times of a process and its ended children [s]; () if it has ended."""
     try:
         return process.cpu_times()
-    except psutil.Error:  # it has ended, or is none of ours to look at
+    except psutil.Error:  # it has ended, or may not be read
         return ()
 
 
 def list_children(pid: int) -> list[int]:
-    """What a process has started, and these; none where it has ended."""
+    """Return the descendants of a process; none if it has ended."""
     try:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
@@ -152,7 +163,7 @@ def list_children(pid: int) -> list[int]:
 
 
 def _describe(pid: int) -> str:
-    """A process by its name and number; it may have ended."""
+    """Return the name and id of a process."""
     try:
         return f"{psutil.Process(pid).name()} (process {pid})"
     except psutil.Error:

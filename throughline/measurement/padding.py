@@ -13,7 +13,7 @@ from throughline.results.build import SequenceBatches
 
 
 def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
-    """Read an epoch of batches of sequences and count; None for other data."""
+    """Measure an epoch of batches of sequences; None for other data."""
     if not pipeline.data.shards.schema.is_text:
         return None
     tokens, padded, shapes = 0, 0, set()
@@ -31,8 +31,9 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
 
 
 def padding_in_buckets(pipeline: InputPipeline) -> float | None:
-    """Percentage of padding that `batch: {pad_to: auto}` would leave; None for windows, and for
-    what is no text.
+    """Return the percentage of padding that `batch: {pad_to: auto}` would leave.
+
+    None for windows, and for data that is not text.
     """
     if not pipeline.data.shards.schema.is_text or pipeline.plan.window:
         return None
@@ -43,7 +44,7 @@ def padding_in_buckets(pipeline: InputPipeline) -> float | None:
 
 
 def lengths_in_batch(text: np.ndarray) -> np.ndarray:
-    """Tokens of each row of a batch (rows, length), up to the last that is no padding: (rows,)."""
+    """Count the tokens of each row of a batch (rows, length) without padding: (rows,)."""
     filled = text[:, ::-1] != 0
     return np.where(filled.any(axis=1), text.shape[1] - filled.argmax(axis=1), 0)
 

@@ -1,13 +1,12 @@
-"""A race as numbers: what each contestant's training would take, ratios of two with intervals, and
-who leaves. Pure.
+"""A race as numbers: training times, ratios with intervals, and who leaves. Pure.
 
-A round is one turn of every contestant within seconds, so what slows the machine down slows all of
-them. A rate is all examples by all seconds of the rounds that count, not a median over turns: a
-turn in which an epoch begins, and its buffers fill, belongs to the pace of a training. A contestant
-that was left out of some rounds is compared by its pace relative to the one that was in most, so
-all rates and ratios agree with each other. Intervals are Student's, from leaving out one round at a
-time (the jackknife: Quenouille 1956, Tukey 1958). Those of several comparisons, which are to hold
-together, share what they may be wrong (Bonferroni).
+A round is one turn of every contestant within seconds, so a slow machine slows all of them. A rate
+is the sum of examples over the sum of seconds, not a median over turns: a turn in which an epoch
+begins, and buffers fill, belongs to the pace of a training. A contestant that missed some rounds is
+compared by its pace relative to the contestant with most rounds, so all rates and ratios are
+consistent. Intervals are Student's, from leaving out one round at a time (the jackknife: Quenouille
+1956, Tukey 1958). Intervals of several comparisons that must hold together share their error
+probability (Bonferroni).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from scipy.special import stdtrit
 from throughline.results.base import Estimate
 from throughline.results.race import Cost, Round
 
-WRONG = 0.05  # of all races, in which an interval may lie beside the truth
+WRONG = 0.05  # share of races in which an interval may miss the truth
 
 
 def estimate(
@@ -33,8 +32,11 @@ def estimate(
     fewest: int | None = None,
     compared: int = 1,
 ) -> Estimate:
-    """Estimate a positive number, which `measure` computes from rounds, of which each part of it
-    has at least the `fewest`; one of `compared` intervals that are to hold together.
+    """Estimate a positive number, which `measure` computes from rounds, with an interval.
+
+    Args:
+      fewest: The least number of rounds behind a part of the number; all rounds by default.
+      compared: How many intervals must hold together.
     """
     all_of_them = len(rounds)
     count = all_of_them if fewest is None else fewest
@@ -55,8 +57,9 @@ def estimate(
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """All rounds, and what each contestant's training of so many `epochs` of `examples` costs
-    besides; of one that was not raced nothing is known. Without costs, ratios are those of rates.
+    """The rounds of a race, and what each contestant's training costs besides.
+
+    A training has `epochs` epochs of `examples` examples. Without costs, ratios are those of rates.
     """
 
     rounds: Sequence[Round]
@@ -66,20 +69,20 @@ class Race:
 
     @property
     def names(self) -> list[str]:
-        """Those that have taken part, in the order of their first turns."""
+        """The contestants, in the order of their first turns."""
         return list(dict.fromkeys(name for each in self.rounds for name in each.turns))
 
     def rate(self, name: str) -> float:
-        """Examples per second over all of its rounds."""
+        """Return a contestant's examples per second over all its rounds."""
         return _rate(name, self._rounds_of(name))
 
     @cached_property
     def reference(self) -> str:
-        """The first contestant of those that took part in most rounds."""
+        """The first of the contestants with most rounds."""
         return max(self.names, key=lambda name: len(self._rounds_of(name)))
 
     def speed(self, name: str) -> Estimate:
-        """Examples per second at the pace that the machine had over all rounds."""
+        """Return a contestant's examples per second at the machine's pace over all rounds."""
         reference = self.reference
 
         def measure(rounds: Sequence[Round]) -> float:
@@ -88,7 +91,7 @@ class Race:
         return self._estimate(measure, name, reference)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """How many times as fast one is as the other; one of `compared` intervals."""
+        """Return how many times as fast one is as the other; one of `compared` intervals."""
 
         def measure(rounds: Sequence[Round]) -> float:
             return self._relative(one, rounds) / self._relative(other, rounds)
@@ -96,14 +99,14 @@ class Race:
         return self._estimate(measure, one, other, compared=compared)
 
     def seconds(self, name: str) -> Estimate:
-        """Time of its training [s]."""
         return estimate(
             lambda rounds: self._total_s(name, rounds, self.epochs), self._rounds_of(name)
         )
 
     def ratio(self, one: str, other: str) -> Estimate:
-        """How many times as long the training of one takes as that of another, by the rounds that
-        both took part in.
+        """Return how many times as long the training of one takes as that of the other.
+
+        Uses the rounds that both took part in.
         """
         return estimate(
             lambda rounds: self._divide(one, other, rounds, self.epochs),
@@ -111,8 +114,10 @@ class Race:
         )
 
     def break_even(self, one: str, other: str) -> int | None:
-        """The first epoch after which training with one has taken no more than with the other, by
-        the rounds of both; None: never, or they have not met.
+        """Return the first epoch after which one's training has taken no more time than the
+        other's.
+
+        None if there is no such epoch, or if they have not met.
         """
         rounds = self._rounds_of(one, other)
         if not rounds:
@@ -128,8 +133,9 @@ class Race:
         return 1 + math.ceil(ahead / each) if each > 0 else None
 
     def fastest(self, names: Collection[str]) -> str:
-        """The one whose training takes least; pairs decide, where all have met the first of
-        them.
+        """Return the contestant with the shortest training.
+
+        Uses pairs if all of them have met the first one.
         """
         first, *others = names
         against = {name: self.ratio(name, first) for name in others}
@@ -139,8 +145,9 @@ class Race:
         return min(names, key=lambda name: self.seconds(name).value)
 
     def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
-        """Who goes on, in given order: those that the fastest does not certainly beat and, of
-        them, at most so many of the fastest (halving).
+        """Return, in given order, the contestants that the fastest does not certainly beat.
+
+        At most the `most` fastest of them (halving).
         """
         if not names:
             return []
@@ -155,16 +162,12 @@ class Race:
         return [name for name in names if name in best]
 
     def drift(self, name: str) -> float:
-        """By which factor the rate of one varied from round to round: half of the way from the
-        slowest to the fastest.
-        """
+        """Return the factor by which a rate varied: half of the way from slowest to fastest."""
         rates = [_rate(name, [each]) for each in self._rounds_of(name)]
         return math.sqrt(max(rates) / min(rates)) if rates else 1.0
 
     def disturbed_by(self) -> str | None:
-        """What makes the race undecided, where other programs took over a tenth of the cores in
-        most rounds.
-        """
+        """Say who disturbed the race, if others took over a tenth of the cores in most rounds."""
         disturbed = [each for each in self.rounds if each.disturbed]
         if 2 * len(disturbed) <= len(self.rounds):
             return None
@@ -186,7 +189,7 @@ class Race:
         *,
         compared: int = 1,
     ) -> Estimate:
-        """An estimate from all rounds in which either of two met the reference."""
+        """Estimate from all rounds in which one of the two met the reference."""
         met = self._rounds_of(self.reference) if self.rounds else []
         fewest = min(len(_with(met, one)), len(_with(met, other)))
         rounds = [each for each in met if one in each.turns or other in each.turns]

@@ -1,8 +1,8 @@
-"""Whether a training is held up by its input: a verdict that is given only where the race bears it.
+"""Whether training is held up by its input: a verdict, only if the race supports one.
 
-Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
-lower one is 15 %, since two runs of the same step differ by up to 10 % there. A race that other
-figures of the same configuration contradict decides nothing.
+Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step). On shared cores the
+lower one is 15 %, because two runs of the same step differ by up to 10 % there. A race that
+contradicts other figures of the configuration is undecided.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from whowaits.timing.verdict import (
     decide,
 )
 
-APART_PCT = 10.0  # that rates measured minutes apart may differ by
-SAME_MOMENT_PCT = 2.0  # the same of rates of the same rounds
-LEAST_STEPS = 20  # of warm epochs; fewer are mostly their beginnings and ends
-BETWEEN_S = 0.3  # of an epoch, at most, for what no turn has: a checkpoint's end, callbacks
+APART_PCT = 10.0  # allowed difference of rates measured minutes apart
+SAME_MOMENT_PCT = 2.0  # allowed difference of rates of the same rounds
+LEAST_STEPS = 20  # of warm epochs; fewer are mostly starts and ends
+BETWEEN_S = 0.3  # per epoch, at most, for what turns do not have: a checkpoint's end, callbacks
 ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
 
@@ -35,14 +35,14 @@ class Stall:
 
     @classmethod
     def of(cls, gain: Estimate) -> Stall:
-        """That of a training which is so many times as fast as its model alone."""
+        """Return the stall of a training from its speed relative to its model alone."""
         low, pct, high = (100 * max(0.0, 1 - value) for value in (gain.high, gain.value, gain.low))
         return cls(pct=pct, low_pct=low, high_pct=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict; where it is undecided, the cause of that and what to do."""
+    """The verdict; if it is undecided, also the cause and what to do."""
 
     name: str
     cause: str = ""
@@ -51,10 +51,16 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFigures:
-    """Other figures of a training that has raced: the rate of its input alone and, of so many warm
-    steps, that of its own epochs [examples/s], each of which takes `epoch_s` [s]; its `gain` over
-    its model alone, in the same rounds. `drift` is the factor by which the pace of the machine
-    itself varied during the race; `disturbed`: other programs slowed the race down.
+    """Other figures of a training that has raced.
+
+    Attributes:
+      gain: Its speed relative to its model alone, in the same rounds.
+      input: The rate of its input alone [examples/s].
+      epochs: The rate of its own warm epochs [examples/s].
+      epoch_s: The duration of one of these epochs.
+      warm_steps: The number of steps in them.
+      drift: The factor by which the machine's pace varied during the race.
+      disturbed: Whether other programs slowed the race down.
     """
 
     gain: Estimate
@@ -66,7 +72,7 @@ class OtherFigures:
     disturbed: bool
 
     def contradict(self, training: Estimate) -> str:
-        """Which of them contradicts the rate of a race; empty where none does."""
+        """Return which figure contradicts the rate of the race; "" if none does."""
         other = self._find_contrary(training)
         return other and f"the race trained {training.value:,.0f} examples/s, {other}"
 
@@ -85,8 +91,10 @@ class OtherFigures:
 
 
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
-    """Give the verdict, or say why none can be given: the interval lies on both sides of a
-    threshold, by more than `MARGIN_PCT` each, or another figure contradicts.
+    """Give the verdict, or say why there is none.
+
+    It is undecided if a figure contradicts the race, or if the interval reaches beyond a threshold
+    by more than `MARGIN_PCT` on both sides.
     """
     if contradiction:
         return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)

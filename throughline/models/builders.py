@@ -1,11 +1,10 @@
-"""Models by name: three small built-in ones, every keras.applications network without weights, or a
-builder of your own.
+"""Models by name: small built-in ones, keras.applications without weights, or your own builder.
 
-A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
-logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
-for padding, and how many there are as `vocabulary`. Columns next to it are in `table_input.py`.
-What is saved and served is always the full model: stored inputs (uint8 images), postprocessing ops,
-then the network; so serving needs no preprocessing code.
+A builder is `function(input_shape, outputs, **options) -> keras.Model`. It maps float inputs to one
+logit per class, or to one number per value to predict. A builder for text takes int32 tokens
+(length,), padded with 0, and an option `vocabulary`, their number. `table_input.py` adds columns as
+a second input. The full model that is saved and served takes stored inputs (such as uint8 images)
+and includes the postprocessing ops, so serving needs no preprocessing code.
 """
 
 from __future__ import annotations
@@ -42,14 +41,18 @@ from throughline.shared.errors import UnknownModel
 
 Shape = tuple[int, ...]
 CLASS_ACTIVATIONS = ("linear", "softmax", "log_softmax")
-INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
+INPUT_NAMES = {"uint8": "image", "int32": "text"}  # by dtype; "features" otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are
-    mixed), numbers of `shape`, or after each token one of `shape[0]` tokens. Of numbers `mean` and
-    `scale` (targets,) are those of the training split, if known.
+    """What a model predicts.
+
+    Attributes:
+      kind: `soft_labels` are classes whose labels are vectors, because examples are mixed.
+      shape: (classes,), the shape of the numbers to predict, or (vocabulary,).
+      mean: Mean of each number in the training split (targets,); empty if unknown.
+      scale: Scale of each number in the training split (targets,); empty if unknown.
     """
 
     kind: Literal["class", "soft_labels", "regression", "next_token"]
@@ -65,12 +68,13 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The network (postprocessed inputs → outputs) and the full model (stored inputs → outputs),
-    which share their weights; the full model answers in float32. `postprocess` (stored inputs →
-    postprocessed ones) is a function of a batch; None where there is nothing to do.
+    """A network and the full model around it, which share their weights.
 
-    `emulation` says how long the train step of an emulated accelerator takes; None where the model
-    computes.
+    Attributes:
+      network: Maps postprocessed inputs to outputs.
+      full_model: Maps stored inputs to float32 outputs.
+      postprocess: Maps a batch of stored inputs to postprocessed ones; None if they are equal.
+      emulation: The step times of an emulated accelerator; None if the model computes.
     """
 
     network: keras.Model
@@ -89,11 +93,16 @@ def build_models(
     postprocess: Sequence[Op],
     table: TableInput | None = None,
 ) -> Models:
-    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without
-    the batch axis, and for the columns of a `table`, if it sees some as well.
+    """Build the model that `settings` names.
+
+    Args:
+      input_shape: Shape of a stored input, without the batch axis.
+      dtype: Type of the stored inputs.
+      postprocess: Ops that run within the model.
+      table: Columns that the model takes as a second input, if any.
 
     Raises:
-      UnknownModel: there is no such builder or file, or it gave no fitting Keras model.
+      UnknownModel: If there is no such builder or file, or if it gives no fitting Keras model.
     """
     name = INPUT_NAMES.get(dtype, "features")
     stored = keras.Input(input_shape, dtype=dtype, name=name)
@@ -111,7 +120,7 @@ def build_models(
     if settings.weights:
         load_weights(network, Path(settings.weights))
     freeze_layers(network, settings.freeze)
-    # The numbers that a new last layer predicts begin near zero, whatever those of the data are.
+    # A new last layer predicts numbers near zero at first, whatever the data's mean is.
     rescales = bool(target.scale) and not emulated and is_new
     if table and len(network.inputs) == 1:
         first = keras.Input(inputs_shape, dtype=value.dtype, name=name)
@@ -131,7 +140,7 @@ def build_models(
         network = keras.Model(inputs, reshaped, name=network.name)
     columns = keras.Input((len(table.mean),), name=COLUMNS) if table else None
     answer = network(value if columns is None else {name: value, COLUMNS: columns})
-    if answer.dtype != SINGLE:  # of a network whose last layer computes in half precision
+    if answer.dtype != SINGLE:  # a network whose last layer computes in half precision
         answer = layers.Identity(name="answer", dtype=SINGLE)(answer)
     inputs: Any = stored if columns is None else {name: stored, COLUMNS: columns}
     processed: Any = value if columns is None else {name: value, COLUMNS: columns}
@@ -150,7 +159,7 @@ def _open_network(
     outputs: int,
     table: TableInput | None,
 ) -> tuple[Any, bool]:
-    """The network, and whether its last layer is new and none of one's own."""
+    """Return the network, and whether its last layer is new and not the user's own."""
     if settings.from_file:
         return load_network(Path(settings.from_file), input_shape, outputs)
     return _build(settings, input_shape, outputs, table), ":" not in settings.name
@@ -162,7 +171,7 @@ def _check_form(
     expected: tuple[int | None, ...],
     table: TableInput | None,
 ) -> None:
-    """Refuse what is no model, has other outputs, or more inputs than there are."""
+    """Refuse a result that is not a model, or has other outputs or more inputs than the data."""
     found = getattr(network, "output_shape", type(network).__name__)
     if not isinstance(network, keras.Model) or found != expected:
         raise UnknownModel(
@@ -178,7 +187,6 @@ def _check_form(
 
 
 def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:
-    """Refuse outputs for classes that are neither logits nor the probabilities of a softmax."""
     name = find_last_activation(network) or "linear"
     if target.kind != "regression" and name not in CLASS_ACTIVATIONS:
         key = "model.from" if settings.from_file else "model.name"
@@ -189,8 +197,9 @@ def _check_last_activation(network: keras.Model, settings: ModelSettings, target
 
 
 def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) -> None:
-    """Refuse a network to which columns cannot be added: one of probabilities, or one that is to
-    train in a way of its own.
+    """Refuse a network whose outputs cannot be added to those of columns.
+
+    This is a network that gives probabilities, or that trains in its own way.
     """
     named = settings.from_file or settings.name
     if network.compiled or type(network).train_step is not keras.Model.train_step:
@@ -206,8 +215,9 @@ def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) ->
 
 
 def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
-    """The network with outputs in the unit of the numbers to predict: a step of the optimizer moves
-    them as far whatever that unit is.
+    """Rescale the outputs of a network to the unit of the numbers to predict.
+
+    The optimizer's steps then have the same effect in any unit.
     """
     times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
     scale, mean = (list(each) * times for each in (target.scale, target.mean))
@@ -219,8 +229,9 @@ def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
 def small_cnn(
     input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2
 ) -> keras.Model:
-    """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even
-    without an accelerator.
+    """Make a small convolutional network, about 0.2 M weights for 28×28 images.
+
+    It is fast even without an accelerator.
     """
     return keras.Sequential(
         [
@@ -245,7 +256,7 @@ def small_cnn(
 
 
 def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
-    """One hidden layer; the least work a model can be."""
+    """Make a network with one hidden layer, the least work a model can be."""
     return keras.Sequential(
         [
             keras.Input(input_shape),
@@ -260,11 +271,11 @@ def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
 def text_classifier(
     input_shape: Shape, outputs: int, *, vocabulary: int, width: int = 64
 ) -> keras.Model:
-    """The mean of a text's embedded tokens, padding left out, and a dense layer."""
+    """Make a network of the mean token embedding of a text, without padding, and a dense layer."""
     tokens = keras.Input(input_shape, dtype="int32")
     embedded = layers.Embedding(vocabulary, width)(tokens)
     counts = ops.expand_dims(ops.cast(ops.not_equal(tokens, 0), embedded.dtype), -1)
-    # A text of characters that are no tokens has none.
+    # A text without any known token has a count of 0.
     total, count = ops.sum(embedded * counts, axis=1), ops.sum(counts, axis=1)
     mean = ops.divide(total, ops.maximum(count, 1))
     hidden = layers.Dense(width, activation="relu")(mean)
@@ -274,7 +285,7 @@ def text_classifier(
 
 def _application(name: str) -> Any:
     constructor = getattr(keras.applications, name)
-    # What scales the input is in `postprocess`, as with every other model.
+    # Inputs are scaled in `postprocess`, as with every other model.
     scales = "include_preprocessing" in inspect.signature(constructor).parameters
     usual = {"include_preprocessing": False} if scales else {}
 
@@ -298,7 +309,7 @@ def _build(
     """Call the builder.
 
     Raises:
-      UnknownModel: it does not take these options, or inputs of this shape.
+      UnknownModel: If it does not take these options, or inputs of this shape.
     """
     builder = _builder(settings.name)
     columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
@@ -345,10 +356,10 @@ def _builder(name: str) -> Any:
 
 
 def import_object(path: str, *, key: str) -> Any:
-    """What module:name stands for.
+    """Import the object that `module:name` names.
 
     Raises:
-      UnknownModel: it cannot be imported.
+      UnknownModel: If it cannot be imported.
     """
     module, _, name = path.partition(":")
     try:

@@ -1,7 +1,7 @@
-"""The `postprocess` ops as Keras layers: what they compute on the device, as the kernels of the
-same names do on the host. An op that says `device = True` has its layers here.
+"""The `postprocess` ops as Keras layers, which compute on the device what kernels do on the host.
 
-They compute in single precision under any policy: half of it keeps 8 bits of a year or a category.
+Every op with `device = True` has its layers here. They compute in single precision under any
+policy: half precision keeps 8 bits of a year or a category.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ SINGLE = "float32"
 
 @singledispatch
 def apply_as_layer(op: Op, value: Any) -> Any:
-    """Add an op to a model: from a symbolic tensor (batch, …) to the one after it. One's own op
-    brings its layer along.
+    """Apply an op to a symbolic tensor (batch, …) of a model.
+
+    A user's op brings its own layer.
 
     Raises:
-      UnknownModel: it has none.
+      UnknownModel: If the op has no layer.
     """
     own = getattr(op, "layer", None)
     if own is None:

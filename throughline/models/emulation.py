@@ -1,10 +1,9 @@
-"""An emulated accelerator: a model whose train step takes a given time and occupies nothing while
-it does.
+"""An emulated accelerator: a model whose train step takes a given time but uses no resources.
 
-It waits outside of TensorFlow's graph, on the training's own thread, from the moment its batch is
-there: no core, no thread of tf.data and no memory bandwidth is used. So it shows what an input
-pipeline does for an accelerator that is not there, and its stall follows from its construction. It
-learns the frequency of the classes (or the mean of the targets) and no more.
+The step waits outside of TensorFlow's graph, on the training's thread, from the arrival of its
+batch. It uses no core, no tf.data thread and no memory bandwidth. So it shows what an input
+pipeline achieves for an accelerator that is not there, and its stall is known by construction. It
+learns only the frequency of the classes, or the mean of the targets.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ OUTPUT_LAYER = "constant_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """How long a train step takes once its batch is there: `step_ms`, uniformly ± `spread` of it,
-    drawn from `seed`.
+    """The duration of a train step once its batch is there.
+
+    It is uniformly distributed over `step_ms` · (1 ± `spread`), with random numbers from `seed`.
     """
 
     step_ms: float
@@ -35,17 +35,17 @@ class Emulation:
     seed: int = 0
 
     def durations_s(self) -> Iterator[float]:
-        """The time of each step [s], without end."""
+        """Yield the duration of each step [s], endlessly."""
         draw = random.Random(self.seed)
         while True:
             yield self.step_ms / 1e3 * (1 + self.spread * (2 * draw.random() - 1))
 
 
 def parse_emulation(options: dict[str, Any]) -> Emulation:
-    """Check `model.options` of an emulated accelerator.
+    """Check the `model.options` of an emulated accelerator.
 
     Raises:
-      UnknownModel: an option is missing, unknown or out of bounds.
+      UnknownModel: If an option is missing, unknown or out of bounds.
     """
     known = {"step_ms": (0.01, 1e6), "spread": (0.0, 1.0), "seed": (0, 2**31)}
     if "step_ms" not in options:
@@ -72,13 +72,13 @@ def parse_emulation(options: dict[str, Any]) -> Emulation:
 
 
 def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
-    """The network that an emulated accelerator trains: the same trainable numbers for every
-    example; no input's value counts.
+    """Make the network that an emulated accelerator trains, which ignores its inputs.
 
-    Of Keras' own layers alone, so that it can be loaded where this program is not.
+    Its outputs are the same trainable numbers for every example. It consists of Keras' own layers,
+    so that it can be loaded without this program.
     """
     inputs = keras.Input(input_shape)
-    # One column, also of texts, whose length is not known.
+    # A single column, because the length of texts is not known.
     nothing = ops.reshape(ops.zeros_like(layers.Flatten()(inputs)[:, 0]), (-1, 1))
     return keras.Model(
         inputs, layers.Dense(outputs, name=OUTPUT_LAYER)(nothing), name=EMULATED_MODEL
@@ -86,9 +86,7 @@ def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any)
 
 
 def find_output(network: keras.Model) -> Any:
-    """The layer of an emulated network that is trained, also where its outputs are reshaped to a
-    target.
-    """
+    """Find the trained layer of an emulated network, even if its outputs are reshaped."""
     return next(layer for layer in network._flatten_layers() if layer.name == OUTPUT_LAYER)
 
 
@@ -100,7 +98,7 @@ class EmulatedTraining(keras.Model):
         self._durations_s, self._output, self._shape = emulation.durations_s(), output, shape
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The network without its inputs: postprocessing them would take a core."""
+        """Compute the outputs without the inputs, because postprocessing them would use a core."""
         shape: Any = ops.shape(keras.tree.flatten(inputs)[0])
         return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
 
@@ -111,8 +109,9 @@ class EmulatedTraining(keras.Model):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Callable[[Iterator, Any], Any]:
-        """The function that runs N steps on an iterator's next batches, each from the moment its
-        batch is there until the accelerator would be done, and returns the logs of the last.
+        """Return a function that runs N steps on an iterator's batches and returns the last logs.
+
+        Each step lasts from the arrival of its batch until the accelerator would be done.
         """
 
         def run(iterator: Iterator, steps: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fine-tuning: a network from a file, weights from a file, and layers that are not trained."""
+"""Fine-tuning: a network from a file, weights from a file, and frozen layers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ from throughline.shared.progress import echo
 
 ALL_BUT_LAST = "all_but_last"
 NEW_OUTPUT = "new_output"
-SHOWN = 4  # weights that are not loaded
+SHOWN = 4  # how many missing weights are named
 
 
 def load_network(
     path: Path, input_shape: tuple[int | None, ...], outputs: int
 ) -> tuple[keras.Model, bool]:
-    """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
-    of a model of this program, the network within, with the columns that it sees as well. Where it
-    does not give so many `outputs`, its last layer is replaced, and whether that is so is returned,
-    too. It computes in the precision of
-    this process, whatever the file's, and all its layers are trained, whichever were frozen when it
-    was saved.
+    """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`.
+
+    If the file holds a model of this program, its inner network is returned, including the columns
+    that it takes. If the network has another number of `outputs`, its last layer is replaced. It
+    computes in this process's precision, and all its layers are trainable, whatever the file says.
+
+    Returns:
+      The network, and whether its last layer was replaced.
 
     Raises:
-      UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
+      UnknownModel: If the file cannot be loaded, the network takes other inputs, or its last layer
+          cannot be replaced.
     """
     try:
         spec = find_spec(path)
@@ -58,14 +61,14 @@ def load_network(
             " alike with preprocess, such as {resize: {height: …, width: …}}"
         )
     _apply_precision(network)
-    for layer in network._flatten_layers():  # a model that is trainable would tell none of them
+    for layer in network._flatten_layers():  # setting it on the model would not reach all layers
         layer.trainable = True
     fits = network.output_shape[-1] == outputs
     return (network if fits else _replace_output(network, outputs)), not fits
 
 
 def _find_network(full_model: keras.Model) -> keras.Model:
-    """The network within a model of this program, before its outputs are reshaped to a target."""
+    """Return the network within a full model, before its outputs are reshaped to a target."""
     network = [one for one in full_model.layers if isinstance(one, keras.Model)][-1]
     *_, before, last = [None, *network.layers]
     whole = isinstance(last, keras.layers.Reshape) and len(network.output_shape) > 2  # noqa: PLR2004
@@ -73,8 +76,10 @@ def _find_network(full_model: keras.Model) -> keras.Model:
 
 
 def _apply_precision(network: keras.Model) -> None:
-    """Have a loaded network compute as `train.mixed_precision` says. What keeps to single precision
-    in a mixed network stays so; of another one, what is there for it: rescaling and last layers.
+    """Apply `train.mixed_precision` to a loaded network.
+
+    Layers that a mixed network keeps in single precision stay so. In another network, rescaling,
+    normalization and the last layers do.
     """
     policy, every = keras.config.dtype_policy(), network._flatten_layers()
     models = [one for one in every if isinstance(one, keras.Model)]
@@ -90,18 +95,18 @@ def _apply_precision(network: keras.Model) -> None:
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
-    """Load weights from a file, layer by layer; layers of other shapes keep theirs, and are named.
+    """Load weights from a file, layer by layer; weights of other shapes are kept and named.
 
     Raises:
-      UnknownModel: it is no file of weights, or nothing of it fits.
+      UnknownModel: If the file holds no weights, or none of them fits.
     """
     weights = [one for one in network.weights if "float" in one.dtype]
     initial = [np.asarray(one) for one in weights]
     for weight, value in zip(weights, initial, strict=True):
-        weight.assign(np.full_like(value, np.nan))  # what is still so afterwards was not loaded
+        weight.assign(np.full_like(value, np.nan))  # NaN marks weights that are not loaded
     legacy = path.suffix == ".h5" and not path.name.endswith(".weights.h5")
     try:
-        with warnings.catch_warnings(action="ignore"):  # Keras warns of each shape that differs
+        with warnings.catch_warnings(action="ignore"):  # Keras warns of each mismatch
             network.load_weights(
                 str(path), skip_mismatch=True, **({"by_name": True} if legacy else {})
             )
@@ -119,12 +124,12 @@ def load_weights(network: keras.Model, path: Path) -> None:
 
 
 def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
-    """Have the layers whose names match one of the patterns not be trained.
+    """Freeze the layers whose names match one of the patterns.
 
-    A model of a single layer has none that is not its last.
+    `all_but_last` freezes every layer before the last one; a model of a single layer has none.
 
     Raises:
-      UnknownModel: a name matches none, or there is nothing to train.
+      UnknownModel: If a pattern matches no layer, or no layer is left to train.
     """
     if not network.trainable_weights:
         raise UnknownModel(f"model.name: {network.name} has no weights that could be trained")
@@ -152,7 +157,7 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
-    """The network with a new layer of so many logits instead of its last one that has weights."""
+    """Replace the last layer that has weights by a new one of `outputs` logits."""
     last = next((one for one in _chain(network) if one.weights), None)
     if isinstance(last, TransformerEncoder):
         echo(f"  the last layer of {last.name} is replaced by a new one of {outputs} outputs")
@@ -168,11 +173,13 @@ def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
 
 
 def _list_last(network: keras.Model) -> list[Any]:
-    """The last layer that has weights and those after it, each with the layers within it; of a
-    model that is a layer, those within the model, of a transformer its own last one.
+    """List the last layer that has weights and those after it, with their inner layers.
+
+    If the last layer is a model, those of that model are listed; of a transformer its own last
+    layer.
     """
     last = []
-    for layer in (*_chain(network), *reversed(network._layers)):  # where ways part, the last made
+    for layer in (*_chain(network), *reversed(network._layers)):  # at a branch, the layer made last
         if isinstance(layer, keras.Model) and layer.weights:
             return [*last, *_list_last(layer)]
         last += (layer.last if isinstance(layer, Transformer) else layer)._flatten_layers()
@@ -182,7 +189,7 @@ def _list_last(network: keras.Model) -> list[Any]:
 
 
 def _chain(network: keras.Model) -> Iterator[Any]:
-    """The layers from the output backward, as long as each has one input."""
+    """Yield the layers from the output backward, as long as each has one input."""
     tensors = list(getattr(network, "outputs", None) or [])
     while len(tensors) == 1:
         layer = tensors[0]._keras_history.operation

@@ -1,8 +1,7 @@
-"""What a trained model needs besides its weights to be used: how files become its inputs, and what
-its outputs mean.
+"""What using a trained model takes besides its weights: its inputs, and what its outputs mean.
 
-It is kept within model.keras itself, as members of the file that Keras passes over: names of
-classes, vocabularies of columns and the tokenizer cannot be those of another model.
+This is stored in model.keras itself, as members of the file that Keras ignores. So class names,
+vocabularies of columns and the tokenizer always belong to the model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from throughline.shared.files import digest_json
 from throughline.shared.layout import MODEL_SPEC
 
 SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
-PASSING = ("Identity", "Cast", "Reshape")  # layers and operations that leave values as they are
+PASSING = ("Identity", "Cast", "Reshape")  # operations that keep values as they are
 LOADING_ERRORS = ImportError, AttributeError, TypeError, ValueError, NotImplementedError
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
@@ -47,13 +46,18 @@ class StoredOp:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceSpec:
-    """How a model is used.
+    """How to use a trained model.
 
-    `ops` make the model's input of an example that is stored as `schema` says, as evaluation does.
-    `classes` are in the order of the outputs; `targets` names the numbers of a regression. `data`
-    says how tables and texts were read, `window` how long windows are. `objects` are the project's
-    classes and functions that the file needs, as module:name by name; `safe`: Keras loads it in
-    safe mode. `data_digest` identifies what it was trained on.
+    Attributes:
+      schema: How examples are stored.
+      data: How tables and texts were read.
+      window: How long windows are.
+      ops: Make the model's input from a stored example, as in evaluation.
+      classes: In the order of the outputs.
+      targets: The names of a regression's numbers.
+      objects: The project's classes and functions that the file needs: module:name by name.
+      safe: Whether Keras loads the file in safe mode.
+      data_digest: Identifies the data that the model was trained on.
     """
 
     task: Literal["class", "regression", "next_token"]
@@ -70,24 +74,19 @@ class InferenceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model from its file, how it is used, and the ops that make its inputs."""
-
     model: keras.Model
     spec: InferenceSpec
     ops: tuple[Op, ...]
 
 
 def store_ops(ops: Sequence[Op]) -> tuple[StoredOp, ...]:
-    """Ops as they are kept with a model."""
     return tuple(StoredOp(op=describe_op(op), identity=digest_json(op.identity)) for op in ops)
 
 
 def save_trained_model(
     model: keras.Model, path: Path, spec: InferenceSpec, ops: Sequence[Op]
 ) -> None:
-    """Save a model in Keras' own format, with `spec` and with the tokenizer among its `ops`,
-    atomically.
-    """
+    """Save a model in Keras' format, with its `spec` and its tokenizer, atomically."""
     members = {SPEC: _adapter().dump_json(spec, indent=1)}
     for op in ops:
         if isinstance(op, Tokenize) and op.file:
@@ -96,10 +95,10 @@ def save_trained_model(
 
 
 def read_spec(path: Path) -> InferenceSpec:
-    """Read how the model of a file is used.
+    """Read the spec in a model's file.
 
     Raises:
-      OutdatedModel: the file does not say so, or not as this version of the program reads it.
+      OutdatedModel: If the file has no spec, or the spec of another version of this program.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -125,10 +124,10 @@ def _refuse_damaged(path: Path, error: Exception) -> OutdatedModel:
 
 
 def find_spec(path: Path) -> InferenceSpec | None:
-    """How the model of a file is used; None where it is no file of this program.
+    """Read the spec in a model's file; None if the file is not from this program.
 
     Raises:
-      OutdatedModel: it is one of another version.
+      OutdatedModel: If the file is from another version of this program.
     """
     if not zipfile.is_zipfile(path):
         return None
@@ -138,8 +137,9 @@ def find_spec(path: Path) -> InferenceSpec | None:
 
 
 def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | None:
-    """The `tokenize` of a model's file, and the tokenizer itself, empty where tokens are bytes;
-    None where the model takes no text.
+    """Read the op `tokenize` and the tokenizer's bytes from a model's file.
+
+    The bytes are empty if tokens are bytes. Returns None if the model takes no text.
     """
     arguments = next((one.op["tokenize"] for one in spec.ops if "tokenize" in one.op), None)
     if arguments is None:
@@ -150,13 +150,14 @@ def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | 
 
 
 def gives_probabilities(model: keras.Model) -> bool:
-    """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
+    """Return whether a model ends with a softmax, as a user's may, instead of giving logits."""
     return find_last_activation(model) == "softmax"
 
 
 def find_last_activation(model: keras.Model) -> str | None:
-    """The name of what a model applies to its outputs at last, as far as layers and operations of
-    Keras show it, with what only casts, reshapes or averages them passed over; else None.
+    """Return the name of the activation that a model applies last, or None if it is not known.
+
+    Casts, reshapes and averages are skipped. Only Keras' own layers and operations are known.
     """
     outputs: Any = getattr(model, "outputs", None)
     return _find_activation(outputs[0]) if outputs else None
@@ -170,7 +171,7 @@ def _find_activation(tensor: Any) -> str | None:
     if not kind.__module__.startswith("keras."):
         return None
     applied = getattr(operation, "activation", None)
-    if applied is None:  # a layer of its own, such as Softmax, or what a function of Keras makes
+    if applied is None:  # a layer such as Softmax, or a function of Keras
         applied = getattr(keras.activations, kind.__name__.lower(), None)
     before = operation._inbound_nodes[node].input_tensors
     passes = kind.__name__ in PASSING or (
@@ -183,9 +184,7 @@ def _find_activation(tensor: Any) -> str | None:
 
 
 def describe_outputs(path: Path) -> dict[str, Any] | None:
-    """What the outputs of a model mean, by its file: its task, and the names of classes or targets
-    in their order; None where the file does not say.
-    """
+    """Return a model's task, and its classes or targets in order; None if its file has no spec."""
     try:
         spec = read_spec(path)
     except OutdatedModel:
@@ -197,11 +196,11 @@ def describe_outputs(path: Path) -> dict[str, Any] | None:
 def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedModel]:
     """Load the model of a file for the length of the block.
 
-    A file that is not `trusted` may name code of this project alone, and holds none that is run.
+    A file that is not `trusted` may only name code of this project, and may not contain code.
 
     Raises:
-      OutdatedModel: it cannot be used any more; says why.
-      UntrustedModel: it names other code, or holds some.
+      OutdatedModel: If the model cannot be used any more; says why.
+      UntrustedModel: If an untrusted file names other code, or contains some.
     """
     spec = read_spec(path)
     if not trusted:
@@ -231,7 +230,7 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
 
 
 def _check_code(spec: InferenceSpec, path: Path) -> None:
-    """Refuse a model that would import or run anything but this project's code."""
+    """Refuse a model that would import or run any code but this project's."""
     named = [reference.partition(":")[0] for reference in spec.objects.values()]
     named += [name.partition(":")[0] for stored in spec.ops for name in stored.op if ":" in name]
     foreign = sorted({module for module in named if module not in project_files(module)})
@@ -244,7 +243,7 @@ def _check_code(spec: InferenceSpec, path: Path) -> None:
 
 
 def _restore(stored: StoredOp, schema: Schema, tokenizer: Path, path: Path) -> Op:
-    """The op as the model was trained with it."""
+    """Restore an op, and check that it is the one that the model was trained with."""
     op, problems = restore_op(stored.op, schema)
     if isinstance(op, Tokenize) and op.file:
         op = op.model_copy(update={"model": str(tokenizer)})

@@ -1,10 +1,8 @@
-"""Models as files: saving them in Keras' format, and loading them with user-defined layers
-and functions.
+"""Saves models in Keras' format, and loads them with the project's own layers and functions.
 
-Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and
-functions of the project a file needs is in its config, so they are given to Keras by name, whether
-they are registered or not. That a model can be saved and loaded is tried on the fresh model, before
-the first epoch.
+Keras loads its own layers, and what is registered or passed to it. The file's config says which of
+the project's classes and functions it needs; these are passed to Keras by name. Before the first
+epoch, saving and loading are tried on the fresh model.
 """
 
 from __future__ import annotations
@@ -40,11 +38,13 @@ LOADABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequirements:
-    """What a model's file needs to be loaded.
+    """What it takes to load a model's file.
 
-    `objects` are classes and functions of the project, each as module:name by the name in the file.
-    `safe`: Keras loads it in safe mode; not so with a Lambda layer, which holds code.
-    `unregistered` are those that only this project gives to Keras.
+    Attributes:
+      objects: The project's classes and functions, as module:name by their name in the file.
+      unregistered: Names of those that are not registered with Keras.
+      safe: Whether Keras loads the file in safe mode. It does not if there is a Lambda layer, which
+          contains code.
     """
 
     objects: Mapping[str, str]
@@ -52,9 +52,7 @@ class LoadRequirements:
     safe: bool
 
     def hint(self) -> str | None:
-        """What to know, or to do, before such a model is served elsewhere; None where there is
-        nothing.
-        """
+        """Say what to know or do before the model is served elsewhere; None if nothing."""
         if not self.safe:
             return (
                 "the model has a Lambda layer, which holds Python code that Keras does not load in"
@@ -76,8 +74,9 @@ class LoadRequirements:
 
 
 def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | None = None) -> None:
-    """Save a model in Keras' own format, atomically; `members` by name are added to the file, where
-    Keras passes over them.
+    """Save a model in Keras' format, atomically.
+
+    `members` are added to the file by name; Keras ignores them.
     """
     with atomic_file(path) as temporary:
         named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
@@ -94,8 +93,9 @@ def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | No
 
 @contextmanager
 def _without_compile(model: keras.Model) -> Iterator[None]:
-    """Within the block a model, and those that are its layers, have no optimizer and no loss: what
-    is saved is for use, and needs none of the code that trained it.
+    """Remove optimizer and loss from a model and its inner models for the length of the block.
+
+    A saved model is for use, and should need none of the code that trained it.
     """
     layers = [model, *model._flatten_layers(include_self=False)]
     compiled = [one for one in layers if isinstance(one, keras.Model) and one.compiled]
@@ -110,16 +110,13 @@ def _without_compile(model: keras.Model) -> Iterator[None]:
 
 
 def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:
-    """Load a model with the project's classes and functions that its file needs, given as
-    module:name.
-    """
+    """Load a model; `objects` are the project's classes and functions that it needs."""
     return keras.saving.load_model(
         path, custom_objects=imported(objects), compile=False, safe_mode=safe
     )
 
 
 def imported(objects: Mapping[str, str]) -> dict[str, Any]:
-    """The classes and functions that are named as module:name."""
     pairs = {name: reference.split(":") for name, reference in objects.items()}
     return {
         name: getattr(importlib.import_module(module), attribute)
@@ -128,9 +125,7 @@ def imported(objects: Mapping[str, str]) -> dict[str, Any]:
 
 
 def code_paths(objects: Mapping[str, str]) -> list[str]:
-    """Files and packages of the project that these classes and functions need, to go with a model
-    that is served elsewhere.
-    """
+    """List the project's files and packages that `objects` need, to be shipped with a model."""
     files = project_files(*{reference.split(":")[0] for reference in objects.values()})
     tops = {name: path for name, path in files.items() if "." not in name}
     return sorted(
@@ -139,11 +134,12 @@ def code_paths(objects: Mapping[str, str]) -> list[str]:
 
 
 def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
-    """Save the model and load it again; `modules` are those in which its layers and functions may
-    be.
+    """Save the model and load it again.
+
+    `modules` are searched for the classes and functions that its layers use.
 
     Raises:
-      UnsavableModel: that does not work, and what to do about it.
+      UnsavableModel: If that fails; says what to do about it.
     """
     with TemporaryDirectory(prefix="throughline-") as folder:
         path = Path(folder) / "model.keras"
@@ -172,9 +168,7 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
 
 
 def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
-    """The project's classes and functions in a model's config, as module:name by the name in the
-    file.
-    """
+    """Find the project's classes and functions in a config, as module:name by name in the file."""
     searched = [name for name in project_files(*modules) if name in sys.modules]
     needed = {}
     for node in _nodes(config):
@@ -202,7 +196,7 @@ def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a config that says of which class it is."""
+    """Yield every part of a config that names its class."""
     if isinstance(value, dict):
         if isinstance(value.get("class_name"), str):
             yield value
@@ -214,7 +208,7 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def explain(error: Exception) -> str:
-    """What went wrong in a line: Keras puts the cause last, and the whole config in between."""
+    """Return the cause of an error in a line; Keras puts it last, after the whole config."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [
         line

@@ -1,9 +1,8 @@
-"""A trained model as a function of what people have: encoded images, rows of a table, windows of a
-series, texts; and that function as a TensorFlow SavedModel, for whatever serves it.
+"""A trained model as a function of raw inputs, and as a TensorFlow SavedModel.
 
-Its signature `serve` is what TensorFlow Serving and `tf.saved_model.load` call. The tokenizers are
-ops of TensorFlow Text, so a program that loads it needs `import tensorflow_text` first, unless
-tokens are bytes.
+Raw inputs are encoded images, table rows, windows of a series, or texts. TensorFlow Serving and
+`tf.saved_model.load` call the signature `serve`. Unless tokens are bytes, tokenizers are ops of
+TensorFlow Text, so a program that loads the SavedModel must import `tensorflow_text` first.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ Outputs = dict[str, tf.Tensor]
 
 
 def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[[Any], Outputs]:
-    """The function from stored examples to what the model says of them: `probabilities` float32
-    (batch, classes), of a language model (batch, vocabulary) of the token after each text; or
-    `values` (batch, targets) or (batch, horizon, targets).
+    """Return a function from stored examples to the model's answers.
+
+    The answers are `probabilities` float32 (batch, classes), or (batch, vocabulary) for the token
+    after each text, or `values` (batch, targets) or (batch, horizon, targets).
 
     Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
-    windows (batch, length, columns) of series, or texts (batch,) string; of images and texts with
-    columns {image, columns: (batch, columns) float32}. `kernels` run the ops.
+    windows (batch, length, columns) of series, or texts (batch,) string. Images and texts with
+    columns are {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     name, several = spec.schema.input.name, spec.schema.table_input is not None
@@ -61,7 +61,7 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
 
 
 def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.TensorSpec]:
-    """What `make_serve_fn` takes of a model."""
+    """Return the input signature of the function that `make_serve_fn` returns."""
     value, more = spec.schema.input, spec.schema.table_input
     if value.encoding.storage in ("documents", "files"):
         first = tf.TensorSpec((None,), tf.string, value.name)
@@ -74,20 +74,25 @@ def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.Te
 
 
 def export_model(trained: TrainedModel, folder: Path) -> str:
-    """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
+    """Write a SavedModel with the signature `serve` to `folder`, and describe its inputs.
 
-    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`, of texts `serve(text:
-    string (batch,))`, with columns next to them `serve({image: …, column: …})`; of a table a value
-    per column, `serve({column: float32 or, of categories, string (batch,)})`, for a server with `_`
-    in place of what is no ASCII letter or digit; of a series windows, `serve(features: float32
-    (batch, length, columns))`, and of arrays of numbers these.
-    Names of classes, or of targets, lie next to it in the order of its outputs.
+    The signature depends on the input:
+
+    * images: JPEG or PNG files, `serve(image: string (batch,))`
+    * texts: `serve(text: string (batch,))`
+    * either with columns: `serve({image: …, column: …})`
+    * a table: a value per column, `serve({column: float32 or, for categories, string (batch,)})`
+    * a series: windows, `serve(features: float32 (batch, length, columns))`
+    * arrays: the arrays themselves
+
+    For a server, `_` replaces characters of column names that are not ASCII letters or digits. The
+    names of classes or targets are written next to the SavedModel, in the order of the outputs.
 
     Raises:
-      UnsavableModel: an op or a layer calls Python, which a SavedModel does not hold.
+      UnsavableModel: If an op or a layer calls Python, which a SavedModel cannot contain.
     """
     spec = trained.spec
-    archive: Any = keras.export.ExportArchive()  # of TensorFlow, which is Keras' backend here
+    archive: Any = keras.export.ExportArchive()  # with the backend TensorFlow
     archive.track(trained.model)
     serve, signature, resources = _make_endpoint(trained)
     for resource in resources:
@@ -107,7 +112,7 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
 
 
 def _check_without_python(folder: Path) -> None:
-    """Refuse a SavedModel that calls a function of this process, which no other one has."""
+    """Refuse a SavedModel that calls a Python function of this process."""
     saved = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
     functions = [one for graph in saved.meta_graphs for one in graph.graph_def.library.function]
     calling = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
@@ -120,12 +125,12 @@ def _check_without_python(folder: Path) -> None:
 
 
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
-    """The function that is exported, what it takes, and what it needs besides the model."""
+    """Return the function to export, its signature, and the resources that it needs."""
     spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
     columns, modules = spec.schema.columns, _list_tokenizers(trained.ops)
     tables = _make_lookup_tables(columns)
-    if isinstance(signature, dict):  # the first input, and columns, which are given one by one
+    if isinstance(signature, dict):  # the first input, and columns one by one
         signature = {
             value.name: signature[value.name],
             **_column_signature(columns, taken={value.name}),
@@ -145,7 +150,7 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     if value.encoding.modality == "images":
         files = tf.TensorSpec((None,), tf.string, "image")
         return lambda image: answer(decode_to_shape(image, value.shape)), files, []
-    if len(value.shape) > 1:  # arrays, which are no rows of columns
+    if len(value.shape) > 1:  # arrays, not rows of columns
         return answer, signature, []
     return (
         lambda features: answer(_code_columns(features, columns, tables)),
@@ -155,13 +160,13 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
 
 
 def _list_tokenizers(ops: Sequence[Op]) -> list[Any]:
-    """What holds the tables of tokens; of bytes there are none."""
+    """List the modules that hold token tables; byte tokenizers have none."""
     opened = [open_tokenizer(op).module for op in ops if isinstance(op, Tokenize)]
     return [module for module in opened if module is not None]
 
 
 def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """Images (batch, *shape) uint8 of JPEG or PNG files (batch,), which have that size."""
+    """Decode JPEG or PNG files (batch,) of one size to images (batch, *shape) uint8."""
 
     def decode(file: tf.Tensor) -> tf.Tensor:
         image = tf.io.decode_image(file, channels=shape[-1], expand_animations=False)
@@ -171,10 +176,8 @@ def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
 
 
 def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: Any) -> tf.Tensor:
-    """Run the ops of evaluation: those that need single examples on one after the other, all others
-    on the batch.
-    """
-    ops = [op for op in ops if not isinstance(op, DecodeRaw)]  # these are values already
+    """Run the ops of evaluation: those that need single examples on each, the rest on the batch."""
+    ops = [op for op in ops if not isinstance(op, DecodeRaw)]  # inputs are decoded already
     schema = widen_schema(schema, ops)
     uniform = ops_until_uniform(ops, schema)
     single = max(
@@ -193,7 +196,7 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: A
 
 
 def _describe_example(ops: Sequence[Op], schema: Schema) -> tf.TypeSpec:
-    """What an example is after ops; a text is a string until it is tokenized."""
+    """Describe an example after the ops; a text is a string until it is tokenized."""
     dtype = schema.input.dtype
     if not schema.is_text:
         return tf.TensorSpec(output_shape(ops, schema), dtype)
@@ -204,7 +207,7 @@ def _describe_example(ops: Sequence[Op], schema: Schema) -> tf.TypeSpec:
 def _apply(
     ops: Sequence[Op], value: tf.Tensor, *, feature: Feature, lead: Any, kernels: Any
 ) -> tf.Tensor:
-    """Run ops on the input of an example, `lead` (), or of a batch, whose labels are not known."""
+    """Run ops on the inputs of an example (`lead` is ()) or a batch, without labels."""
     nothing = tf.zeros(lead, tf.int64)
     element: Element = {feature.name: value, "label": nothing, "key": nothing}
     epoch = tf.constant(0, tf.int64)
@@ -221,10 +224,11 @@ def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: boo
 def _continue_texts(
     trained: TrainedModel, texts: tf.Tensor, kernels: Any, context: int
 ) -> tf.Tensor:
-    """Outputs of a language model for texts (batch,), after the last tokens of each, as many as it
-    sees: `context`.
+    """Return a language model's outputs after the last token of each text (batch,).
+
+    The model sees the last `context` tokens.
     """
-    # A text goes on where it ends.
+    # The text continues where it ends, so these ops do not apply.
     ops = tuple(op for op in trained.ops if not isinstance(op, EndDocument | Truncate))
     tokens: Any = _preprocess(ops, trained.spec.schema, texts, kernels)
     tokens = tokens[:, -context:]
@@ -233,12 +237,12 @@ def _continue_texts(
 
 
 def _context(spec: InferenceSpec) -> int | None:
-    """Tokens that a language model sees; None for other models."""
+    """The number of tokens that a language model sees; None for other models."""
     return spec.window.tokens if spec.task == "next_token" else None
 
 
 def _pad(tokens: tf.RaggedTensor) -> tf.Tensor:
-    """Tokens (batch, longest) int32, padded with 0; one column at least."""
+    """Pad tokens with 0 to (batch, longest) int32, with at least one column."""
     longest = tf.maximum(tokens.bounding_shape(axis=1), 1)
     return tokens.to_tensor(0, shape=tf.stack([tokens.nrows(), longest]))
 
@@ -248,7 +252,7 @@ def _column_signature(
 ) -> dict[str, tf.TensorSpec]:
     signature, taken = {}, {*taken}
     for place, name in enumerate(columns.names):
-        # What a server calls it by: TensorFlow takes names of ASCII letters and digits alone.
+        # The name for a server: TensorFlow allows ASCII letters and digits only.
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "column"
         plain = f"{plain}_{place}" if plain in taken else plain
         taken.add(plain)
@@ -258,7 +262,7 @@ def _column_signature(
 
 
 def _make_lookup_tables(columns: TableColumns) -> list[Any]:
-    """The number of each category of a column; −1 for what is none."""
+    """Make a table from each column's categories to their numbers; −1 for unknown ones."""
     return [
         tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(
@@ -273,8 +277,10 @@ def _make_lookup_tables(columns: TableColumns) -> list[Any]:
 def _code_columns(
     features: dict[str, tf.Tensor], columns: TableColumns, tables: Sequence[Any]
 ) -> tf.Tensor:
-    """Rows (batch, columns) float32 of columns (batch,); a category that the training has not seen
-    is an error, and so is a number that is not finite, unless NaN, an empty cell, has a median.
+    """Make rows (batch, columns) float32 from columns (batch,).
+
+    The graph raises an error for a category that was not in training, and for a number that is not
+    finite. NaN, an empty cell, is replaced if the column has a median.
     """
     coded = []
     for place, name in enumerate(columns.names):

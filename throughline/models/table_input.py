@@ -1,9 +1,8 @@
-"""A second input of a model: columns of the table that lists the examples, next to an image or a
-text.
+"""Columns of a table as a second input of a model, next to an image or a text.
 
-A network of one input gets layers of its own for them, whose outputs are added to the network's, as
-in the wide and deep models of Cheng et al. (2016). A builder with an argument `columns` gets how
-many numbers they are, and returns a network of both inputs, by their names.
+A network with one input gets extra layers for the columns, whose outputs are added to the
+network's, as in the wide and deep models of Cheng et al. (2016). A builder with an argument
+`columns` receives the number of columns and returns a network with both inputs, by name.
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from throughline.plan.ops import Categories, Standardize
 from throughline.plan.schema import COLUMNS
 from throughline.shared.errors import UnknownModel
 
-WIDTH = 64  # of the layer between columns and outputs
+WIDTH = 64  # units of the layer between columns and outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableInput:
-    """What a model has to know of its columns, numbers and then categories: `mean` and `deviation`
-    (columns,) of the training split, 0 and 1 for categories, and how many `categories` each of
-    these has.
+    """What a model has to know about its columns: first numbers, then categories.
+
+    Attributes:
+      mean: In the training split (columns,); 0 for categories.
+      deviation: In the training split (columns,); 1 for categories.
+      categories: How many categories each categorical column has.
     """
 
     mean: tuple[float, ...]
@@ -37,17 +39,17 @@ class TableInput:
 
     @property
     def width(self) -> int:
-        """How many numbers a network gets: one a number, and one a category."""
+        """How many inputs a network gets: one for each number, and one for each category."""
         return len(self.mean) - len(self.categories) + sum(self.categories)
 
 
 def takes_columns(builder: Callable[..., Any]) -> bool:
-    """Whether a builder makes networks of both inputs."""
+    """Return whether a builder can make networks with both inputs."""
     return COLUMNS in inspect.signature(builder).parameters
 
 
 def needs_columns(builder: Callable[..., Any]) -> bool:
-    """Whether a builder makes no others."""
+    """Return whether a builder makes only networks with both inputs."""
     argument = inspect.signature(builder).parameters.get(COLUMNS)
     return argument is not None and argument.default is inspect.Parameter.empty
 
@@ -55,8 +57,9 @@ def needs_columns(builder: Callable[..., Any]) -> bool:
 def add_table_input(
     network: keras.Model, table: TableInput, first: Any, *, unit: Sequence[float] = ()
 ) -> keras.Model:
-    """The sum of a network of one input, `first`, and of two layers for the columns, which answer
-    in multiples of a `unit` (outputs,), if any.
+    """Add two layers for the columns to a network with one input, `first`.
+
+    Both parts' outputs are summed; those of the columns are in multiples of `unit` (outputs,).
     """
     columns = keras.Input((len(table.mean),), name=COLUMNS)
     hidden = layers.Dense(WIDTH, activation="relu", name="columns_hidden")(_code(columns, table))
@@ -69,10 +72,10 @@ def add_table_input(
 
 
 def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> keras.Model:
-    """A network of both inputs, the first of this `name`, which gets the columns coded.
+    """Encode the columns for a network with two inputs, `name` and the columns.
 
     Raises:
-      UnknownModel: its inputs have other names, or it is to train in a way of its own.
+      UnknownModel: If its inputs have other names, or it trains in its own way.
     """
     given = {one.name: one for one in network.inputs}
     if given.keys() != {name, COLUMNS}:
@@ -94,7 +97,7 @@ def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> k
 
 
 def ignore_table_input(network: keras.Model, table: TableInput, first: Any) -> keras.Model:
-    """A network of one input, `first`, that is given columns as well and does not look at them."""
+    """Add columns as an input that a network with one input, `first`, ignores."""
     columns = keras.Input((len(table.mean),), name=COLUMNS)
     return _make_model({first.name: first, COLUMNS: columns}, network(first), network)
 
@@ -104,7 +107,7 @@ def _make_model(inputs: dict[str, Any], outputs: Any, network: keras.Model) -> k
 
 
 def _code(columns: Any, table: TableInput) -> Any:
-    """Columns as a network gets them: numbers standardized, categories as ones and zeros."""
+    """Encode columns for a network: standardized numbers, one-hot categories."""
     coded = apply_as_layer(Standardize(mean=table.mean, deviation=table.deviation), columns)
     if table.categories:
         coded = apply_as_layer(Categories(sizes=table.categories), coded)

@@ -1,8 +1,8 @@
-"""Small transformers over tokens. The encoder classifies texts: alone in a row, padded with 0, or
-several documents in a row; the decoder predicts the next token after each.
+"""Small transformers over tokens: an encoder that classifies texts, a decoder of next tokens.
 
-Of the encoder, whatever shares a row, a document's outputs are those that it has alone: attention
-stays within its segment, positions begin at 0 in each, and every segment is pooled by itself.
+The encoder takes a text per row, padded with 0, or several documents per row. A document's outputs
+do not depend on what shares its row: attention stays within its segment, positions start at 0 in
+each segment, and every segment is pooled by itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from throughline.shared.errors import UnknownModel
 
 INPUTS = ("text", "segment_ids", "positions")
 LONGEST_WAVE = 10_000.0
-LOSS = "loss"  # as Keras names it among the metrics
+LOSS = "loss"  # Keras' name for it among the metrics
 
 
 class Transformer(layers.Layer):
-    """Embedding, `blocks` of attention and a dense layer in pre-norm form, and what a subclass
-    makes of them, by a last layer `head` if it has one.
+    """Embedding and `blocks` of attention and a dense layer, in pre-norm form.
 
-    Not registered with Keras: MLflow would make every model that it logs need this module.
+    A subclass defines what follows, such as a last layer `head`. Not registered with Keras: MLflow
+    would make every model that it logs need this module.
+
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
     """
 
@@ -53,15 +54,13 @@ class Transformer(layers.Layer):
 
     @property
     def last(self) -> Any:
-        """The layer that gives the outputs."""
+        """The layer that computes the outputs."""
         return self.embedding if self.head is None else self.head
 
     def get_config(self) -> dict[str, Any]:
-        """What the layer is made of, for saved models."""
         return {**super().get_config(), **self._sizes}
 
     def build(self, input_shape: Any) -> None:
-        """Make all weights."""
         width = self._sizes["width"]
         self.embedding.build((None, None))
         for block in self.blocks:
@@ -72,7 +71,7 @@ class Transformer(layers.Layer):
 
 
 class TransformerEncoder(Transformer):
-    """The mean over the tokens of each segment, and `outputs` numbers."""
+    """Classifies the mean over the tokens of each segment, by `outputs` logits."""
 
     def __init__(self, *, outputs: int, **options: Any) -> None:
         super().__init__(**options)
@@ -88,10 +87,10 @@ class TransformerEncoder(Transformer):
         segments: int | None = None,
         training: bool | None = None,
     ) -> Any:
-        """Tokens (rows, length) int32 → (rows, outputs) float32.
+        """Map tokens (rows, length) int32 to logits (rows, outputs) float32.
 
-        With `segment_ids` (rows, length), counted from 1, and `positions` (rows, length) within
-        them → (rows, segments, outputs). 0 is padding.
+        With `segment_ids` (rows, length), counted from 1, and `positions` (rows, length) within the
+        segments, the logits are (rows, segments, outputs). 0 is padding.
         """
         alone = segment_ids is None
         if alone:
@@ -114,8 +113,9 @@ class TransformerEncoder(Transformer):
 
 
 class TransformerDecoder(Transformer):
-    """Causal attention, and for each token the logits of the next one; `tied`: by the embedding's
-    own weights.
+    """Causal attention that gives each token the logits of the next one.
+
+    If `tied`, the last layer uses the weights of the embedding.
 
     Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
     """
@@ -127,14 +127,15 @@ class TransformerDecoder(Transformer):
             self.head = layers.Dense(self._sizes["vocabulary"], dtype="float32")
 
     def call(self, text: Any, training: bool | None = None) -> Any:
-        """Tokens (rows, length) int32 → logits (rows, length, vocabulary) float32, each of tokens
-        up to its own.
+        """Map tokens (rows, length) int32 to logits (rows, length, vocabulary) float32.
+
+        The logits at a token depend on the tokens up to it.
         """
         width = self._sizes["width"]
         size: Any = ops.shape(text)
         count: Any = ops.arange(size[1], dtype="int32")
         positions: Any = count[None]
-        value: Any = self.embedding(text) * width**0.5  # or else positions drown the tokens
+        value: Any = self.embedding(text) * width**0.5  # otherwise positions drown the tokens
         value = value + ops.cast(encode_positions(positions, width), value.dtype)
         causal = positions[:, :, None] >= positions[:, None, :]
         for block in self.blocks:
@@ -147,7 +148,7 @@ class TransformerDecoder(Transformer):
 
 
 class _Block(layers.Layer):
-    """Attention and a dense layer, each added to what comes in."""
+    """Attention and a dense layer, each added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float, **options: Any) -> None:
         super().__init__(**options)
@@ -175,7 +176,7 @@ class _Block(layers.Layer):
 
 
 def replace_head(network: keras.Model, encoder: TransformerEncoder, outputs: int) -> keras.Model:
-    """The `network` that ends with the `encoder`, in which a new last layer has so many outputs."""
+    """Return a copy of `network`, which ends with `encoder`, with a new head of `outputs`."""
     other = TransformerEncoder.from_config({**encoder.get_config(), "outputs": outputs})
     result = keras.Model(network.inputs, other(encoder.input), name=network.name)
     for name in ("embedding", "norm"):
@@ -186,7 +187,7 @@ def replace_head(network: keras.Model, encoder: TransformerEncoder, outputs: int
 
 
 def encode_positions(positions: Any, width: int) -> Any:
-    """Sines and cosines of positions (rows, length): (rows, length, width) float32; any length."""
+    """Encode any positions (rows, length) by sines and cosines, (rows, length, width) float32."""
     dimensions: Any = ops.arange(0, width, 2, dtype="float32")
     positions = ops.cast(positions, "float32")
     angles = positions[..., None] / ops.power(LONGEST_WAVE, dimensions / width)
@@ -196,8 +197,9 @@ def encode_positions(positions: Any, width: int) -> Any:
 def transformer_encoder(
     input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
 ) -> keras.Model:
-    """A transformer of two small blocks over the tokens of a text; `options`: width, heads, blocks,
-    dropout.
+    """Make a transformer of two small blocks over the tokens of a text.
+
+    `options`: width, heads, blocks, dropout.
     """
     text = keras.Input(input_shape, dtype="int32", name="tokens")
     encoder = TransformerEncoder(vocabulary=vocabulary, outputs=outputs, **options)
@@ -207,8 +209,9 @@ def transformer_encoder(
 def transformer_decoder(
     input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
 ) -> keras.Model:
-    """A transformer of two small causal blocks that predicts the next token after each; `options`:
-    width, heads, blocks, dropout, tied. `outputs` is the `vocabulary`.
+    """Make a transformer of two small causal blocks that predicts the next token after each one.
+
+    `outputs` is the `vocabulary`. `options`: width, heads, blocks, dropout, tied.
     """
     text = keras.Input(input_shape, dtype="int32", name="tokens")
     decoder = TransformerDecoder(vocabulary=vocabulary, **options)
@@ -216,10 +219,10 @@ def transformer_decoder(
 
 
 class PackedModel(keras.Model):
-    """A model of rows that several documents share: weights count in its loss and metrics.
+    """A model of rows that hold several documents each; weights count in its loss and metrics.
 
-    The loss of several batches is the mean over their documents, as metrics are. Keras would weigh
-    the mean of each batch by its rows, which hold different numbers of documents.
+    The loss over several batches is the mean over their documents, as metrics are. Keras would
+    weigh each batch's mean by its number of rows, which hold different numbers of documents.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -228,7 +231,7 @@ class PackedModel(keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """The loss, then what the model is compiled with."""
+        """The loss, then the metrics that the model is compiled with."""
         compiled = [metric for metric in super().metrics if metric.name != LOSS]
         return [self._loss_of_documents, *compiled]
 
@@ -240,8 +243,10 @@ class PackedModel(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The mean over the documents of a batch, which the loss of the epoch takes in. `y_pred`
-        (rows, documents, outputs), `sample_weight` (rows, documents): 1 where there is a document.
+        """Return the mean loss over the documents of a batch, and add it to the epoch's.
+
+        `y_pred` is (rows, documents, outputs); `sample_weight` (rows, documents) is 1 for a
+        document.
         """
         loss: Any = super().compute_loss(x, y, y_pred, sample_weight, training)
         self._loss_of_documents.update_state(loss, sample_weight=ops.sum(sample_weight))
@@ -249,10 +254,10 @@ class PackedModel(keras.Model):
 
 
 def make_packed_model(network: keras.Model, *, segments: int) -> PackedModel:
-    """The `network` on packed rows of at most `segments` documents; it shares the weights.
+    """Make a model of packed rows of at most `segments` documents; it shares the network's weights.
 
     Raises:
-      UnknownModel: it has no layer that keeps segments apart.
+      UnknownModel: If the network has no layer that keeps segments apart.
     """
     encoder = next((one for one in network.layers if isinstance(one, TransformerEncoder)), None)
     if encoder is None:

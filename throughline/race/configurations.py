@@ -1,9 +1,9 @@
-"""The race of a project's configurations, heat by heat: themselves against their models alone, then
-the changes that rules propose for those that wait for their input, then the input of each alone.
+"""The race of a project's configurations, in heats.
 
-All of it is measured in one way: turns of processes that stand still while it is not their turn
-(`contestant.py`). A heat ends when every verdict and every place is decided, or its time is up.
-Imports no TensorFlow.
+Configurations race against their models alone; then the changes that rules propose for input-bound
+ones; then the input of each alone. All are measured in turns of processes that are frozen between
+turns (`contestant.py`). A heat ends when every verdict and every place is decided, or its time is
+up. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
-LOOKS = 5  # at whether all is decided, by chance of which equals would differ in 10 of 100 races
-PRECISE_PCT = 2.0  # an interval that needs no more rounds
+LOOKS = 5  # looks that intervals allow for: else equals would differ in 10 of 100 races
+PRECISE_PCT = 2.0  # an interval so narrow needs no more rounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A configuration that is to race: its plan, what its model does besides the network, and what
-    the rules have found.
+    """A configuration that is to race.
+
+    Attributes:
+      plan: The plan of its input pipeline, as text.
+      model_layers: What its model computes besides the network.
+      findings: What the rules found in its training.
     """
 
     config: PipelineConfig
@@ -57,8 +61,15 @@ class Starter:
 
 @dataclass(kw_only=True)
 class Measured:
-    """The measurements of a race: its rounds, the contestant that was the model alone of each
-    configuration, the one that has tried each change, and the costs of their trainings.
+    """The measurements of a race.
+
+    Attributes:
+      models: The contestant that is a configuration's model alone, by configuration.
+      changes: The contestant that has tried a change, by configuration and rule.
+      costs: What a contestant's training takes once, by contestant.
+      opened: What a contestant said when it was open, by contestant.
+      lost: Why a contestant was lost, by contestant.
+      seconds: The sum of all turns.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -70,43 +81,42 @@ class Measured:
     seconds: float = 0.0
 
     def heat(self, *heats: str) -> Race:
-        """The race of some heats."""
         return Race(rounds=[each for each in self.rounds if each.heat in heats])
 
     @property
     def training(self) -> Race:
-        """The configurations against each other and their models alone."""
         return self.heat(OWN)
 
     def change_gain(self, name: str, rule: str) -> Estimate:
-        """How many times as fast a configuration is with a change that a rule proposes."""
+        """Return how many times as fast a configuration is with the change that a rule proposes."""
         contestant = self.changes.get((name, rule), "")
         heat = OWN if contestant in self.models else CHANGES
         return self.heat(heat).gain(contestant, name)
 
     def is_raced(self, name: str) -> bool:
-        """Whether a configuration and its model have raced for enough rounds."""
+        """Return whether a configuration and its model have raced for enough rounds."""
         return self.gain(name).rounds >= MIN_ROUNDS
 
     @property
     def pace(self) -> str:
-        """The model alone that shows the pace of the machine; "" where all were lost."""
+        """The model alone that shows the pace of the machine; "" if all were lost."""
         return next((each for each in self.models.values() if each in self.training.names), "")
 
     def input_speed(self, name: str) -> Estimate | None:
-        """The rate of a configuration's input alone, at the pace of the machine in the race of the
-        trainings; None: it has taken no turn.
+        """Return the rate of a configuration's input alone; None if it has taken no turn.
+
+        The rate is scaled to the pace of the machine in the race of the trainings.
         """
         gain = self.heat(INPUTS).gain(name, self.pace)
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
     def gain(self, name: str) -> Estimate:
-        """How many times as fast a configuration trains as its model alone."""
+        """Return how many times as fast a configuration trains as its model alone."""
         return self.training.gain(name, self.models.get(name, ""))
 
 
 class ConfigurationRace:
-    """One race of the `starters`, by name, in the project in `root`; logs are in `folder`."""
+    """A race of the `starters`, by name, of the project in `root`; logs are in `folder`."""
 
     def __init__(
         self, params: Params, starters: Mapping[str, Starter], *, root: Path, folder: Path
@@ -120,15 +130,15 @@ class ConfigurationRace:
 
     @property
     def share(self) -> float:
-        """How many times as many processes train as there are on this host."""
+        """The number of training processes per process on this host."""
         return self.worker.count / len(self._environments)
 
     def remote_address(self, name: str) -> str:
-        """The given tf.data service of a configuration, whose workers do not stand still."""
+        """Return the address of a given tf.data service, whose workers are not frozen."""
         return self._starters[name].config.remote_address
 
     def run(self) -> Measured:
-        """Race all of them, as many at once as there is memory for."""
+        """Race all configurations, as many at once as fit into memory."""
         for name, starter in self._starters.items():
             self._entries[name] = TRAINING, starter.config
             same = (
@@ -171,8 +181,10 @@ class ConfigurationRace:
         return group
 
     def _race(self, pool: Pool, heat: str, names: Sequence[str], share: float) -> None:
-        """Race these contestants until all is decided that the heat is for; after the least rounds
-        those alone of which something is open, and what all are compared with.
+        """Race the contestants until all that the heat is for is decided.
+
+        After the least number of rounds, only those with an open result race on, with their
+        reference.
         """
         find_open = self._find_open_places if heat == OWN else self._find_open_gains
         allowed_s = SHARES[heat] * share * self._params.measure.seconds
@@ -189,8 +201,9 @@ class ConfigurationRace:
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
-        """Race the changes that rules propose for those that wait for their input, equal plans
-        once; one that is a configuration has its figures.
+        """Race the changes that rules propose for input-bound configurations.
+
+        Equal plans race once. A change that equals another configuration takes that one's figures.
         """
         plans = {starter.plan: name for name, starter in self._starters.items()}
         bound = [name for name in names if self._is_bound(name)]
@@ -217,7 +230,7 @@ class ConfigurationRace:
                 pool.end(name)
 
     def _race_inputs(self, pool: Pool, names: Sequence[str], share: float) -> None:
-        """Take the batches of each configuration and train on none, next to a model alone."""
+        """Take the batches of each configuration without training, next to a model alone."""
         on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
         allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
         present = [self.measured.pace, *on_host]
@@ -230,7 +243,7 @@ class ConfigurationRace:
             number += 1
 
     def _keep(self, pool: Pool, names: Sequence[str]) -> list[str]:
-        """Who meets the next group: the first of all and the fastest so far."""
+        """Keep the first configuration and the fastest for the next group; end the others."""
         race = self.measured.training
         raced = [name for name in names if name in race.names and name in pool.names]
         ahead = {*raced[:1], race.fastest(raced)} if raced else set[str]()
@@ -249,7 +262,7 @@ class ConfigurationRace:
         return verdict.name not in (COMPUTE_BOUND, UNDECIDED)
 
     def _find_open_places(self, names: Sequence[str]) -> set[str]:
-        """The contestants of which more rounds may change a verdict or a place."""
+        """Find the contestants whose verdict or place more rounds may change."""
         race, still = self.measured.training, set[str]()
         present = [name for name in names if name in self._starters and name in race.names]
         for name in filter(self.measured.is_raced, present):
@@ -262,7 +275,7 @@ class ConfigurationRace:
         return still.union(*find_unclear(race, pairs))
 
     def _find_open_gains(self, names: Sequence[str]) -> set[str]:
-        """The contestants of which more rounds may change what a change gains."""
+        """Find the contestants for which more rounds may change what a change gains."""
         tried = self.measured.changes.items()
         pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
         return set[str]().union(*find_unclear(self.measured.heat(CHANGES), pairs))
@@ -272,7 +285,6 @@ class ConfigurationRace:
         self.measured.seconds += sum(turn.seconds for turn in one.turns.values())
 
     def _job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
-        """The job of a contestant, and an entry for each of its processes."""
         job, config = self._entries[name]
         return job, [
             (
@@ -289,14 +301,14 @@ class ConfigurationRace:
 
 
 class _RacePool(Pool):
-    """Open contestants of which it is noted what their trainings take once."""
+    """Contestants that are open; records what their trainings take once."""
 
     def __init__(self, jobs: Jobs, folder: Path, measured: Measured) -> None:
         super().__init__(jobs, folder)
         self._measured = measured
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Have it fill its cache, or load what it reads."""
+        """Have the contestant fill its cache, or load what it reads."""
         order = "fill" if opened.has_cache else "load" if opened.loads else ""
         seconds = 0.0
         if order:
@@ -313,8 +325,9 @@ class _RacePool(Pool):
 
 
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find the pairs whose ratio may be 1 and is known less well than anybody needs. This is asked
-    after every round, and so wants more certainty than what is shown.
+    """Find the pairs whose ratio may be 1 and is not yet known precisely.
+
+    Because it is called after every round, it uses a higher confidence than the report.
     """
     unclear = []
     for one, other in pairs:
@@ -330,7 +343,7 @@ def _in_batches(names: Sequence[str], *, size: int) -> list[list[str]]:
 
 
 def find_worker(params: Params) -> TrainingWorker:
-    """Which of the processes that train together this is."""
+    """Find which of the processes that train together this is."""
     train = params.train
     gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0
     return find_training_worker(
@@ -339,9 +352,7 @@ def find_worker(params: Params) -> TrainingWorker:
 
 
 def local_environments(params: Params) -> list[dict[str, str]]:
-    """The environment variables by which each of the processes of this host knows its slice of
-    every batch, and its GPU.
-    """
+    """Return the environment variables of each process on this host: TF_CONFIG and its GPU."""
     worker = find_worker(params)
     if worker.count == 1:
         return [{}]

@@ -1,11 +1,10 @@
-"""A process per contestant, forked from one that has imported TensorFlow, and stopped while it is
-not its turn.
+"""A process per contestant, forked from one that has imported TensorFlow, and frozen between turns.
 
-In one process all contestants would fill their buffers, and take cores, during the others' turns;
-AUTOTUNE looked three times as fast so as it trains (docs/decisions/060). A turn is charged with all
-the time in which its process is awake: a batch that lies prepared at its end was paid for in it,
-and is the gift of the next one. A contestant ends with the process that asked for it, however that
-ends, and also while it is stopped: the kernel kills it when its parent is gone, which is this
+In a single process, contestants would fill their buffers and take cores during the others' turns;
+AUTOTUNE looked three times as fast that way as it trains (docs/decisions/060). A turn is charged
+with all the time in which the process is awake: a batch that is ready at its end was paid for in
+this turn and benefits the next one. A contestant ends with the process that started it, however
+that ends, even while it is frozen: the kernel kills it when its parent is gone. The parent is this
 process, or a server that ends with it.
 """
 
@@ -31,16 +30,19 @@ from throughline.shared.failures import Failure
 from throughline.shared.layout import from_here
 from throughline.shared.limits import own_memory
 
-SERVED = "throughline.race.training"  # what the server imports before it forks
+SERVED = "throughline.race.training"  # the server imports it before it forks
 TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
-TURN_S = 0.3  # of a turn, at least
+TURN_S = 0.3  # the shortest turn
 PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 
 class ContestantLost(Exception):
-    """A contestant that was killed, failed or does not answer; says which of it. `failure` is what
-    it said itself; `late`: it was at work when the time for it was up.
+    """A contestant that was killed, failed, or does not answer.
+
+    Attributes:
+      failure: What the contestant itself said.
+      late: Whether it was still working when its time was up.
     """
 
     def __init__(self, reason: str, failure: Failure | None = None, *, late: bool = False) -> None:
@@ -49,17 +51,20 @@ class ContestantLost(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether another try may go better: after a kill, after errors of a disk, of memory and of
-        other processes, and after a bug, which says nothing about what was to be raced.
+        """Whether another try may succeed.
+
+        This is so after a kill, after errors of disks, memory and other processes, and after a bug,
+        which says nothing about what was to be raced.
         """
         failure = self.failure
         return failure is None or bool(failure.traceback) or failure.kind in PASSING
 
 
 class Contestant:
-    """One process or several that do a `job`, "module:name" (see `jobs.py`), as a context manager:
-    one for each of `arguments`, which are woken and stopped together. What they print is in the
-    file `log`.
+    """One or several processes that do a `job`, "module:name" (see `jobs.py`); a context manager.
+
+    There is a process for each of the `arguments`; all are woken and frozen together. Their output
+    is in the file `log`.
     """
 
     def __init__(self, job: str, arguments: Sequence[tuple[Any, ...]], *, log: Path) -> None:
@@ -77,20 +82,21 @@ class Contestant:
             each.close()
 
     def wait_until_open(self, timeout_s: float = OPENING_S) -> Any:
-        """Wait until the job is ready in each process; returns its answer in the first one.
+        """Wait until the job is ready in each process, and return the first one's answer.
 
         Raises:
-          ContestantLost: it failed, was killed, or is not ready in time.
+          ContestantLost: If it failed, was killed, or is not ready in time.
         """
         first, *_ = [each.receive(timeout_s) for each in self._processes]
         return first
 
     def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> list[Any]:
-        """Let each process do one thing, a method of its job, and return the results; they are
-        stopped before and afterwards.
+        """Call a method of the job in each process, and return the results.
+
+        The processes are frozen before and afterwards.
 
         Raises:
-          ContestantLost: one failed, was killed, or does not answer in time.
+          ContestantLost: If one failed, was killed, or does not answer in time.
         """
         for each in self._processes:
             each.signal(signal.SIGCONT)
@@ -101,11 +107,13 @@ class Contestant:
         return answers
 
     def take_turn(self, order: str = "train", *, turn_s: float = TURN_S) -> Turn:
-        """Let it train for a moment, or whatever the `order` is. Before the first turn of a kind it
-        has another one, which leaves its buffers as turns leave them.
+        """Let the contestant train for a moment, or follow another `order`.
+
+        The first turn of a kind is repeated, because it starts without the buffers that turns
+        leave.
 
         Raises:
-          ContestantLost: it failed, was killed, or does not answer in time.
+          ContestantLost: If it failed, was killed, or does not answer in time.
         """
         if order not in self._has_settled:
             self.ask(order, turn_s)
@@ -115,20 +123,19 @@ class Contestant:
         return Turn(examples=sum(examples), seconds=time.perf_counter() - woken_at)
 
     def kill(self) -> None:
-        """End it at once, also while it stands still."""
+        """End the processes at once, even if they are frozen."""
         for each in self._processes:
             each.kill()
 
     def stop(self) -> None:
-        """Let none of its threads run until it is asked again, nor a service's workers that it has
-        started.
-        """
+        """Freeze the processes, and the workers of a service that they have started."""
         for each in self._processes:
             each.signal(signal.SIGSTOP)
 
     def memory_bytes(self) -> int:
-        """Memory that it holds, and the workers of a tf.data service that it has started, and that
-        cannot be dropped: not the pages of mapped files.
+        """Return the memory held by the processes and their tf.data service workers.
+
+        Pages of mapped files do not count, because they can be dropped.
         """
         first = [each.process_id for each in self._processes]
         processes = {*first, *(child for each in first for child in list_children(each))}
@@ -136,13 +143,10 @@ class Contestant:
 
     @property
     def process(self) -> int:
-        """The id of its first process."""
         return self._processes[0].process_id
 
 
 class _Process:
-    """One process of a contestant, and the pipe to it."""
-
     def __init__(self, job: str, arguments: tuple[Any, ...], log: Path) -> None:
         self._job, self._arguments, self._log = job, arguments, log
         self._pipe: Any = None
@@ -209,8 +213,10 @@ class _Process:
 
 
 def _find_context() -> Any:
-    """How processes are forked: from this one, which imports TensorFlow for it, or from a server
-    where TensorFlow is already at work here, whose threads a fork would not have.
+    """Return the context for starting processes: fork, or a server.
+
+    Normally this process imports TensorFlow and forks. If TensorFlow is already at work here, a
+    server forks instead, because a forked process would lack TensorFlow's threads.
     """
     runtime = sys.modules.get("tensorflow.python.eager.context")
     at_work = runtime and runtime._context and runtime._context._context_handle
@@ -219,7 +225,7 @@ def _find_context() -> Any:
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SERVED])
-    own, tempfile.tempdir = tempfile.tempdir, None  # the path of a socket has 107 characters
+    own, tempfile.tempdir = tempfile.tempdir, None  # a socket's path has at most 107 characters
     try:
         forkserver.ensure_running()
     finally:
@@ -228,10 +234,10 @@ def _find_context() -> Any:
 
 
 def do_once(job: str, *arguments: Any, log: Path, timeout_s: float = OPENING_S) -> Any:
-    """Have a process do a job that is done when it is open, and return what it says.
+    """Run a job that is done once it is open, in a process of its own, and return its answer.
 
     Raises:
-      ContestantLost: it failed, was killed, or takes longer.
+      ContestantLost: If it failed, was killed, or takes too long.
     """
     with Contestant(job, [arguments], log=log) as contestant:
         return contestant.wait_until_open(timeout_s)

@@ -1,8 +1,6 @@
-"""The other side of a contestant: a process that does one job for the race, order by order; and
-the values that both sides exchange.
+"""The inside of a contestant: a process that does a job for the race, order by order.
 
-`work` is what the process runs: it imports its job, and with it TensorFlow, which nothing here
-does.
+Also holds the values that both sides exchange. Only the job that `work` imports needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,8 +26,9 @@ from throughline.shared.parent_death import end_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a contestant is to train: a configuration by its name, in a project. One of several
-    processes that train together has `environment` variables of its own.
+    """What a contestant trains: a named configuration of a project.
+
+    `environment` holds the variables of one of several processes that train together.
     """
 
     params: Params
@@ -41,9 +40,12 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a contestant says when it is open: whether it has a cache, which is to be filled before
-    it races, whether it loads what it reads into memory, which is to be timed, and when its first
-    batch came.
+    """What a contestant says when it is open.
+
+    Attributes:
+      has_cache: Whether it has a cache, which must be filled before it races.
+      loads: Whether it loads its data into memory, which must be timed.
+      first_batch_s: When its first batch came.
     """
 
     has_cache: bool = False
@@ -52,8 +54,10 @@ class Opened:
 
 
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
-    """Do the `job` "module:name": send what it says when it is `opened`, of a function its result;
-    then answer each order, the name of a method and its arguments. A failure is the last answer.
+    """Do the `job` "module:name", and answer orders until the pipe is closed.
+
+    The first answer is the job's attribute `opened`, or the result of a function. An order is the
+    name of a method with its arguments. A failure is the last answer.
     """
     _live_for_the_race()
     raise_malloc_thresholds()
@@ -75,13 +79,9 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
 
 
 def _live_for_the_race() -> None:
-    """Die with the process that forked this one, even while this one is stopped, and let a server
-    of forks die with the race. A session of its own keeps the terminal's Ctrl-C away, since the
-    race ends its contestants itself, and is what is frozen between turns, with the workers of a
-    service.
-    """
     end_with_parent()
-    # By these a process that a server has forked could start others; open here, they would keep the
+    # Through these, a forked process could start others. If they stayed open, the server and the
+    # tracker would outlive the race.
     # server and the tracker alive when the race is gone.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
@@ -94,7 +94,6 @@ def _live_for_the_race() -> None:
 
 
 def _print_to(log: str) -> None:
-    """Write both standard streams to a file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)

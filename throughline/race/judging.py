@@ -1,4 +1,4 @@
-"""The conclusions from a race about each configuration: rates, verdict, cause and fix. Pure."""
+"""Draws the conclusions from a race for each configuration: rates, verdict, cause and fix. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from throughline.results.train import TrainResult
 from throughline.settings import TrainSettings
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
-WORTH = 1.05  # times as fast, from which on a change is worth it
-TIE = 1.05  # gains within this factor are alike: then the smaller change comes first
+WORTH = 1.05  # the least speed-up that is worth a change
+TIE = 1.05  # gains within this factor are equal: the smaller change comes first
 SLOW_SERVICE, GPU_IDLE = "slow_service", "gpu_idle"  # rules whose changes cannot be tried
 FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
@@ -34,8 +34,14 @@ FIX_WHEN_UNKNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A configuration that has raced: what the rules found, its own training, of whose epochs one
-    has so many `examples` and steps, and how many times as many processes train as have raced.
+    """A configuration that has raced.
+
+    Attributes:
+      findings: What the rules found.
+      trained: The result of its own training.
+      examples: Examples per epoch of that training.
+      steps: Steps per epoch of that training.
+      share: The number of processes that train per process that has raced.
     """
 
     name: str
@@ -51,7 +57,6 @@ class Subject:
 def judge_race(
     racing: ConfigurationRace, subjects: Sequence[Subject], *, machine: Mapping[str, Any]
 ) -> RaceResult:
-    """The result of a race that has run on a `machine`, of those that took part."""
     measured, accelerated = racing.measured, racing.on_accelerator
     raced, lost = dict[str, Raced](), dict(measured.lost)
     for subject in subjects:
@@ -77,7 +82,6 @@ def judge_race(
 
 
 def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -> Raced:
-    """The result of a configuration that has raced."""
     race, name = measured.training, subject.name
     model, gain = measured.models[name], measured.gain(name)
     training = race.speed(name).times(subject.share)
@@ -114,9 +118,10 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
 def judge_by_epochs(
     subject: Subject, measured: Measured, *, on_accelerator: bool, why: str
 ) -> Raced | None:
-    """The result of a configuration whose input does not stand still between turns, `why`: by the
-    epochs of its own training and the model alone, which may be a tenth apart. None where it has
-    had no warm epoch.
+    """Return the result of a configuration whose input is not frozen between turns.
+
+    It compares the epochs of the configuration's training with the model alone, and allows for a
+    tenth between the two. Returns None without a warm epoch.
     """
     race, model = measured.training, measured.models[subject.name]
     epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
@@ -155,7 +160,7 @@ def _conclude(
     on_accelerator: bool,
     **measured: Any,
 ) -> Raced:
-    """The result with verdict, cause and fix; `measured` are its other fields."""
+    """Return the result with verdict, cause and fix; `measured` are its other fields."""
     verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
     ranked = rank_findings(findings)
     first = _find_first(ranked, verdict)
@@ -186,8 +191,9 @@ def _conclude(
 
 
 def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """The smallest change among those that gain as much as the best, then the rest by gain; what
-    was not tried comes last.
+    """Sort findings: the smallest change among the best gains first, the rest by gain.
+
+    Findings that were not tried come last.
     """
     most = max((each.gain.value for each in findings if each.gain), default=1.0)
 
@@ -200,8 +206,10 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
-    """The finding to act on first: the one that has gained most, where the input holds training
-    up; else one that explains time and cannot be tried.
+    """Return the finding to act on first.
+
+    If training is input-bound, it is the first one with a gain that is worth it. Otherwise it is
+    one that explains the time but cannot be tried.
     """
     bound = verdict.name != COMPUTE_BOUND
     tried = (each for each in ranked if bound and _is_worth(each.gain))
@@ -214,7 +222,7 @@ def _is_worth(gain: Estimate | None) -> bool:
 
 
 def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
-    """The finding with what its change has gained in the race, or why it was not tried."""
+    """Return the finding with the gain of its change, or the reason why it was not tried."""
     if finding.config is None:
         return finding
     contestant = measured.changes.get((name, finding.rule))
@@ -227,8 +235,10 @@ def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
 
 
 def _comparable_epochs(subject: Subject) -> float | None:
-    """The rate of the training's own warm epochs, where they are steps as in the race and nothing
-    else, on the same machine.
+    """Return the rate of the training's warm epochs; None if they differ from the race.
+
+    They are comparable on the same machine, in one process, without callbacks or checkpoints within
+    epochs.
     """
     trained, settings = subject.trained, subject.settings
     _, unit = settings.checkpoint_period
@@ -239,8 +249,9 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Time of a step of a training by several processes beyond a step in the race, in which they
-    exchange nothing.
+    """Return the time by which a step of several processes exceeds a step in the race [ms].
+
+    In the race they exchange nothing.
     """
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:

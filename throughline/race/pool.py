@@ -1,5 +1,6 @@
-"""The contestants of a race that are open: opened as far as memory allows, raced round by round,
-ended when they are out. Imports no TensorFlow.
+"""The open contestants of a race: opened as far as memory allows, raced in rounds, then ended.
+
+Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from throughline.race.jobs import Opened
 from throughline.results.race import Round, Turn
 from throughline.shared.limits import available_memory, usable_cores
 
-MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
+MEMORY_SHARE = 0.5  # share of available memory for all open contestants
 
 # The job of a contestant by its name, with the arguments of each of its processes.
 Jobs = Callable[[str], tuple[str, Sequence[tuple[Any, ...]]]]
 
 
 class Pool:
-    """Open contestants by their names, as a context manager, whose logs are in a `folder`. `jobs`
-    gives the job of a name, with the arguments of each of its processes.
+    """Open contestants by name; a context manager.
+
+    `jobs` gives the job of a name, with the arguments of each of its processes. Logs are in
+    `folder`.
     """
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
@@ -38,21 +41,21 @@ class Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for contestant, _ in self._open.values():  # at once, whatever interrupts this
+        for contestant, _ in self._open.values():  # all at once, whatever interrupts the loop below
             contestant.kill()
         for name in list(self._open):
             self.end(name)
 
     @property
     def names(self) -> list[str]:
-        """Those that are open."""
         return list(self._open)
 
     def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
-        """Open those of the names that are not, as many at a time as there are cores, the first of
-        them and then more `until` a moment of the monotonic clock, after which no cache is filled
-        either, and one that is not full a minute later is given up; all are stopped afterwards. One
-        that fails is lost.
+        """Open the contestants that are not open yet, and freeze them.
+
+        As many open at a time as there are cores. No batch but the first one starts after `until`,
+        a moment of the monotonic clock. After it no cache is filled either, and a cache that is not
+        full a minute later is given up. A contestant that fails is lost.
         """
         waiting = [name for name in names if name not in self._open and not self.is_out(name)]
         cores = usable_cores()
@@ -70,38 +73,33 @@ class Pool:
                     self.admit(name, opened, until)
 
     def is_out(self, name: str) -> bool:
-        """Whether a contestant is not to be opened again."""
+        """Return whether a contestant must not be opened again."""
         return name in self.lost
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more would have room besides those that are open, if they were as large
-        as the largest of them.
-        """
+        """Return whether `count` more contestants as large as the largest open one would fit."""
         held = [contestant.memory_bytes() for contestant, _ in self._open.values()]
         return sum(held) + count * max(held, default=0) <= self._room
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Have a contestant that is open do what its training does once."""
+        """Hook: let an open contestant do what its training does once."""
 
     def lose(self, name: str, lost: ContestantLost) -> None:
-        """A contestant has failed, was killed, or does not answer."""
+        """Record that a contestant failed, was killed, or does not answer, and end it."""
         self.lost[name] = str(lost)
         self.end(name)
 
     def watch(self, name: str) -> None:
-        """Look at what a contestant takes after its turn."""
+        """Hook: look at what a contestant holds after its turn."""
 
     def end(self, name: str) -> None:
-        """End a contestant, if it is open."""
         if name in self._open:
             self._open.pop(name)[1].close()
 
     def ask(self, name: str, order: str, *, timeout_s: float) -> list[Any]:
-        """Let one contestant do one thing."""
         return self._open[name][0].ask(order, timeout_s=timeout_s)
 
     def memory_bytes(self, name: str) -> int:
-        """Memory that a contestant holds now."""
         return self._open[name][0].memory_bytes()
 
     def race(
@@ -113,8 +111,9 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """One turn of each of the names that is open, in alternating order; those that are
-        `pulling` take their batches and train on none.
+        """Run one turn of each open contestant among `names`, in alternating order.
+
+        Those in `pulling` take their batches without training.
         """
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
@@ -130,7 +129,6 @@ class Pool:
         return Round(heat=heat, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
 
     def start(self, name: str) -> None:
-        """Start the processes of a contestant."""
         job, arguments = self._jobs(name)
         file = name.replace(" ", "-").replace("/", "-")
         stack, log = ExitStack(), self._folder / f"{file}.log"
@@ -138,9 +136,7 @@ class Pool:
         self._open[name] = contestant, stack
 
     def wait_for(self, name: str) -> Opened | None:
-        """Wait until a contestant is open, and let it stand still; what it says then, None for one
-        that is lost.
-        """
+        """Wait until a contestant is open, freeze it, and return its answer; None if it is lost."""
         contestant, _ = self._open[name]
         try:
             opened: Opened = contestant.wait_until_open(OPENING_S)

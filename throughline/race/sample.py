@@ -1,5 +1,6 @@
-"""What a contestant keeps in memory or in a cache: a sample of the training split, since how long
-an epoch takes follows from its rate.
+"""The sample of the training split that a contestant keeps in memory or in a cache.
+
+A sample suffices, because the duration of an epoch follows from its rate.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ SAMPLE_BYTES = 64 * 2**20  # of shards
 
 
 def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
-    """The same data with the first of the training split's shards alone, as many as a contestant is
-    to keep: examples are in random order, so any of them stand for all. Where classes are sampled,
-    each that is drawn has an example.
+    """Keep only the first shards of the training split, as many as a contestant should hold.
+
+    Examples are in random order, so these stand for all. If classes are sampled, every class with a
+    weight has an example in them.
     """
     kept, size, lacking, end = [], 0, set[int](), 0
     if sampling != "uniform":

@@ -1,5 +1,6 @@
-"""The jobs of contestants, each in a process of its own: train through a configuration for a
-moment, as `fit` does, or run the model on a batch that is ready.
+"""The jobs of contestants: training through a configuration, and training on a ready batch.
+
+Each runs in a process of its own and trains for a moment at a time.
 """
 
 from __future__ import annotations
@@ -39,18 +40,20 @@ from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-TURN_STEPS = 10  # a turn has so many, and takes as long as it is asked to,
-LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
-WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE begins,
+TURN_STEPS = 10  # the least steps of a turn, whose duration is given
+LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless the turn takes too long
+WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE starts
 LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
-MANY_EPOCHS = 1_000_000  # of batches, for epochs of few steps
+MANY_EPOCHS = 1_000_000  # for epochs of few steps
 BATCHES_IN_MEMORY = 64
-MOST_READY, READY_S = 512, 0.004  # batches that lie ready, and what taking one takes at most
+MOST_READY, READY_S = 512, 0.004  # ready batches, and the time to take one, at most
 
 
 class Training:
-    """Trains through a configuration, turn by turn, or takes its batches alone. What is kept in
-    memory or in a cache is a sample: how long an epoch takes follows from its rate.
+    """Trains through a configuration, or takes its batches, turn by turn.
+
+    What is kept in memory or in a cache is a sample, because an epoch's duration follows from its
+    rate.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -81,8 +84,9 @@ class Training:
         )
 
     def _compile_last(self, entry: Entry) -> None:
-        """Run a step of the size of an epoch's last one, for which a GPU, and XLA, compile kernels
-        when they meet it.
+        """Run a step with the size of an epoch's last one.
+
+        A GPU, and XLA, compile kernels for a new size when it first occurs.
         """
         compiles = entry.params.train.jit_compile or count_training_gpus() > 0
         last = _last_batch_size(self._pipeline)
@@ -93,7 +97,7 @@ class Training:
             self._step.settle()
 
     def load(self) -> float:
-        """Load once more what is read from memory; returns what that takes of all examples [s]."""
+        """Load the data into memory again, and return how long that takes for all examples [s]."""
         if (step := _find_loaded(self._pipeline)) is None:
             return 0.0
         started_at = time.perf_counter()
@@ -101,9 +105,7 @@ class Training:
         return (time.perf_counter() - started_at) / self._sample.share
 
     def fill(self) -> float:
-        """Train through the first epoch, in which a cache is filled; returns what that takes of all
-        examples [s].
-        """
+        """Train for the first epoch, which fills a cache; return the time for all examples [s]."""
         started_at = time.perf_counter()
         first = done = self._advance()
         began_at = time.perf_counter()
@@ -114,14 +116,15 @@ class Training:
         saved_s = self._saved_s / sample.share
         if done == first:
             return (ended_at - started_at) / sample.share + saved_s
-        # What an epoch begins with, as opening files, is not the more for more examples.
+        # What happens once per epoch, such as opening files, does not grow with the examples.
         more = (sample.steps / sample.share - first) / (done - first)
         return began_at - started_at + (ended_at - began_at) * more + saved_s
 
     def train(self, seconds: float) -> float:
-        """Train for a moment, from the state in which the last turn has left all buffers; returns
-        on how many examples. The first turn, which does not count, begins on empty buffers: what
-        lies ready after opening, no turn has paid for.
+        """Train for a moment, and return the number of examples.
+
+        Buffers are as the last turn has left them. Before the first turn, which does not count,
+        they are emptied, because no turn has paid for what was ready after opening.
         """
         if not self._is_drained:
             self._is_drained = True
@@ -129,7 +132,7 @@ class Training:
         return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
 
     def _drain(self) -> None:
-        """Take batches until one has to be waited for."""
+        """Take batches until one of them is not ready."""
         for _ in range(0 if self._pipeline.plan.gathers_on_device else MOST_READY):
             asked_at = time.perf_counter()
             self._pull()
@@ -137,7 +140,7 @@ class Training:
                 return
 
     def pull(self, seconds: float) -> float:
-        """Take batches for a moment, and train on none; returns how many examples."""
+        """Take batches for a moment without training, and return the number of examples."""
         return self._sample.mean_batch * _repeat_for_a_turn(self._pull, seconds)
 
     def _pull(self) -> int:
@@ -145,7 +148,7 @@ class Training:
         return 1
 
     def _advance(self) -> int:
-        """Run the next execution, as `fit` does; returns its steps."""
+        """Run the next execution, as `fit` does, and return its steps."""
         if self._left == 0:
             self._left = self._pipeline.steps_per_epoch
             self._step.begin(self._left)
@@ -155,7 +158,7 @@ class Training:
 
 
 class ModelAlone:
-    """Trains the model on a batch that is ready, of floats: as fast as if input cost nothing."""
+    """Trains the model on a ready batch of floats, as fast as if input cost nothing."""
 
     def __init__(self, entry: Entry) -> None:
         os.environ.update(entry.environment)
@@ -168,15 +171,18 @@ class ModelAlone:
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def train(self, seconds: float) -> float:
-        """Train for a moment; returns on how many examples."""
         return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """The share of the training split's examples that there are for an entry, the steps of their
-    epoch, and the examples that this process has of a batch, on average over an epoch, whose last
-    one may be small.
+    """The sample that an entry reads.
+
+    Attributes:
+      share: Its share of the training split.
+      steps: The steps of its epoch.
+      mean_batch: The mean number of this process's examples per batch, because an epoch's last
+          batch may be smaller.
     """
 
     share: float
@@ -187,7 +193,7 @@ class _Sample:
 def _open(
     entry: Entry, *, address: str = "", gathers: bool = True
 ) -> tuple[InputPipeline, StepFunction, _Sample]:
-    """The input pipeline and the train step of an entry, and what sample it reads."""
+    """Open the input pipeline and the train step of an entry, with the sample that it reads."""
     params = _only(entry)
     configure_process(params.train)
     data = open_inputs(params, Layout(entry.root))
@@ -202,7 +208,7 @@ def _open(
     )
     share = given.shards.examples("train") / data.shards.examples("train")
     steps, counted = pipeline.steps_per_epoch, pipeline
-    if share < 1:  # windows of tokens and buckets are counted in the snapshot, which has all
+    if share < 1:  # windows of tokens and buckets are counted in the whole snapshot
         whole = replace(pipeline, data=data)
         steps = min(steps, math.ceil(share * whole.steps_per_epoch))
         counted = whole if pipeline.plan.batching else pipeline
@@ -211,14 +217,15 @@ def _open(
 
 
 def _find_loaded(pipeline: InputPipeline) -> Read | None:
-    """The first step, where it reads from memory."""
+    """Return the first step if it reads from memory; else None."""
     step = pipeline.plan.steps[0]
     return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
-    """How many examples this process has of an epoch's last batch, where those are fewer than of
-    the others; None where they are not, or where batches differ anyway.
+    """Return this process's number of examples in an epoch's last batch; None if not smaller.
+
+    Also None if all batches differ in size.
     """
     last = pipeline.examples % pipeline.batch_size
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
@@ -234,8 +241,9 @@ def _repeat_zeros(
     *,
     examples: int | None = None,
 ) -> Iterator[Any]:
-    """Batches of zeros, as `spec` says; what that leaves open is that of the model's input, whose
-    texts are as long as the longest.
+    """Yield batches of zeros as `spec` describes; open sizes are those of the model's input.
+
+    Texts are as long as the longest one.
     """
     is_text = pipeline.plan.spec.schema.is_text
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
@@ -259,15 +267,16 @@ def _only(entry: Entry) -> Params:
 
 
 def advance(step: StepFunction, batches: Iterator[Any]) -> int:
-    """Run the next execution, whatever epochs there are; returns its steps."""
+    """Run the next execution, regardless of epochs, and return its steps."""
     step.begin(MANY_EPOCHS)
     step(batches)
     return step.steps
 
 
 def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:
-    """Run the steps in which the graph is traced and AUTOTUNE begins, fewer where those after the
-    first call take longer than `seconds`; returns how many.
+    """Run the steps in which the graph is traced and AUTOTUNE starts, and return how many.
+
+    There are fewer of them if those after the first call take longer than `seconds`.
     """
     done, limit = 0, math.inf
     while done < WARM_UP_STEPS and (done < LEAST_WARM_UP_STEPS or time.perf_counter() < limit):
@@ -278,14 +287,14 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
 
 
 def _train_for_a_turn(step: StepFunction, advance: Callable[[], int], seconds: float) -> int:
-    """Train as `fit` does: of a GPU, the step before each is waited for, and the last one."""
+    """Train for a turn as `fit` does, and wait for the last step."""
     steps = _repeat_for_a_turn(advance, seconds)
     step.settle()
     return steps
 
 
 def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
-    """Run executions for as long as a turn is; returns how many steps they were."""
+    """Run executions for the length of a turn, and return their number of steps."""
     steps, started_at, taken_s = 0, time.perf_counter(), 0.0
     while steps < FEWEST_STEPS or (
         (steps < TURN_STEPS or taken_s < seconds) and taken_s < LONGEST_TURN_S
@@ -296,17 +305,15 @@ def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
 
 
 def repeat_batches(pipeline: InputPipeline) -> Iterator[Any]:
-    """The first batches of an epoch again and again, kept in memory."""
+    """Repeat the first batches of an epoch endlessly, from memory."""
     batches = pipeline.dataset().take(BATCHES_IN_MEMORY).cache()
-    for _ in batches:  # a cache serves when it is full
+    for _ in batches:  # a cache is used once it is complete
         pass
     return iter(batches.repeat())
 
 
 def repeat_epoch(batch: Any, pipeline: InputPipeline) -> Iterator[Any]:
-    """One batch, kept in memory, as often as an epoch has steps, and as many of its examples as the
-    last one has; again and again.
-    """
+    """Repeat a batch from memory endlessly; the last of each epoch may be smaller."""
     dataset, last = tf.data.Dataset.from_tensors(batch), _last_batch_size(pipeline)
     if last is not None:
         ending = tf.data.Dataset.from_tensors(

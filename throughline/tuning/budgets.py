@@ -1,5 +1,7 @@
-"""What a search may spend: memory, disk, preparation, epochs and its own time, read from words such
-as `8GiB` and `10min`, and capped by what the machine has left. Imports no TensorFlow.
+"""What a search may spend: memory, disk, preparation time, epochs and its own time.
+
+Budgets are written as `8GiB` or `10min`, and capped by what the machine has left. Imports no
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ Allowance = Literal["approximate", "unordered"]
 
 
 def parse_size(text: str) -> float:
-    """Bytes of a size such as 500MB or 8GiB.
+    """Return the bytes of a size such as 500MB or 8GiB.
 
     Raises:
-      ValueError: it is none, or zero; says what one looks like.
+      ValueError: If the text is not a size, or zero; says what a size looks like.
     """
     return _parse(text, SIZES, "a size needs a number and a unit, such as 500MB or 8GiB")
 
 
 def parse_time(text: str) -> float:
-    """Seconds of a time such as 90s, 10min or 1.5h.
+    """Return the seconds of a time such as 90s, 10min or 1.5h.
 
     Raises:
-      ValueError: it is none, or zero; says what one looks like.
+      ValueError: If the text is not a time, or zero; says what a time looks like.
     """
     return _parse(text, TIMES, "a time needs a number and a unit, such as 90s, 10min or 1.5h")
 
@@ -77,7 +79,7 @@ def _check_search_time(text: str) -> str:
 
 
 class Budgets(Settings):
-    """What a search may spend, and for how long a training it searches."""
+    """What a search may spend, and how many epochs the training has that it optimizes."""
 
     ram: Annotated[str, AfterValidator(_check_size)] = Field(
         default=AVAILABLE,
@@ -111,11 +113,12 @@ class Budgets(Settings):
 
 
 def read_budgets(*, allow: Sequence[str] | None = None, **options: Any) -> Budgets:
-    """The budgets of a command line, by the names of its options; an option of None is left out,
-    and those of `allow` are each once or joined by commas.
+    """Read the budgets from the options of a command line; options of None are left out.
+
+    `allow` may be given several times, or once with commas.
 
     Raises:
-      InvalidBudget: with every option that is wrong.
+      InvalidBudget: Names every option that is wrong.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if words := [word for text in allow or () for word in text.split(",") if word]:
@@ -133,7 +136,7 @@ def _describe(problem: Any) -> str:
 
 
 def as_numbers(budgets: Budgets) -> dict[str, Any]:
-    """What may be spent besides the time of racing, however it is written: by names of budgets."""
+    """Return the budgets except time and epochs as numbers, so that 1min equals 60s."""
     return {
         "ram": budgets.ram if budgets.ram == AVAILABLE else parse_size(budgets.ram),
         "disk": budgets.disk if budgets.disk == AVAILABLE else parse_size(budgets.disk),
@@ -144,8 +147,9 @@ def as_numbers(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, none of them more than the machine has left; `kept_bytes` is the memory
-    in which a training would keep splits, `free_bytes` what is free on the disk.
+    """Budgets as numbers, capped by what the machine has left.
+
+    `kept_bytes` is the memory for splits that a training keeps, `free_bytes` is free on the disk.
     """
 
     ram_bytes: float
@@ -156,8 +160,10 @@ class Limits:
 
 
 def find_limits(budgets: Budgets, folder: Path) -> Limits:
-    """The budgets as numbers: memory capped by what the machine and its control groups leave, disk
-    by what is free in the project's `folder`, or taken there by the snapshot.
+    """Convert budgets to numbers, capped by free memory and disk.
+
+    Memory is limited by the machine and its control groups. Disk is what is free in the project's
+    `folder`, plus what its snapshot occupies.
     """
 
     def capped(text: str, left: float) -> float:
@@ -176,10 +182,10 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 
 
 def refuse_several_hosts(environment: Mapping[str, str]) -> None:
-    """Refuse to search for several processes that train together.
+    """Refuse to search if several processes train together.
 
     Raises:
-      Untunable: TF_CONFIG names them.
+      Untunable: If TF_CONFIG names several workers.
     """
     if training_worker_from_tf_config(environment).count > 1:
         raise Untunable(

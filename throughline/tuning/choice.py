@@ -1,8 +1,8 @@
 """Which configuration a search chooses, and the sentence about it. Pure.
 
-What counts is the whole training: preparation, first epoch, remaining epochs. The fastest of one's
-own configurations, the incumbent, stays unless another one certainly beats it. Equals within the
-noise are decided by memory, then disk, then by how short the configuration is.
+The whole training counts: preparation, first epoch, remaining epochs. The incumbent, the fastest of
+the user's own configurations, stays unless another one certainly beats it. Among equals, the least
+memory decides, then the least disk, then the shortest configuration.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from throughline.settings import PipelineConfig
 from throughline.tuning.needs import Need, format_bytes, format_seconds
 from throughline.tuning.space import CEILING
 
-TIE = 1.05  # times as long as the fastest, up to which less memory counts more
-NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
-LEAST_GAIN = 1.02  # times as fast, below which a change of params.yaml is not worth it
-LEAST_ROUNDS = 5  # against the incumbent, from which on a lead counts
-MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
+TIE = 1.05  # candidates up to this factor slower than the fastest count as equal to it
+NEGLIGIBLE = 0.05  # share of a step below which the input is not worth changing
+LEAST_GAIN = 1.02  # the least speed-up that is worth a change of params.yaml
+LEAST_ROUNDS = 5  # rounds against the incumbent before a lead counts
+MEMORY_GRAIN = 64 * 2**20  # bytes; needs within the same multiple are equal
 LONGER = "a longer --time may show that more can be gained"
 NONE_OF_OWN = "none of your own configurations can be trained within the budgets"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is chosen, what it is compared with, and how many times as long it takes; `pays_from` is
-    the first epoch after which it has taken less than the baseline. `lost`: one of one's own was,
-    and may be the fastest.
+    """The choice of a search.
+
+    Attributes:
+      incumbent: The fastest of the user's own configurations.
+      to_baseline: Its time as a multiple of the baseline's.
+      to_incumbent: Its time as a multiple of the incumbent's.
+      pays_from: The first epoch after which it has taken no more time than the baseline.
+      lost: Whether one of the user's own was lost, which may be the fastest.
     """
 
     outcome: Outcome
@@ -54,8 +59,9 @@ def choose(
     configs: Mapping[str, PipelineConfig],
     unraced: Sequence[str] = (),
 ) -> Choice:
-    """Choose among `rivals`, which all have raced, and of which some are one's `own`; where none
-    of these is left, any other is better. `unraced` is what the time did not suffice for.
+    """Choose among `rivals`, which have all raced; `own` of them are the user's.
+
+    If `own` is empty, the fastest is chosen. `unraced` are those that the time did not suffice for.
     """
     incumbent = race.fastest(own or rivals)
     ahead = [
@@ -71,7 +77,7 @@ def choose(
         name = min(tied, key=lambda each: _modesty(needs[each], configs[each], least))
     if own:
         baseline = find_baseline(own)
-    else:  # the slowest that it has met; where it has met none, itself
+    else:  # the slowest rival that the choice has met, or the choice itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
         baseline = incumbent = max(met, key=lambda each: race.seconds(each).value)
     short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, name))]
@@ -91,8 +97,10 @@ def choose(
 def _conclude(
     race: Race, incumbent: str, *, new: bool, short: Sequence[str], unraced: Sequence[str]
 ) -> tuple[Outcome, str]:
-    """What a search has come to, and why where that says so; `new`: another one is ahead of the
-    incumbent, and `short` lead what is chosen, in too few rounds.
+    """Return the outcome of a search, and the reason if it needs one.
+
+    `new`: another one is ahead of the incumbent. `short`: those ahead of the choice, in too few
+    rounds.
     """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
@@ -113,30 +121,27 @@ def _say_late(names: Sequence[str]) -> str:
 def pick_survivors(
     race: Race, rivals: Sequence[str], searched: Sequence[str], *, most: int
 ) -> list[str]:
-    """Who of the rivals may be the fastest: at most so many of the searched ones, whatever others
-    there are.
-    """
+    """Pick the rivals that may be the fastest, at most `most` of them from `searched`."""
     left = race.survivors(rivals, most=len(rivals))
     best = race.survivors([name for name in searched if name in left], most=most)
     return [name for name in left if name not in searched or name in best]
 
 
 def find_baseline(own: Sequence[str]) -> str:
-    """The configuration that others are compared with: naive; without it, the first."""
+    """Return the configuration that others are compared with: `naive`, or else the first."""
     return BASELINE if BASELINE in own else own[0]
 
 
 def is_compute_bound(race: Race, name: str) -> bool:
-    """Whether even an input that costs nothing would make a training certainly less than 5 %
-    faster.
-    """
+    """Return whether a free input would certainly make a training less than 5 % faster."""
     to_ceiling = race.ratio(name, CEILING)
     return to_ceiling.rounds > 0 and to_ceiling.high < 1 / (1 - NEGLIGIBLE)
 
 
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
-    """The first epoch after which a training has taken no more than the baseline's; None: none of
-    the training's epochs, or it is the baseline.
+    """Return the first epoch after which a training has taken no more time than the baseline's.
+
+    None if there is no such epoch in the training, or if it is the baseline.
     """
     epoch = None if name == baseline else race.break_even(name, baseline)
     return epoch if epoch is not None and epoch <= race.epochs else None
@@ -147,7 +152,7 @@ def _is_ahead(lead: Estimate) -> bool:
 
 
 def _may_lead(lead: Estimate) -> bool:
-    """Whether it would be ahead if it had raced for longer."""
+    """Return whether it would be ahead after more rounds."""
     return _leads(lead) and lead.rounds < LEAST_ROUNDS
 
 
@@ -167,7 +172,6 @@ def _modesty(
 
 
 def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
-    """The last line of a search."""
     incumbent = f"`{choice.incumbent}`"
     if choice.outcome == "undecided":
         if race.disturbed_by():

@@ -1,6 +1,4 @@
-"""What a search has found, as a result for others to show: every candidate with its figures, and
-why it was dropped.
-"""
+"""The result of a search: every candidate with its figures, and why it was dropped."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from throughline.tuning.space import CEILING, Candidate
 
 
 def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningResult:
-    """The result of a search: the choice first, then what was raced, the fastest first, then the
-    rest.
-    """
+    """Make the result of a search: raced candidates by time, then those that were dropped."""
     race = search.race
     chosen = search.candidate(choice.name)
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
@@ -48,7 +44,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
 
 
 def describe_config(config: PipelineConfig) -> dict[str, object]:
-    """The fields of a configuration that differ from their defaults, as params.yaml has them."""
+    """Return the fields of a configuration that differ from their defaults, as in params.yaml."""
     return {"read": config.read, **config.model_dump(exclude_defaults=True, mode="json")}
 
 
@@ -73,14 +69,14 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
 
 
 def _explain(search: Search, choice: Choice, name: str) -> str:
-    """Why a candidate is not the choice."""
+    """Return why a candidate is not the choice; "" for the choice."""
     race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name)
     if name == choice.name or why:
         return why or ""
     if name not in race.names:
         return NOT_RACED
     ratio = race.ratio(name, choice.name)
-    if not ratio.rounds:  # it left before the choice came
+    if not ratio.rounds:  # it left before the choice raced
         times = race.seconds(name).value / race.seconds(choice.name).value
         return f"{times:.1f}× as long"
     span = f"{ratio.value:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"

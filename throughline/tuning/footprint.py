@@ -1,5 +1,6 @@
-"""What a whole training holds in memory besides the steps that contestants run: it validates,
-writes checkpoints, saves the model, and logs it to MLflow.
+"""The memory that a whole training needs beyond the steps that contestants run.
+
+A training also validates, writes checkpoints, saves the model and logs it to MLflow.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 
 EPOCHS, VALIDATION_STEPS = 2, 2
-EPOCH_S = 2.0  # of slow steps an epoch here has fewer
-# What epochs, test split and recording add: 67 MiB in 30 epochs of an MLP.
+EPOCH_S = 2.0  # duration of an epoch here; slow steps make it shorter
+# For the growth over epochs, the test split and recording: 67 MiB in 30 epochs of an MLP.
 GROWTH_BYTES = 96 * 2**20
 SAMPLE_EVERY_S = 0.02
 
@@ -38,8 +39,9 @@ SAMPLE_EVERY_S = 0.02
 def measure_besides_steps(
     models: Models, pipelines: SplitPipelines, settings: TrainSettings, root: Path
 ) -> int:
-    """Train a few steps as the train stage does, in this process; returns how many bytes more that
-    takes at most than stepping, with the copy of the model that MLflow is given.
+    """Train a few steps as the train stage does, and return the memory beyond stepping [bytes].
+
+    The result includes the copy of the model for MLflow. Runs in this process.
     """
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
@@ -74,7 +76,7 @@ def measure_besides_steps(
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """What this process holds again and again during the block, and at its end [bytes]."""
+    """Collect the memory of this process [bytes] regularly during the block, and at its end."""
     samples: list[int] = []
     ended = threading.Event()
 

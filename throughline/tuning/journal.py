@@ -1,6 +1,4 @@
-"""What a search has measured so far, in a file that each round is added to, so that an interrupted
-search goes on where it was.
-"""
+"""What a search has measured so far, in a file, so that an interrupted search continues."""
 
 from __future__ import annotations
 
@@ -21,9 +19,13 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """What is known of a contestant that has opened: what its training costs besides, the memory
-    that this takes, with its cache full, and what the contestant itself has held at most;
-    `disturbed`: others were at work while the cost was measured.
+    """What is known of a contestant that has opened.
+
+    Attributes:
+      cost: What its training takes besides its epochs.
+      ram_bytes: Memory of its training, with the cache full.
+      held_bytes: The most memory that the contestant itself has held.
+      disturbed: Whether other programs ran while the cost was measured.
     """
 
     cost: Cost
@@ -34,9 +36,13 @@ class Entrance:
 
 @dataclass(kw_only=True)
 class Pages:
-    """The journal as a value: entrances and why contestants were dropped, by name; rounds in their
-    order; whose examples are proven, and whose are not, and why. `lost` are those
-    of the dropped ones that may race the next time.
+    """The content of the journal; all mappings are by name.
+
+    Attributes:
+      dropped: Why contestants were dropped.
+      lost: Dropped contestants that the next search may race again.
+      proven: Digests of configurations that are proven to deliver the snapshot's examples.
+      refuted: Why configurations do not deliver them.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -48,40 +54,40 @@ class Pages:
 
 
 class Journal:
-    """The pages of a search in its folder: read when it is opened, written with every change."""
+    """The journal of a search in its folder: read when opened, written at every change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pages = Pages()
-        with suppress(OSError, ValueError, TypeError):  # none, or one of another form
+        with suppress(OSError, ValueError, TypeError):  # there is none, or it has another form
             self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
-            # Who was lost, or took too much of what there was then, is tried again.
+            # Contestants that were lost, or took too much memory, are tried again.
             self.pages.dropped, self.pages.lost = dict(self.pages.refuted), []
 
     def save(self) -> None:
-        """Write all pages, atomically."""
         with atomic_file(self.folder / JOURNAL) as temporary:
             temporary.write_text(dump_json(asdict(self.pages), indent=None))
 
     def forget(self) -> None:
-        """Begin again with empty pages."""
+        """Start again with an empty journal."""
         self.pages = Pages()
         self.save()
 
     def enter(self, name: str, entrance: Entrance) -> None:
-        """A contestant has opened."""
+        """Note what is known of a contestant that has opened."""
         self.pages.entrances[name] = entrance
         self.save()
 
     def drop(self, name: str, reason: str, *, passing: bool = False) -> None:
-        """A candidate is out, and why, which may be `passing`; the first reason stays."""
+        """Note why a candidate is out, unless it is already; a `passing` reason may not recur."""
         if self.pages.dropped.setdefault(name, reason) is reason:
             self.pages.lost += [name] * passing
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant whose training has taken more memory than is allowed, but not the model
-        alone; returns whether it has.
+        """Drop a contestant whose training takes too much memory, and return whether it did.
+
+        The model alone is never dropped.
         """
         taken = self.pages.entrances[name].ram_bytes
         if taken <= allowed_bytes or name == CEILING:
@@ -91,24 +97,21 @@ class Journal:
         return True
 
     def add(self, one: Round) -> None:
-        """A round is complete."""
         self.pages.rounds.append(one)
         self.save()
 
     def note_proof(self, name: str, digest: str) -> None:
-        """The examples of a configuration are proven to be the snapshot's."""
+        """Note that a configuration is proven to deliver the snapshot's examples."""
         self.pages.proven[name] = digest
         self.save()
 
     def refute(self, name: str, reason: str) -> None:
-        """The examples of a configuration are not the snapshot's: it is out for good."""
+        """Note that a configuration does not deliver the snapshot's examples; drop it for good."""
         self.pages.refuted[name] = reason
         self.drop(name, reason)
 
     def forget_disturbed(self) -> None:
-        """Let the rounds in which other programs were at work be raced again, and all that follows
-        from a cache that was filled meanwhile.
-        """
+        """Forget rounds and costs that other programs disturbed, to measure them again."""
         entrances = self.pages.entrances
         again = {name for name, entrance in entrances.items() if entrance.disturbed}
         self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
@@ -122,7 +125,7 @@ class Journal:
         self.save()
 
     def rounds_of(self, heat: str, names: Sequence[str]) -> int:
-        """How many rounds of a heat all of these contestants have had."""
+        """Count the rounds of a heat in which all of these contestants took part."""
         return sum(
             one.heat == heat and all(name in one.turns for name in names)
             for one in self.pages.rounds

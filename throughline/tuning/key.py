@@ -1,5 +1,7 @@
-"""What makes two searches the same question: the prepared data, all parameters but `tuned` itself,
-the budgets, the machine and the program. Imports no TensorFlow.
+"""The key of a search: two searches with the same key ask the same question.
+
+The key covers the prepared data, all parameters except `tuned`, the budgets, the machine and the
+program. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,16 +33,15 @@ FOLDER = Path(".throughline") / "tuning"
 
 
 def without_tuned(params: Params) -> Params:
-    """The parameters without what an earlier search has added; where nothing else is there, with
-    the plainest configuration.
-    """
+    """Remove the configuration that an earlier search added; if none is left, add a plain one."""
     others = {name: config for name, config in params.pipelines.items() if name != TUNED}
     return replace(params, pipelines=others or {"naive": PipelineConfig()})
 
 
 def as_written(params: Params, document: Mapping[str, Any]) -> Params:
-    """The parameters of a document, `snapshot.fraction` as it is there: what `auto` stands for may
-    follow from `tuned`.
+    """Set `snapshot.fraction` to `auto` again if the document says so.
+
+    The value that `auto` stands for may depend on `tuned`.
     """
     if document.get("snapshot", {}).get("fraction", AUTO) != AUTO:
         return params
@@ -55,12 +56,16 @@ def digest_question(
     own_files: Sequence[str],
     needs: Mapping[str, Any] | None = None,
 ) -> str:
-    """The key of a question, by which its answer is found again; `own_files` are those of one's own
-    model and ops, and of tokenizers and weights, by their paths from the layout's root, and `needs`
-    what these need besides. How long the search may take is no part of it.
+    """Return the key of a question, by which its answer is found again.
+
+    The time that the search may take is not part of it.
+
+    Args:
+      own_files: The user's models and ops, tokenizers and weights, relative to the layout's root.
+      needs: What these files need besides.
 
     Raises:
-      MissingInput: the data is not prepared.
+      MissingInput: If the data is not prepared.
     """
     index = read_shard_index(layout.shards)
     values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}

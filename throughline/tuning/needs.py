@@ -1,6 +1,4 @@
-"""What a configuration needs, against what may be spent, in the words of people. Imports no
-TensorFlow.
-"""
+"""What configurations need, compared with the limits. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ from throughline.tuning.budgets import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a configuration needs: memory and disk [bytes], and time before the first epoch [s]; of
-    the memory `kept_bytes` are to keep its splits, and of the disk `written_bytes` are not written
-    yet.
+    """What a configuration needs.
+
+    `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
+    disk that is not written yet. `prepare_s` comes before the first epoch.
     """
 
     ram_bytes: float
@@ -26,10 +25,10 @@ class Need:
 
 
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
-    """Which configurations need more than is allowed, and of what.
+    """Return which configurations exceed the limits, and by what.
 
     Raises:
-      InvalidBudget: all of them do; says what is needed at least.
+      InvalidBudget: If all of them do; says the least that is needed.
     """
     excess = {name: why for name, need in needs.items() if (why := _describe(need, limits))}
     if len(excess) == len(needs):
@@ -64,7 +63,7 @@ def _describe(need: Need, limits: Limits) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as people write them: 0.8 s, 41 s, 12 min, 3.5 h, or any number of them."""
+    """Format a time for people: 0.8 s, 41 s, 12 min, 3.5 h; infinity is "any time"."""
     if seconds == float("inf"):
         return "any time"
     if seconds < 10:  # noqa: PLR2004
@@ -75,7 +74,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as people write them: 12 kiB, 38 MiB, 1.1 GiB."""
+    """Format bytes for people: 12 kiB, 38 MiB, 1.1 GiB."""
     mib = count / 2**20
     if mib < 1:
         return f"{count / 2**10:.0f} kiB"

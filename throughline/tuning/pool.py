@@ -1,6 +1,4 @@
-"""The contestants of a search: what happens to them is journaled, and those are out that take more
-than is allowed.
-"""
+"""The contestants of a search: they are journaled, and dropped if they take too much memory."""
 
 from __future__ import annotations
 
@@ -17,18 +15,20 @@ from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
 from throughline.tuning.space import CEILING
 
-LEAST_FILL_S = 60.0  # that filling a cache may take, also when the time is up
+LEAST_FILL_S = 60.0  # the least time that filling a cache may take, even after the search's time
 FILL = "fill"  # the heat in which caches are filled
-FILL_SHARE = 0.5  # of the whole time, within which it would have to be full
+FILL_SHARE = 0.5  # share of the search's time within which a cache must be full
 
 
 class SearchPool(Pool):
     """Open contestants of a search.
 
-    `jobs` gives the job of a name with its arguments, `needs` what its training is expected to
-    need: of memory `besides_steps_bytes` more than the contestant holds, and all of what is kept
-    where that holds a `sampled_share`. One whose training takes more than `ram_bytes` is ended; one
-    of one's `own` may be the fastest, however long its cache takes.
+    Attributes:
+      needs: What each training is expected to need.
+      ram_bytes: The limit; a contestant whose training needs more is ended.
+      besides_steps_bytes: Memory that a training needs beyond its contestant's steps.
+      sampled_share: The share of the kept examples that a contestant holds.
+      own: The user's configurations, which may be the fastest however long their caches take.
     """
 
     def __init__(  # noqa: PLR0913 - what a search knows of its contestants
@@ -49,7 +49,7 @@ class SearchPool(Pool):
         self._opened_at = time.monotonic()
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
-        """Names in groups that can be open at once `together_with` others, at least one each."""
+        """Group names so that each group, of at least one, fits into memory `together_with` others."""
         taken = sum(self._bytes(name) for name in together_with)
         group: list[str] = []
         for name in names:
@@ -62,13 +62,10 @@ class SearchPool(Pool):
             yield group
 
     def is_out(self, name: str) -> bool:
-        """Whether it has been dropped."""
         return name in self._journal.pages.dropped
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Let a contestant fill its cache, or load what it reads; note what its training costs
-        besides its epochs.
-        """
+        """Fill the contestant's cache or load its data, and note the one-time cost of training."""
         order = "fill" if opened.has_cache else "load" if opened.loads else ""
         timed = self._time_alone(name, order, until) if order else (0.0, False)
         if timed is None:
@@ -89,10 +86,14 @@ class SearchPool(Pool):
         self.watch(name)
 
     def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
-        """What a contestant needs once [s], to fill its cache or to load, while all others stand
-        still, and whether other programs disturbed it: it is measured once more then, by another
-        process, and if they still are at work that is a disturbed round. None where the contestant
-        is lost, has been given up since the time is up, or is out since it takes most of it.
+        """Time filling a contestant's cache, or loading, while all others are frozen.
+
+        If other programs disturb it, it is measured again in a new process. A second disturbance is
+        noted as a disturbed round.
+
+        Returns:
+          The time [s] and whether it was disturbed. None if the contestant was lost, given up at
+              the end of the time, or dropped because it takes most of the time.
         """
         whole_s = until - self._opened_at
         for again in (False, True):
@@ -124,9 +125,7 @@ class SearchPool(Pool):
         return seconds, True
 
     def watch(self, name: str) -> None:
-        """Note the most memory that a contestant's training takes; drop it where that is more than
-        is allowed.
-        """
+        """Note the most memory that a contestant's training needs; drop it if that is too much."""
         entrance, held = self._journal.pages.entrances[name], self.memory_bytes(name)
         if (more := held - entrance.held_bytes) > 0:
             entrance = replace(entrance, ram_bytes=entrance.ram_bytes + more, held_bytes=held)
@@ -135,17 +134,16 @@ class SearchPool(Pool):
             self.end(name)
 
     def lose(self, name: str, lost: ContestantLost) -> None:
-        """Drop it, with the reason."""
         self._journal.drop(name, str(lost), passing=lost.passing)
         self.end(name)
 
     def _bytes(self, name: str) -> float:
-        """What a contestant holds, as far as that is known."""
+        """Return the memory that a contestant holds, as far as it is known."""
         if entrance := self._journal.pages.entrances.get(name):
             return entrance.held_bytes
         return self._needs[name].ram_bytes - self._besides_steps_bytes - self._lacking(name)
 
     def _lacking(self, name: str) -> float:
-        """Bytes of what its training keeps in memory, that a contestant does not."""
+        """Return the bytes that its training keeps in memory but the contestant does not."""
         kept = self._needs[name].ram_bytes - self._needs[CEILING].ram_bytes
         return (1 - self._sampled_share) * kept

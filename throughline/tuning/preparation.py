@@ -1,6 +1,4 @@
-"""Whether the snapshot that preparation is to write fits into the budget of disk, as far as that is
-known before it is written. Imports no TensorFlow.
-"""
+"""Checks before writing that the snapshot fits into the disk budget. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,13 +20,12 @@ KEY_BYTES = 8
 
 
 def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
-    """Refuse to write more of a snapshot than `--disk` allows, where its rows are images of one
-    size.
+    """Refuse to write a snapshot that exceeds `--disk`, if its rows are images of one size.
 
     Raises:
-      InvalidBudget: it would take more; says how much, and which fraction of it fits.
+      InvalidBudget: If it would; says by how much, and which fraction of it fits.
     """
-    if budgets.disk == AVAILABLE or params.storage.url:  # a full disk is said by the stage itself
+    if budgets.disk == AVAILABLE or params.storage.url:  # the stage itself reports a full disk
         return
     shards = read_shard_index(Layout(root).shards)
     value, target = shards.schema.input, shards.schema.target

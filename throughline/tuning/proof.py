@@ -1,4 +1,4 @@
-"""What is asked of a winner after the race: that it delivers the snapshot's examples."""
+"""The proof, after the race, that the winner delivers the snapshot's examples."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ PROOF_S = 24 * 3600.0  # reads every example twice
 
 
 def prove(entry: Entry, journal: Journal) -> bool:
-    """Whether the examples are the snapshot's. A candidate whose are not is out for good; one whose
-    proof is cut short, perhaps for want of memory, is tried again by the next search.
+    """Prove that the examples are the snapshot's, and return whether they are.
+
+    A candidate with other examples is out for good. If the proof fails for another reason, such as
+    too little memory, the next search tries the candidate again.
     """
     if entry.name in journal.pages.proven:
         return True

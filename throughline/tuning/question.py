@@ -1,4 +1,7 @@
-"""What a search is asked, and the survey of the data that it begins with. Imports no TensorFlow."""
+"""The question that a search answers, and the survey of the data that it begins with.
+
+Imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,18 @@ from throughline.tuning.budgets import Budgets, Limits
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Space
 
-FEWEST_STEPS = 20  # of an epoch
+FEWEST_STEPS = 20  # per epoch
 SURVEY = "throughline.tuning.survey:survey"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The candidates, what each needs by its name, what a training holds besides what a contestant
-    does [bytes], of what it keeps the share that a contestant does, and how long an epoch is.
+    """What a search knows before it races.
+
+    Attributes:
+      needs: What each candidate needs, by name.
+      besides_steps_bytes: Memory that a training needs beyond its contestant's steps.
+      sampled_share: The share of the kept examples that a contestant holds.
     """
 
     space: Space
@@ -34,7 +41,8 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is searched: parameters of one process, the project, the budgets, and as numbers.
+    """What is searched: parameters of one process, the project, and the budgets.
+
     `shared`: the training's batches are shared by processes, or cut to a multiple.
     """
 
@@ -46,17 +54,16 @@ class Question:
 
     @property
     def epochs(self) -> int:
-        """Of the training that is to be fast."""
+        """The epochs of the training that is optimized."""
         given = self.budgets.epochs
         return given if isinstance(given, int) else self.params.train.epochs
 
 
 def survey_data(question: Question, folder: Path) -> Survey:
-    """What there is to race, and what each candidate needs, found by a process whose log is in
-    `folder`.
+    """Find the candidates and what each needs, in a process whose log is in `folder`.
 
     Raises:
-      Untunable: the data cannot be read or trained on, or its epochs are too short.
+      Untunable: If the data cannot be read or trained on, or its epochs are too short.
     """
     echo("surveying the data: what can be kept where, and what that needs")
     try:

@@ -1,9 +1,9 @@
-"""The search for the configuration through which a training takes least time, within budgets.
+"""The search for the configuration with the shortest training, within budgets.
 
-Heat by heat: one's own configurations, the rules of thumb and the model alone; then the likeliest
-form of each family; then other forms of the best families, and those next to the fastest; then a
-final. After each heat those leave that the fastest certainly beats. What is
-measured is journaled, so an interrupted search goes on. Imports no TensorFlow.
+The heats are: the user's own configurations, rules of thumb and the model alone; the likeliest form
+of each family; other forms of the best families; forms next to the fastest; a final. After each
+heat, candidates leave that the fastest certainly beats. Measurements are journaled, so an
+interrupted search continues. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from throughline.tuning.space import (
 
 ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
-MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
+MOST_OWN = 2  # of the user's own configurations in the final
 RACING_SHARE = 0.8  # of the time; the rest is for proving
 
 
 class Search:
-    """One search: `run` it, then read what it `survey`ed, its `race` and its choice."""
+    """A search: `run` it, then read its `survey`, `race` and choice."""
 
     def __init__(self, question: Question, journal: Journal) -> None:
         self.question, self.journal = question, journal
@@ -61,15 +61,15 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
-        for name in journal.pages.entrances:  # by what it has taken before
+        for name in journal.pages.entrances:  # those whose memory is known from before
             journal.drop_large(name, question.limits.ram_bytes)
 
     def run(self) -> Choice:
-        """Race, choose and prove; returns the choice.
+        """Race, choose and prove.
 
         Raises:
-          Untunable: no contestant could be opened.
-          InvalidBudget: each takes more memory than is allowed; says what is needed at least.
+          Untunable: If no contestant could be opened.
+          InvalidBudget: If each takes more memory than allowed; says the least that is needed.
         """
         with self.open_pool() as pool:
             self._race_heats(pool)
@@ -78,14 +78,13 @@ class Search:
             if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
         opened = self._candidates.keys() & self.journal.pages.entrances.keys()
-        if opened:  # where each of them has taken too much, say what is needed at least
+        if opened:  # raises InvalidBudget if each takes too much memory
             find_excess({name: self.measured_needs[name] for name in opened}, self.question.limits)
         reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
         raise Untunable(f"no contestant could be raced: {reasons}")
 
     @property
     def race(self) -> Race:
-        """All that has been measured."""
         pages = self.journal.pages
         return Race(
             rounds=pages.rounds,
@@ -96,7 +95,7 @@ class Search:
 
     @property
     def rivals(self) -> list[str]:
-        """Those that have raced and can be chosen."""
+        """The contestants that have raced and can be chosen."""
         return [
             name
             for name in self.race.names
@@ -105,13 +104,12 @@ class Search:
 
     @cached_property
     def needs(self) -> dict[str, Need]:
-        """What each contestant needs; the model alone what the least of them does."""
+        """What each contestant is expected to need; the model alone needs the least of them."""
         least = min(each.ram_bytes for each in self.survey.needs.values())
         alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
         return {**self.survey.needs, CEILING: alone}
 
     def open_pool(self) -> SearchPool:
-        """Processes for its contestants."""
         return SearchPool(
             self.job,
             self.needs,
@@ -126,7 +124,7 @@ class Search:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
         standing = [CEILING, *given[:1]]
         groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
-        for group in groups:  # more than one where memory has no room for all at once
+        for group in groups:  # several if they do not all fit into memory
             self._heat(pool, OWN_HEAT, [*standing, *group])
             if CEILING not in self.race.names:
                 why = self.journal.pages.dropped.get(CEILING, "it has not raced")
@@ -138,7 +136,7 @@ class Search:
         families = self._searched_families
         first = {family: forms[0].name for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
-        # Where the likeliest form of a family has been ended, the leanest may have room.
+        # If the likeliest form of a family was dropped, the leanest may fit.
         lean = [
             form.name
             for family, name in first.items()
@@ -162,12 +160,13 @@ class Search:
     def _race_groups(
         self, pool: SearchPool, heat: str, names: Sequence[str], standing: list[str], most: int
     ) -> list[str]:
-        """Race names with those that are `standing`, as many at once as there is memory for;
-        returns who goes on, at most so many of the searched ones.
+        """Race names with those that are `standing`, as many at once as fit into memory.
+
+        Returns the names that stay, at most `most` of the searched ones.
         """
         left = [name for name in names if name not in standing]
         if done := [name for name in left if self.journal.rounds_of(heat, [name]) >= ROUNDS]:
-            # They have raced before an interruption, and are not opened again unless they go on.
+            # They raced before an interruption, and open again only if they stay.
             standing = self._keep(pool, [*standing, *done], most=most)
             left = [name for name in left if name not in done]
         while left:
@@ -178,7 +177,7 @@ class Search:
         return standing
 
     def _find_neighbors(self, standing: Sequence[str]) -> list[str]:
-        """Forms next to the fastest of the searched ones, that have not raced yet."""
+        """Find forms next to the fastest searched candidate that have not raced yet."""
         searched = [name for name in standing if name in self.rivals and self._is_searched(name)]
         if not searched:
             return []
@@ -187,14 +186,13 @@ class Search:
         return [form.name for form in forms if form.name not in self.race.names]
 
     def _is_compute_bound(self) -> bool:
-        """Whether there is nothing to search for, since input is a negligible part of a step."""
+        """Return whether there is nothing to gain, because input is a negligible part of a step."""
         own = self._own
         if not own or self.race.disturbed_by():
             return False
         return is_compute_bound(self.race, self.race.fastest(own))
 
     def candidate(self, name: str) -> Candidate:
-        """The candidate of this name."""
         return self._candidates[name]
 
     @property
@@ -215,8 +213,9 @@ class Search:
         return self._candidates[name].family not in (OWN, RULES)
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
-        """Who goes on: those that may be the fastest, at most so many of the searched ones, and
-        what they are compared with to the end; the others end.
+        """Keep the names that may be the fastest, and what they are compared with; end the rest.
+
+        At most `most` of the searched candidates stay.
         """
         left = [name for name in names if name in self.rivals]
         searched = [name for name in left if self._is_searched(name)]
@@ -231,8 +230,9 @@ class Search:
     def _heat(
         self, pool: SearchPool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS
     ) -> None:
-        """Race these names for so many rounds, less those that the journal has; fewer when the
-        time is up, or when the heat is decided.
+        """Race these names for `rounds` rounds, less those in the journal.
+
+        The heat ends early if the time is up or its result is decided.
         """
         names = [name for name in names if name not in self.journal.pages.dropped]
         done = self.journal.rounds_of(heat, names)
@@ -244,8 +244,8 @@ class Search:
                 return
             if number == done:
                 echo(f"racing {heat}: {', '.join(names)}")
-                # After what others are compared with those that have not raced yet, in case that
-                # there is no time for all.
+                # First those that others are compared with, then those that have not raced yet, in
+                # case the time does not suffice for all.
                 compared = {CEILING, *(self._own[:1] if heat == OWN_HEAT else self._own)}
                 raced = {*self.race.names} - compared
                 order = sorted(names, key=lambda name: (name not in compared, name in raced))
@@ -253,8 +253,10 @@ class Search:
             self.journal.add(pool.race(names, heat, number=number))
 
     def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
-        """Whether one of a final certainly beats all others, or the first heat has shown that there
-        is nothing to search for.
+        """Return whether the heat's question is settled.
+
+        A final is settled if one certainly beats all others, the first heat if there is nothing to
+        gain.
         """
         if heat == OWN_HEAT:
             return self._is_compute_bound()
@@ -262,9 +264,10 @@ class Search:
         return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
-        """The choice among these, which have raced. What it is compared with is of one's own, as
-        far as it went on to the last round; none is made where one of these was lost, which may
-        have been the fastest.
+        """Choose among rivals that have raced.
+
+        They are compared with the user's own configurations in the last round. If one of the user's
+        own was lost, nothing is chosen, because it may have been the fastest.
         """
         last = self.race.rounds[-1].turns
         own = [name for name in self._own if name in last] or self._own
@@ -283,9 +286,7 @@ class Search:
         return replace(choice, outcome="undecided", reason=why, lost=True)
 
     def _list_unraced(self) -> list[str]:
-        """What the time did not suffice for: of what is given each, and families of which no form
-        has raced.
-        """
+        """List what there was no time for: given candidates, and families without any race."""
         tried = {*self.race.names, *self.journal.pages.dropped}
         given = [
             name for name in self._candidates if not self._is_searched(name) and name not in tried
@@ -299,7 +300,7 @@ class Search:
 
     @property
     def measured_needs(self) -> dict[str, Need]:
-        """What each contestant needs, by what it has been seen to take."""
+        """What each contestant needs, with measured memory if it is known."""
         entrances = self.journal.pages.entrances
         return {
             name: replace(need, ram_bytes=entrances[name].ram_bytes) if name in entrances else need
@@ -316,5 +317,5 @@ class Search:
         return Entry(params=question.params, root=question.root, name=name, config=config)
 
     def job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
-        """What the process of a contestant does, and its arguments."""
+        """Return the job of a contestant, and the arguments of its process."""
         return (MODEL_ALONE if name == CEILING else TRAINING), [(self._entry(name),)]

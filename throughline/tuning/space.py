@@ -1,8 +1,8 @@
-"""The configurations among which a search decides: families, which differ in what is kept where,
-and the forms of each, which differ in how the same work is called. Pure; no TensorFlow.
+"""The configurations that a search considers: families and their forms. Pure; no TensorFlow.
 
-Families differ by 2 to 100 times, forms of one by less. What cannot be right is refused by the plan
-itself, and the reason is kept.
+Families differ in what is kept where, and by 2 to 100 times in speed. The forms of a family do the
+same work with different calls, and differ by less. Impossible combinations are refused by the plan,
+whose reason is kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
 CEILING = "model alone"
-OWN, RULES = "own", "rules of thumb"  # families of what is given, not searched
-# What people set without measuring: all cores everywhere, or everything left to tf.data.
+OWN, RULES = "own", "rules of thumb"  # families of given configurations, which are not searched
+# What people choose without measuring: all cores everywhere, or all left to tf.data.
 HEURISTIC: Mapping[str, Any] = {
     "read": "shards",
     "interleave": {"cycle_length": 4, "parallel": "cores"},
@@ -39,8 +39,6 @@ PREFETCH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A configuration that can be raced: its name, the family it is a form of, and its plan."""
-
     name: str
     family: str
     config: PipelineConfig
@@ -49,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What cannot be raced, and why."""
+    """A configuration that cannot be raced, and why."""
 
     name: str
     reason: str
@@ -57,8 +55,9 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The candidates, the given ones first, then family by family, the likeliest form of each
-    first; and what was refused.
+    """The candidates and the refusals.
+
+    Given candidates come first, then family by family, each with its likeliest form first.
     """
 
     candidates: tuple[Candidate, ...]
@@ -67,10 +66,16 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What decides which families there are: pixels may be `approximate`, elements `unordered`;
-    the snapshot is `beyond_memory`; there is an `accelerator` whose memory can hold a split. Of the
-    snapshot's rows a fraction is `stored`, and a fraction, `fitting`, may be read. Batches are
-    `shared` by processes that train together, or cut to a multiple.
+    """The conditions on which families depend.
+
+    Attributes:
+      approximate: Whether pixels may be approximate.
+      unordered: Whether elements may come in the order of their timing.
+      beyond_memory: Whether the snapshot exceeds the memory.
+      accelerator: Whether there is an accelerator whose memory can hold a split.
+      stored: The fraction of the snapshot's rows that is stored.
+      fitting: The fraction of the snapshot's rows that may be read.
+      shared: Whether processes share batches, or batches are cut to a multiple.
     """
 
     approximate: bool = False
@@ -85,10 +90,10 @@ class Conditions:
 def lay_out_space(
     own: Mapping[str, PipelineConfig], spec: InputSpec, conditions: Conditions
 ) -> Space:
-    """All candidates: one's own configurations, the rules of thumb, and every form of every family
-    that can be planned and is none of the former.
+    """Lay out all candidates: own configurations, rules of thumb, then all forms of all families.
 
-    All deliver what the first own configuration does: its sampling and its batches.
+    Equal plans occur once. All deliver what the first own configuration does: the same sampling and
+    batches.
     """
     base = next(iter(own.values()))
     same = _delivered(own)
@@ -131,7 +136,6 @@ def lay_out_space(
 
 
 def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
-    """Candidates by their families, in their order."""
     grouped: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         grouped.setdefault(candidate.family, []).append(candidate)
@@ -139,15 +143,16 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """A configuration that reads this fraction of the snapshot and delivers what the first of one's
-    own does.
+    """Make a configuration that reads a fraction of the snapshot.
+
+    It delivers what the first of the user's own configurations does.
     """
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
 
 def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
-    """The fields that decide what is delivered, as the first own configuration has them."""
+    """Return the fields that decide what is delivered, from the first own configuration."""
     base = next(iter(own.values()))
     return {"sampling": base.sampling, "batch": base.batch}
 
@@ -178,7 +183,7 @@ def _plan(
 def _find_difference(
     config: PipelineConfig, base: PipelineConfig, conditions: Conditions
 ) -> str | None:
-    """Why a configuration of one's own does not deliver what the others do; None: it does."""
+    """Return why a configuration does not deliver what the others do; None if it does."""
     if (config.sampling, config.batch) != (base.sampling, base.batch):
         return "draws or batches other examples than the first configuration"
     if config.decode.approximate and not conditions.approximate:
@@ -189,7 +194,7 @@ def _find_difference(
 
 
 def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What can be kept where: the name of each family, and what its forms share."""
+    """Yield each family's name, and the fields that its forms share."""
     yield "snapshot", {"read": "snapshot", **GLOBAL}
     if conditions.beyond_memory:
         yield "snapshot_window", {"read": "snapshot", "shuffle": {"kind": "window"}}
@@ -218,9 +223,7 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
 def _forms(
     values: Mapping[str, Any], conditions: Conditions
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How the work of a family can be called, the likeliest form first: a suffix for its name, and
-    the fields.
-    """
+    """Yield the forms of a family, the likeliest first, as a suffix of the name and the fields."""
     stored, resident = values["read"] == "snapshot", values.get("snapshot_on") == "device"
     streams = values["read"] in ("shards", "arrays")
     for vectorize, parallel, where, deterministic in product(
@@ -248,8 +251,9 @@ def _forms(
 
 
 def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
-    """Names of forms of a family, at most `count`: first the likeliest, then always the one that
-    differs most from those that are picked.
+    """Pick the names of at most `count` forms of a family.
+
+    The first is the likeliest; each further one differs most from those that are picked.
     """
     left, picked = list(forms), list[Candidate]()
     while left and len(picked) < count:
@@ -261,9 +265,7 @@ def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
 
 
 def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
-    """The forms of a family that hold least at once, vectorized or not: of one call at a time, that
-    leave to the device what would make their batches larger.
-    """
+    """Return the forms that hold least memory: sequential calls, postprocessing on the device."""
 
     def weight(form: Candidate) -> tuple[bool, bool]:
         return form.config.map.parallel != "none", form.config.postprocess_on == "host"
@@ -273,12 +275,12 @@ def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
 
 
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
-    """Those of the forms of its family that call the work otherwise in one respect alone."""
+    """Return the forms that differ from `form` in one respect."""
     return [one for one in forms if _differ(form, one) == 1]
 
 
 def _differ(one: Candidate, other: Candidate) -> int:
-    """In how many respects two forms call the same work otherwise."""
+    """Count the respects in which two forms differ."""
     return sum(mine != yours for mine, yours in zip(_calls(one), _calls(other), strict=True))
 
 

@@ -1,5 +1,6 @@
-"""What has to be known of the data before a race: the candidates and what each needs; and after
-it, whether the winner delivers the examples that it should.
+"""Surveys the data before a search's race, and proves after it that the winner is right.
+
+The survey finds the candidates and what each needs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_
 def survey(
     params: Params, root: Path, allow: Sequence[str], limits: Limits, shared: bool = False
 ) -> Survey:
-    """Lay out the candidates for the prepared data of a project, and estimate what each needs: the
-    memory of a training, and what a cache would hold. `shared`: batches are shared by processes
-    that train together, or cut to a multiple.
+    """Lay out the candidates for a project's prepared data, and estimate what each needs.
+
+    `shared`: batches are shared by processes that train together, or cut to a multiple.
     """
     configure_process(params.train)
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
@@ -66,7 +67,7 @@ def survey(
             stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - least_bytes)
         ),
     )
-    sampling = next(iter(params.pipelines.values())).sampling  # as all candidates have it
+    sampling = next(iter(params.pipelines.values())).sampling  # the same for all candidates
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
     needs = {
         each.name: Need(
@@ -91,15 +92,17 @@ def survey(
 
 
 class _KeptBytes:
-    """What candidates keep, held-out splits included, estimated once for all that keep the same."""
+    """What candidates keep, including held-out splits; equal estimates are computed once."""
 
     def __init__(self, data: PreparedData) -> None:
         self._data = data
         self._known: dict[tuple[object, ...], dict[str, float]] = {}
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
-        """Bytes that a candidate keeps, in memory or on disk; records that are loaded into memory
-        are there twice for a moment, before and after they are parsed.
+        """Return the bytes that a candidate keeps in memory or on disk.
+
+        Records that are loaded into memory count twice, because they are briefly there before and
+        after parsing.
         """
         kept = sum(self._by_split(candidate, where).values())
         if where == "disk":
@@ -107,7 +110,7 @@ class _KeptBytes:
         return kept * (2 if candidate.config.read == "arrays" else 1) + self._buffered(candidate)
 
     def at_once(self, candidate: Candidate) -> float:
-        """Bytes of memory in which a training keeps all splits, as it checks them itself."""
+        """Return the memory that keeps all splits, as a training itself computes it."""
         return sum(self._by_split(candidate, "memory").values())
 
     def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
@@ -120,8 +123,9 @@ class _KeptBytes:
         return self._known[key]
 
     def _buffered(self, candidate: Candidate) -> float:
-        """Bytes of what has passed a cache and is shuffled: this epoch's buffer and the next one's.
-        Buffers of a stream need no estimate, since a contestant has them as large as a training.
+        """Return the bytes of cached examples in shuffle buffers, of this epoch and the next.
+
+        Buffers of a stream count 0 here, because a contestant holds them in full.
         """
         examples = self._data.shards.examples("train")
         cached = sum(self._by_split(candidate, each)["train"] for each in ("memory", "disk"))
@@ -129,7 +133,7 @@ class _KeptBytes:
 
 
 def count_mixed(plan: Plan, examples: int) -> int:
-    """How many of the examples of a split are in the buffer that a plan shuffles them in."""
+    """Count the examples of a split that a plan's shuffle buffers hold."""
     return sum(
         shuffle_buffer_size(step.size, examples=examples)
         for step in plan.steps
@@ -139,9 +143,7 @@ def count_mixed(plan: Plan, examples: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotBytes:
-    """Bytes of a snapshot that stores no values, labels and keys alone, of one that stores all, and
-    of the training split in this.
-    """
+    """Bytes of a snapshot: without values (`least`), in full (`most`), and its training split."""
 
     least: float
     most: float
@@ -149,7 +151,6 @@ class SnapshotBytes:
 
     @classmethod
     def of(cls, data: PreparedData) -> SnapshotBytes:
-        """Those of the prepared data."""
         splits = data.snapshot.splits
         return cls(
             least=sum(estimate_snapshot_bytes(data, split, 0.0) for split in splits),
@@ -158,23 +159,25 @@ class SnapshotBytes:
         )
 
     def at(self, fraction: float) -> float:
-        """Bytes of one that stores this fraction."""
+        """Return the bytes of a snapshot that stores this fraction."""
         return self.least + fraction * (self.most - self.least)
 
     def find_fitting(self, disk: float, memory: float) -> float:
-        """The largest fraction, in hundredths, that is stored in so many bytes of `disk`, and with
-        the values of the training split in so many of `memory`.
+        """Return the largest fraction, in hundredths, that fits into `disk` and `memory` [bytes].
+
+        Memory must hold the values of the training split.
         """
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
 
 
 def prove_equal(entry: Entry) -> str:
-    """Prove, as the build stage does, that a configuration delivers the examples of the snapshot in
-    every split, and draws each once an epoch; returns the digest of the training split.
+    """Prove that a configuration delivers the snapshot's examples, each once per epoch.
+
+    Uses the checks of the build stage, and returns the digest of the training split.
 
     Raises:
-      UnequalConfigurations: it does not.
+      UnequalConfigurations: If it does not.
     """
     name, config = entry.name, entry.config
     params = replace(entry.params, pipelines={name: config})
