@@ -1,4 +1,4 @@
-"""The facts about a configuration that the rules look at."""
+"""The facts about a configuration that the rules examine."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ WORTH_PCT = 5.0  # of a step; less is not worth a change
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that is known about one configuration when its trace is there. Sizes in MiB."""
+    """All that is known about a configuration once it has been traced. Sizes in MiB."""
 
     config: PipelineConfig
     plan: Plan
     breakdown: Breakdown
     cores: int
     batch_mib: float
-    stored_mib: float  # the training split, preprocessed
+    stored_mib: float  # the preprocessed training split
     available_memory_mib: float
     shard_count: int
-    shard_mib: float  # a shard on average
-    examples: float  # of an epoch
-    examples_per_step: float  # on average where that depends on lengths
-    gpu_utilization_pct: float | None = None  # of the whole training
+    shard_mib: float  # the mean size
+    examples: float  # per epoch
+    examples_per_step: float  # the mean, if it depends on lengths
+    gpu_utilization_pct: float | None = None  # over the whole training
     stored_fraction: float = 1.0  # of the snapshot's rows
-    steps_per_execution: int = 1  # of the training; those that are traced are single ones
-    padding_pct: float | None = None  # of an epoch of sequences
+    steps_per_execution: int = 1  # in training; traces have single steps
+    padding_pct: float | None = None  # over an epoch of sequences
     padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
 
     @property
     def step_ms(self) -> float | None:
-        """A traced step."""
         return self.breakdown.traced_step_ms_mean
 
     @property
     def wait_pct(self) -> float | None:
-        """The part of a traced step that waits for input; None where the trace shows none."""
+        """The share of a traced step that waits for input; None if the trace does not show it."""
         wait_ms = self.breakdown.wait_ms_mean
         if wait_ms is None or not self.step_ms:
             return None
@@ -61,32 +60,31 @@ class Facts:
 
     @property
     def gpu_busy_pct(self) -> float | None:
-        """Share of a traced step in which the GPU was at work; None without a GPU."""
+        """The share of a traced step in which the GPU was busy; None without a GPU."""
         busy_ms = self.breakdown.gpu_busy_ms
         return None if busy_ms is None or not self.step_ms else 100 * busy_ms / self.step_ms
 
     @property
     def map_parallelism(self) -> Parallelism:
-        """Parallel calls of the maps."""
         return Parallelism(self.config.map.parallel)
 
     def is_worthwhile(self, milliseconds: float) -> bool:
-        """Whether work of this duration is a large enough share of a step to be worth a change."""
+        """Return whether work of this duration is a share of a step that is worth a change."""
         return bool(self.step_ms) and 100 * milliseconds / self.step_ms >= WORTH_PCT
 
     @property
     def warm_steps(self) -> Sequence[Step]:
-        """The steps of the plan that work in an epoch whose caches are full: those after the last
-        of them.
-        """
+        """The steps that still work once caches are full: those after the last cache."""
         steps = self.plan.steps
         caches = [number for number, step in enumerate(steps, 1) if isinstance(step, Cache)]
         return steps[max(caches, default=0) :]
 
     @property
     def shuffled_mib(self) -> float:
-        """An example where it is shuffled: its record before the first map, else as it is stored. A
-        cache in memory shares its examples with the buffer, and names of files are small.
+        """The size of an example when it is shuffled: its record, or its stored form after a map.
+
+        0 for a cache in memory, which shares its examples with the buffer, and for file names,
+        which are small.
         """
         read, cache = self.plan.steps[0], self.config.cache
         if self.plan.window or (cache and cache.where == "memory"):
@@ -100,23 +98,23 @@ class Facts:
 
     @property
     def map_steps(self) -> list[Map]:
-        """The maps among them."""
+        """The maps among the warm steps."""
         return [step for step in self.warm_steps if isinstance(step, Map)]
 
     def per_example_map(self) -> Map | None:
-        """The one of them that is called for single examples, if any."""
+        """Return the warm map that is called for single examples; None if there is none."""
         before = itertools.takewhile(lambda step: not _delivers_batches(step), self.plan.steps)
         single = [step for step in before if isinstance(step, Map)]
         return next((step for step in self.map_steps if step in single), None)
 
     def work_ms(self, *kinds: type[Step]) -> float:
-        """Traced work, in a train step, of the steps of these kinds on all cores together [ms]."""
+        """Return the traced work of these kinds of steps per train step, on all cores [ms]."""
         names = {step.trace_name for step in self.warm_steps if isinstance(step, kinds)}
         work = sum(item.self_ms for item in self.breakdown.iterators if item.step in names)
         return work / max(1, self.breakdown.steps)
 
 
 def _delivers_batches(step: Step) -> bool:
-    """Whether whole batches, not single examples, come out of a step, whatever goes into it."""
+    """Return whether a step delivers batches, whatever its input is."""
     whole = isinstance(step, ReadIndexedShards) and step.whole_batches
     return isinstance(step, Gather | Batch | BucketBatch) or whole

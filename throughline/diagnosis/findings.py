@@ -14,18 +14,19 @@ from throughline.results.profiling import Finding
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
-MOST_TRIED = 3  # of a configuration
+MOST_TRIED = 3  # per configuration
 MEMORY = Effort.MEMORY.name.lower()
 OTHERS_FIRST = f"not among the first {MOST_TRIED} to try"
 
 
 def find_all(name: str, facts: Facts) -> list[Finding]:
-    """The findings about configuration `name`, the likeliest first; of those whose change can be
-    tried, the first few are.
+    """Return the findings about configuration `name`, the likeliest first.
+
+    Only the first few of the changes that can be tried are marked to be.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
     can_be_tried = (each for each in found if each.config is not None)
-    # What takes memory in every run comes last.
+    # Changes that take memory in every run come last.
     tried = sorted(can_be_tried, key=lambda each: each.effort == MEMORY)[:MOST_TRIED]
     return [
         each
@@ -36,12 +37,12 @@ def find_all(name: str, facts: Facts) -> list[Finding]:
 
 
 def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
-    """The configuration with some fields replaced, checked as if it stood in params.yaml."""
+    """Replace fields of a configuration, checked as if it stood in params.yaml."""
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
 def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
-    """The rule's finding, if it holds and its change is possible."""
+    """Return the rule's finding; None if it does not hold, or its change is impossible."""
     evidence = rule.detect(facts)
     if evidence is None:
         return None
@@ -85,7 +86,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
 
 
 def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
-    """Why the race cannot try a change; empty where it can."""
+    """Say why the race cannot try a change; "" if it can."""
     if rule.effort == Effort.RESULTS:
         return "it changes the examples, their order or their batches"
     others = [key for key in change if not key.startswith(f"pipelines.{name}.")]
@@ -95,7 +96,7 @@ def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
 
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values without what is a default anyway."""
+    """Remove nested values that are defaults."""
     defaults = PipelineConfig().model_dump()
     return {
         key: (
@@ -113,7 +114,6 @@ def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_yaml(value: Any) -> str:
-    """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,5 +1,6 @@
-"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end. What the analysis
-of a trace is made of.
+"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end.
+
+The analysis of traces is built on them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ EMPTY = np.empty((0, 2))
 
 
 def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
-    """The instants that are in any of the (begin, end) pairs, which may overlap and come in any
-    order.
-    """
+    """Return the union of (begin, end) pairs, which may overlap and come in any order."""
     array = np.asarray(sorted(pairs), float).reshape(-1, 2)
     if not len(array):
         return EMPTY
@@ -25,12 +24,10 @@ def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
 
 
 def merge(sets: Iterable[np.ndarray]) -> np.ndarray:
-    """The instants that are in any of the sets."""
     return union((begin, end) for spans in sets for begin, end in spans.tolist())
 
 
 def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The instants that are in both."""
     if not len(first) or not len(second):
         return EMPTY
     pairs, index = [], 0
@@ -46,7 +43,6 @@ def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The instants that are in `first` and not in `second`."""
     if not len(first) or not len(second):
         return first
     complement = np.concatenate([[-np.inf], second.ravel(), [np.inf]]).reshape(-1, 2)
@@ -54,7 +50,7 @@ def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
-    """The same instants, with gaps that are shorter than `gap` filled."""
+    """Fill gaps that are shorter than `gap`."""
     return (
         union((begin, end + gap) for begin, end in array.tolist()) - (0, gap)
         if len(array)
@@ -63,5 +59,4 @@ def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
 
 
 def total_length(array: np.ndarray) -> float:
-    """How long all spans last together."""
     return float((array[:, 1] - array[:, 0]).sum())

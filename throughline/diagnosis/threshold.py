@@ -1,4 +1,4 @@
-"""A threshold on a measured metric, such as `stall_pct > 10`: what `--fail-if` takes."""
+"""A threshold on a measured metric, such as `stall_pct > 10`, as `--fail-if` takes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """A metric's name, how it is compared, and with what."""
+    """A metric, a comparison operator and a limit."""
 
     metric: str
     operator: str
@@ -35,11 +35,11 @@ class Threshold:
         return f"{self.metric} {self.operator} {self.limit}"
 
     def check(self, metrics: Mapping[str, Any]) -> None:
-        """Compare the metric.
+        """Compare the metric with the limit.
 
         Raises:
-          ThresholdExceeded: the condition is met, or the metric was not measured.
-          InvalidParams: it is of another type.
+          ThresholdExceeded: If the condition is met, or the metric was not measured.
+          InvalidParams: If the metric and the limit have different types.
         """
         value = metrics[self.metric]
         if self.metric == "gain" and value is None:
@@ -70,10 +70,10 @@ class Threshold:
 
 
 def parse_threshold(text: str, known: Collection[str]) -> Threshold:
-    """Parse `METRIC OPERATOR VALUE` of one of the `known` metrics.
+    """Parse `METRIC OPERATOR VALUE` for one of the `known` metrics.
 
     Raises:
-      InvalidParams: the text is not of that form, or there is no such metric.
+      InvalidParams: If the text has another form, or there is no such metric.
     """
     match = _FORM.fullmatch(text)
     if not match:

@@ -1,6 +1,4 @@
-"""An execution timeline from a trace: when each step of the plan was running, on real time. Nothing
-is simulated.
-"""
+"""A timeline of execution from a trace: when each step of the plan really ran."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
 from throughline.results.profiling import AUTOMATIC, Timeline
 
 STEPS_SHOWN = 6
-# of a window: what is closer together could not be distinguished, and would only make pages heavy
+# of the window; closer spans could not be told apart, and would only make pages large
 RESOLUTION = 1500
 
 
 def find_timeline(trace: Trace) -> Timeline | None:
-    """The last traced steps; None where the trace has no step."""
+    """Return the timeline of the last traced steps; None if the trace has no step."""
     marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
     if not marks:
         return None

@@ -1,10 +1,9 @@
-"""The content of a trace: how long each step waited for input, how long each iterator worked, and
-which of them held the step up.
+"""Breaks a trace down: waits per step, work per iterator, and which iterators caused the waits.
 
-An iterator's *work* is time spent in its own code and in the functions it calls, on whatever
-thread; waiting for others is no work. Its *critical* time is the part of the training's waits in
-which everything waited for it: from the training down the tree, through a parallel map to
-the running calls, through a prefetch to whatever filled it.
+An iterator's *work* is time in its own code and in functions that it calls, on any thread, but not
+time in which it waits for others. Its *critical* time is the part of training's waits in which
+everything waited for it. Waits are followed from training down the tree, through a parallel map to
+its running calls, and through a prefetch to what fills it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from throughline.results.profiling import Breakdown, IteratorTime
 
 _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
-# ends the name of what a thread of a prefetch or of a parallel map does for one element
+# how names end of what a thread of a prefetch or parallel map does for one element
 _PRODUCES = "Produce"
 TREE_ROWS = 14
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
 
-# Finds the nearest span around one that meets a condition.
+# Finds the nearest enclosing span that meets a condition.
 FindAncestor = Callable[[Callable[[Event], object]], Event | None]
 NestedSpan = tuple[Event, FindAncestor]
 
@@ -60,17 +59,16 @@ def break_down(trace: Trace) -> Breakdown:
 
 
 def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarray]:
-    """The spans of each wait for input: on a GPU, for which the host is one step ahead, those that
-    the GPU is idle in.
+    """Return the spans of each wait for input.
+
+    On a GPU these are the parts in which the GPU is idle, because the host is one step ahead.
     """
     busy = union(event.span for event in device)
     return [difference(union([event.span]), busy) for event in host if event.name == WAIT]
 
 
 def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """When each step of the plan was running, as spans, from the consumer to the disk; its
-    iterators are taken together.
-    """
+    """Return the spans in which each step of the plan ran, from the consumer to the disk."""
     tallies = _tally(events)
     spans: dict[str, list[np.ndarray]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
@@ -87,7 +85,7 @@ def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:
-    """The iterators as an indented table, the consumer first."""
+    """Format the iterators as an indented table, the consumer first."""
     rows = [
         f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
         f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
@@ -105,24 +103,23 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Tally:
-    """The events of one iterator, gathered over all threads."""
+    """The events of one iterator on all threads."""
 
     step: str = ""
     tuned: int | None = None
     call_spans: list[tuple[float, float]] = field(default_factory=list)
-    own_ms: float = 0.0  # of its calls, without those of its inputs on the same thread
-    works_elsewhere: bool = False  # other threads work for it, so that its own calls only wait
-    # Executions, by run.
+    own_ms: float = 0.0  # of its calls, without calls of its inputs on the same thread
+    works_elsewhere: bool = False  # whether other threads work for it, while its own calls wait
+    # Spans of executions, by run.
     function_runs: dict[int, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
 
     def function_spans(self) -> list[tuple[float, float]]:
-        """When its functions were executing."""
         return [span for run in self.function_runs.values() for span in run]
 
     def call_times(self) -> list[float]:
-        """How long each run of its function, or each of its calls, took, ascending."""
+        """Return the durations of its function's runs, or else of its calls, ascending."""
         runs = [sum(end - begin for begin, end in run) for run in self.function_runs.values()]
         return sorted(runs or [end - begin for begin, end in self.call_spans])
 
@@ -130,7 +127,7 @@ class _Tally:
 def _iterators(
     events: Sequence[Event], waits: np.ndarray, window_ms: float
 ) -> Iterator[IteratorTime]:
-    """Sum up every iterator path; `[3]` and the like (shard or thread) are one iterator."""
+    """Sum up every iterator; paths that differ in `[3]` and the like (shard or thread) are one."""
     tallies = _tally(events)
     critical: dict[str, float] = defaultdict(float)
     for root in (path for path in tallies if path.count("::") == 1):
@@ -160,8 +157,9 @@ def _iterators(
 def _attribute_wait(
     path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
 ) -> None:
-    """Share out the instants in which everything waited for `path`: to its running functions, then
-    to its inputs, the rest to itself.
+    """Distribute the instants in which everything waited for `path`.
+
+    They go to its running functions, then to its inputs, and the rest to itself.
     """
     tally = tallies[path]
     left = intersection(waits, union(tally.call_spans))
@@ -176,7 +174,6 @@ def _attribute_wait(
 
 
 def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
-    """Gather what every iterator did."""
     tallies: dict[str, _Tally] = defaultdict(_Tally)
     spans_with_ancestors = list(_with_ancestors(events))
     produced = _count_calls(spans_with_ancestors, tallies)
@@ -187,7 +184,7 @@ def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
 def _count_calls(
     spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]
 ) -> dict[int, str]:
-    """Count the iterators' calls; returns for whom each producing span (by id) produces."""
+    """Count the iterators' calls, and return for whom each producing span (by id) works."""
     produced: dict[int, str] = {}
     for event, ancestor in spans_with_ancestors:
         if not event.iterator:
@@ -212,9 +209,7 @@ def _count_calls(
 def _owners(
     spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]
 ) -> dict[int, str]:
-    """The iterator of each run of a function: the one that calls it, or that the producing thread
-    works for.
-    """
+    """Return the iterator of each function run: its caller, or the one its thread works for."""
     owners = {}
     for event, ancestor in spans_with_ancestors:
         if (
@@ -231,7 +226,6 @@ def _count_functions(
     owners: Mapping[int, str],
     tallies: dict[str, _Tally],
 ) -> None:
-    """Add up the executions of functions."""
     for event, ancestor in spans_with_ancestors:
         if event.name != _EXECUTES or event.run not in owners:
             continue
@@ -240,9 +234,7 @@ def _count_functions(
 
 
 def _serves(span: Event) -> bool:
-    """Whether a span is a call of an iterator, or a thread's production of one element for an
-    iterator.
-    """
+    """Return whether a span is an iterator's call, or a thread's production for an iterator."""
     return span.iterator or span.name.endswith(_PRODUCES)
 
 
@@ -251,14 +243,12 @@ def _path(event: Event) -> str:
 
 
 def _with_ancestors(events: Sequence[Event]) -> Iterator[NestedSpan]:
-    """Every span with a function that finds the nearest span around it, on its thread, that meets a
-    condition.
-    """
+    """Yield every span with a function that finds its nearest enclosing span with a condition."""
     by_thread: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         by_thread[event.thread].append(event)
     for thread in by_thread.values():
-        chain: tuple | None = None  # (span, chain around it)
+        chain: tuple | None = None  # (span, enclosing chain)
         for event in sorted(thread, key=lambda span: (span.start_ms, -span.duration_ms)):
             while chain is not None and chain[0].end_ms <= event.start_ms:
                 chain = chain[1]

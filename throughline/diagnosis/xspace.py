@@ -1,10 +1,9 @@
-"""Recording and reading a profiler trace: TensorFlow's XSpace protocol buffer as a list of timed
-spans. Works on CPU-only traces.
+"""Records and reads profiler traces: TensorFlow's XSpace as a list of timed spans.
 
-Iterator events are named by their full path (`Iterator::Root::Prefetch::BatchV2::Map`) and carry
-the `name=` that the plan gave the step. A function that a map calls is known by a run number, which
-ties its executor's spans, on whichever thread they are, to the call. What they mean is in
-`trace_breakdown.py`.
+Works on traces without a GPU, too. Iterator events have their full path as name
+(`Iterator::Root::Prefetch::BatchV2::Map`) and carry the `name=` that the plan gave the step. A run
+number ties a function that a map calls to its executor's spans on all threads. `trace_breakdown.py`
+interprets them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from throughline.shared.errors import MissingInput
 
 HOST, DEVICE = "/host:CPU", "/device:GPU"
 WAIT = "IteratorGetNextOp::DoCompute"
-STEP = "throughline/step"  # a name of our own: functions and ops may be called train
-# The second is what Keras' TensorBoard callback calls the steps that it traces.
+STEP = "throughline/step"  # specific, because functions and ops may be called train
+# The second one is the name in Keras' TensorBoard callback.
 STEPS = (STEP, "Profiled batch")
 ITERATOR = "Iterator::"
 _TUNED = ("parallelism", "buffer_limit")
@@ -31,11 +30,12 @@ _KEPT = {"name", "autotune", "id", *_TUNED}
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One timed span: its name, the step name it carries (or ""), thread, start and duration [ms
-    from the trace's begin].
+    """A timed span; times are in ms from the start of the trace.
 
-    `run` is the number of the function run that it belongs to, 0 where it names none. `tuned` is
-    what AUTOTUNE has set an iterator to: parallel calls, or the length of a buffer.
+    Attributes:
+      label: The name of the plan's step, or "".
+      run: The number of its function run; 0 if it has none.
+      tuned: What AUTOTUNE has set an iterator to: parallel calls, or a buffer's length.
     """
 
     name: str
@@ -48,38 +48,36 @@ class Event:
 
     @property
     def end_ms(self) -> float:
-        """When it was over."""
         return self.start_ms + self.duration_ms
 
     @property
     def span(self) -> tuple[float, float]:
-        """Its begin and end."""
         return self.start_ms, self.end_ms
 
     @property
     def step(self) -> bool:
-        """Whether it is a train step of the traced window."""
+        """Whether this is a traced train step."""
         return self.name in STEPS
 
     @property
     def iterator(self) -> bool:
-        """Whether it is a call of a tf.data iterator."""
+        """Whether this is a call of a tf.data iterator."""
         return self.name.startswith(ITERATOR)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """All spans of a trace, on the host and on the GPUs (none without one)."""
+    """The spans of a trace, on the host and on the GPUs, if any."""
 
     host: list[Event]
     device: list[Event]
 
 
 def record_trace(step: Callable[[], object], folder: Path, *, steps: int) -> None:
-    """Record a TensorBoard-readable trace of `steps` steps into `folder`."""
+    """Record a trace of `steps` steps that TensorBoard can read."""
     tf.profiler.experimental.start(str(folder))
     try:
-        step()  # the profiler starts on a device at rest; where the host is ahead, this one is next
+        step()  # the profiler starts on an idle device; a host that is ahead runs the next step
         for number in range(steps):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
                 step()
@@ -91,18 +89,16 @@ def read_trace(folder: Path) -> Trace:
     """Read the newest trace below a profiler log folder.
 
     Raises:
-      MissingInput: there is no trace, or it is truncated.
+      MissingInput: If there is no trace, or it is truncated.
     """
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise MissingInput(f"{folder} holds no trace (*.xplane.pb); run `dvc repro profile` again")
-    # Imported here because it brings TensorFlow along, which the report does not need.
+    # It imports TensorFlow, which the report does not need.
     space = importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2").XSpace()
     try:
         space.ParseFromString(files[-1].read_bytes())
-    except (
-        Exception
-    ) as error:  # protobuf raises its own DecodeError, whose module depends on the back end
+    except Exception as error:  # protobuf's DecodeError, whose module depends on the back end
         raise MissingInput(
             f"{files[-1]} is not a complete trace ({error}); run `dvc repro profile` again"
         ) from error
@@ -116,8 +112,7 @@ def read_trace(folder: Path) -> Trace:
     )
     return Trace(
         host=[event for plane in planes[HOST] for event in _events(plane, begin)],
-        # A GPU's plane also has lines that repeat the work of its streams, summed up by step,
-        # module and op.
+        # A GPU's plane also has lines that sum its streams up by step, module and op.
         device=[
             event for plane in planes[DEVICE] for event in _events(plane, begin, only="Stream")
         ],

@@ -114,8 +114,7 @@ class Race:
         )
 
     def break_even(self, one: str, other: str) -> int | None:
-        """Return the first epoch after which one's training has taken no more time than the
-        other's.
+        """Return the first epoch after which one has taken no more time than the other.
 
         None if there is no such epoch, or if they have not met.
         """

@@ -1,6 +1,4 @@
-"""The production checklist: what the field's guides ask of an input pipeline, each point passed or
-failed, with its evidence.
-"""
+"""The production checklist: what guides ask of an input pipeline, each point with evidence."""
 
 from __future__ import annotations
 
@@ -14,15 +12,13 @@ from throughline.results.profiling import GOOD_UTILIZATION_PCT
 from throughline.settings import PipelineConfig, Settings
 
 GOOD_SHARD_MIB = (100, 200)
-# From here on the size of shards matters; smaller data has few files whatever their size.
+# From here on the size of shards matters; smaller data has few files anyway.
 LARGE_MIB = 1024
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged: a configuration, the index of the shards, the configuration's row of the
-    report.
-    """
+    """What is judged: a configuration, the index of the shards, and the report's row."""
 
     config: PipelineConfig
     shards: ShardIndex
@@ -30,17 +26,15 @@ class Subject:
 
     @cached_property
     def train(self) -> Sequence[Shard]:
-        """The shards of the split that is trained on."""
         return self.shards.for_split("train") or self.shards.shards
 
     @property
     def reads_snapshot(self) -> bool:
-        """Whether rows come from the snapshot."""
         return self.config.read == "snapshot"
 
     @property
     def in_any_order(self) -> bool:
-        """Whether it reads any row at any time."""
+        """Whether it can read any row at any time."""
         return self.reads_snapshot or self.config.read == "indexed_shards"
 
 
@@ -50,9 +44,7 @@ POINTS: dict[str, Point] = {}
 
 
 def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[ChecklistItem]:
-    """Go through the points for one configuration: its fields, the index of the shards, its row of
-    the report.
-    """
+    """Judge one configuration by all points."""
     subject = Subject(config, shards, row)
     judged = {name: judge(subject) for name, judge in POINTS.items()}
     return [
@@ -62,7 +54,7 @@ def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[
 
 
 def point(name: str) -> Callable[[Point], Point]:
-    """Add the function below to the list, in which it is called `name`."""
+    """Add the decorated function to the checklist as `name`."""
 
     def add(judge: Point) -> Point:
         POINTS[name] = judge
@@ -158,6 +150,6 @@ def _deterministic(it: Subject) -> Judged:
 
 
 def _fields(settings: Settings | None) -> str:
-    """A section of a configuration as the page shows it."""
+    """Format a section of a configuration for the page."""
     shown = settings and ", ".join(f"{key}: {value}" for key, value in settings)
     return f"{{{shown}}}" if shown else "absent"

@@ -1,6 +1,6 @@
-"""One configuration or several side by side: from their result files to rows, and what they say.
+"""Compares configurations: from their result files to rows and conclusions.
 
-It needs no pictures and no page, so a flow can use it, too.
+It needs no pictures and no page, so flows can use it, too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from throughline.shared.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class RunResults:
-    """Everything that the stages have written about one configuration."""
-
     plan: PlanSummary
     built: BuildResult
     trained: TrainResult
@@ -53,10 +51,10 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
 
 
 def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
-    """Some configurations by themselves.
+    """Compare only the configurations `names`.
 
     Raises:
-      MissingInput: one has not been built, trained, profiled and raced.
+      MissingInput: If one has not been built, trained, profiled and raced.
     """
     raced = RaceResult.read(layout.race)
     chosen = {name: one for name, one in raced.configurations.items() if name in names}
@@ -65,11 +63,11 @@ def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
 
 
 def read_all(names: Sequence[str], layout: Layout) -> tuple[dict[str, RunResults], dict[str, str]]:
-    """The results of the configurations that have all of them, and what is missing of the others.
+    """Read the results of all complete configurations, and say what is missing of the others.
 
     Raises:
-      MissingInput: no configuration has been built, trained and profiled.
-      UnequalConfigurations: two configurations delivered different examples.
+      MissingInput: If no configuration has been built, trained and profiled.
+      UnequalConfigurations: If two configurations delivered different examples.
     """
     lacking = {name: _missing_files(layout.results(name)) for name in names}
     missing = {name: f"{', '.join(files)} missing" for name, files in lacking.items() if files}
@@ -89,10 +87,10 @@ def compare(
     race: RaceResult,
     layout: Layout,
 ) -> Comparison:
-    """Rank the configurations that have raced and say which is best; `results` are by name.
+    """Rank the configurations that have raced; `results` are by name.
 
     Raises:
-      MissingInput: none of them has raced.
+      MissingInput: If none of them has raced.
     """
     raced = {name: one for name, one in race.configurations.items() if name in results}
     if not raced:
@@ -135,11 +133,12 @@ def compare(
 
 
 def check_equal(built: Mapping[str, BuildResult]) -> None:
-    """Compare the digests of the examples that the configurations delivered.
+    """Check that all configurations delivered the same examples.
+
+    Configurations with approximate pixels are excluded; their difference is shown.
 
     Raises:
-      UnequalConfigurations: they differ; those that are approximate by their own wish apart, whose
-      difference is shown.
+      UnequalConfigurations: If they differ.
     """
     exact = {name: result for name, result in built.items() if result.pixel_difference is None}
     for split in dict.fromkeys(
@@ -160,7 +159,7 @@ def check_equal(built: Mapping[str, BuildResult]) -> None:
 
 
 def _snapshot_seconds(layout: Layout) -> float:
-    """How long the snapshot took to write; 0 where that is not known."""
+    """Return how long the snapshot took to write; 0 if unknown."""
     folder = layout.snapshot.parent
     return SnapshotCost.read(folder).seconds if SnapshotCost.path(folder).exists() else 0.0
 
@@ -175,7 +174,6 @@ def _missing_files(folder: Path) -> list[str]:
 
 
 def read_results(folder: Path) -> RunResults:
-    """Read what the stages have written into a configuration's folder."""
     return RunResults(
         plan=PlanSummary.read(folder),
         built=BuildResult.read(folder),
@@ -188,7 +186,6 @@ def read_results(folder: Path) -> RunResults:
 
 
 def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> Row:
-    """What the report says about one configuration."""
     built, trained, raced = result.built, result.trained, ranking.raced[name]
     throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
     config, texts, gain = result.plan.config, built.sequence_batches, ranking.gains[name]

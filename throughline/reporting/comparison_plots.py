@@ -1,4 +1,4 @@
-"""Pictures of a comparison: throughput against its ceilings, and validation after each epoch."""
+"""Pictures of a comparison: throughput with its ceilings, and validation by epoch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from throughline.reporting.plots import (
 )
 from throughline.results.comparison import Row
 
-SHORTEST_LABELED = 0.15  # of the axis: bars from which on the rate is written within
+SHORTEST_LABELED = 0.15  # share of the axis from which on a bar contains its rate
 
 
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
-    """Draw how fast each configuration trained in the race, with its interval, both ceilings of the
-    same race, and a dot for the epochs of its own training.
+    """Draw each configuration's speed in the race, with its interval and ceilings.
 
-    An input ceiling far beyond what any training could use is an arrow at the edge with its value.
+    A dot shows the epochs of its own training. An input ceiling that no training could use is an
+    arrow at the edge with its value.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
@@ -38,7 +38,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     epochs = {place: row.train_examples_per_s for place, row in enumerate(rows)}
     seen = [rate for rate in epochs.values() if rate is not None]
     highest = max(*trained, *computed, *seen, 1.0)
-    # An interval of few rounds may be without end.
+    # The interval of a few rounds may be infinite.
     reached = [min(row.steady_examples_per_s_high, 1.3 * highest) for row in rows]
     edge = 1.3 * highest
     places = range(len(rows))
@@ -59,7 +59,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}"
-        # Next to a bar that is too short to hold it.
+        # Next to a bar that is too short for it.
         inside = trained[place] >= SHORTEST_LABELED * edge
         beside = max(reached[place], near.get(place, 0.0), own.get(place, 0.0))
         at, color = (0, "white") if inside else (beside, INK)
@@ -82,9 +82,10 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
 def plot_histories(
     histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str, stem: Path
 ) -> None:
-    """Draw the validation loss of each configuration after each of its epochs, and the metric,
-    where the trainings followed them; no picture where they followed neither, as a test step of
-    one's own may. `histories` are rows of history.csv by configuration.
+    """Draw validation loss and metric by epoch, for each configuration.
+
+    `histories` are rows of history.csv by configuration. No picture is drawn if the trainings
+    followed neither, as may happen with a user's own test step.
     """
     followed = {column for epochs in histories.values() for epoch in epochs for column in epoch}
     columns = dict.fromkeys(["val_loss", f"val_{metric}"])

@@ -14,13 +14,11 @@ from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 
 PER_ROW = 6  # pictures
 LONGEST_NAME = 18  # characters
-DARK = 0.5  # of the color scale, from which on figures are white
+DARK = 0.5  # from this color on, figures are white
 
 
 def plot_confusion(confusion: Confusion, stem: Path) -> None:
-    """Draw how often the examples of each class were taken for each class; colors are shares of a
-    row.
-    """
+    """Draw how often each class was taken for each class; colors are shares of a row."""
     counts = np.asarray(confusion.counts, np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = len(confusion.classes)
@@ -42,7 +40,7 @@ def plot_confusion(confusion: Confusion, stem: Path) -> None:
 
 
 def plot_worst(worst: Sequence[WorstExample], picture: Path, stem: Path) -> None:
-    """Draw the worst examples with their classes; `picture` has them one below the other."""
+    """Draw the worst examples with their classes; `picture` shows them one below the other."""
     pixels = imread(picture)
     height = len(pixels) // len(worst)
     rows = -(-len(worst) // PER_ROW)
@@ -53,9 +51,7 @@ def plot_worst(worst: Sequence[WorstExample], picture: Path, stem: Path) -> None
 
 
 def plot_evaluation(folder: Path, out: Path) -> None:
-    """Draw what there is to see of the evaluation in a configuration's folder, as confusion and
-    worst into `out`.
-    """
+    """Draw the evaluation in a configuration's folder as `confusion` and `worst` into `out`."""
     evaluation = Evaluation.read(folder)
     if evaluation.confusion:
         plot_confusion(evaluation.confusion, out / "confusion")

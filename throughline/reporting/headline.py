@@ -1,7 +1,7 @@
-"""The result of a comparison, or of one configuration, in a sentence that can be read aloud.
+"""The result of a comparison, or of one configuration, as a sentence to be read aloud.
 
-It says what is certain, names what is not, and never calls examples or a model's quality the same
-without a check. Terminal, report, Prefect and MLflow all show this one.
+It says what is certain, names what is not, and never calls examples or quality the same without a
+check. The terminal, the report, Prefect and MLflow show it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ TWO_DIGITS_BELOW = 1.15
 
 
 def write_headline(ranking: Ranking, rows: Mapping[str, Row]) -> str:
-    """The result in words, for one configuration or several."""
     if len(rows) == 1:
         return _about_one(ranking)
     base, best = ranking.raced[ranking.baseline], ranking.raced[ranking.best]
@@ -96,7 +95,7 @@ def _about_no_gain(ranking: Ranking) -> str:
 
 
 def _before_and_after(ranking: Ranking) -> str:
-    """How much is waited with the baseline, and what the best configuration makes of it."""
+    """Say how long the baseline waits, and how the best configuration changes that."""
     base, best = ranking.raced[ranking.baseline], ranking.raced[ranking.best]
     share = _span(base) if base.verdict == UNDECIDED else f"{base.stall_pct:.0f} %"
     before = f"Training waits for its input {share} of the time"
@@ -114,15 +113,17 @@ def _span(raced: Raced) -> str:
 
 
 def _times(ranking: Ranking) -> str:
-    """How many times as fast, with its interval."""
+    """Format the gain with its interval."""
     gain = ranking.gains[ranking.best]
     digits = 2 if gain.low < TWO_DIGITS_BELOW else 1
     return f"{gain.value:.{digits}f}× as fast ({gain.low:.{digits}f} to {gain.high:.{digits}f})"
 
 
 def _same_examples(top: Row, base: Row) -> str:
-    """Their digests were compared, or of approximate decoding the pixels; what sampling draws of
-    the same data is not the same.
+    """Say how equal the examples are.
+
+    Digests were compared, or pixels if decoding is approximate. With sampling, only the data are
+    the same.
     """
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
@@ -134,9 +135,7 @@ def _same_examples(top: Row, base: Row) -> str:
 
 
 def _same_quality(top: Row, base: Row) -> str:
-    """Whether the model became as good: within chance where the metric is a share, else in
-    figures.
-    """
+    """Say whether the quality is the same: within chance for an accuracy, else in figures."""
     ours, theirs = top.val_metric, base.val_metric
     trials = count_validation_trials(top)
     if top.test_metric is not None and base.test_metric is not None:
@@ -151,7 +150,7 @@ def _same_quality(top: Row, base: Row) -> str:
 
 
 def _other_order(top: Row, base: Row) -> str:
-    """What of the order of examples may be why a model became better or worse."""
+    """Say if a smaller shuffle may explain a change of quality."""
     mixed = [
         f"`{row.pipeline}` mixes {row.mixed_examples:,} of {row.examples:,} examples at a time"
         for row in (base, top)
@@ -161,7 +160,7 @@ def _other_order(top: Row, base: Row) -> str:
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    """Names as people list them; many are counted.
+    """List names as people do; many are counted.
 
     >>> _enumerate(["a"]), _enumerate(["a", "b"]), _enumerate(["a", "b", "c", "d"])
     ('`a`', '`a` and `b`', '`a`, `b` and 2 others')

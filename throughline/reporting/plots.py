@@ -1,6 +1,4 @@
-"""Pictures of one configuration: a timeline of real steps, and how long they took. SVG for pages,
-PNG for everything else.
-"""
+"""Pictures of one configuration: a timeline of real steps. SVG for pages, PNG elsewhere."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from throughline.shared.files import atomic_file
 
 INK, TRAIN, INPUT, MODEL, WAITING = "#5b6472", "#2f6fde", "#16a085", "#e08e2b", "#d64545"
 TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
-# What the transformations that a plan names in traces do: deliver stored examples, and in which
-# order; and work on them. The maps of a plan are named by their ops and work, too.
+# Plan steps by what they do in traces: deliver stored examples in an order, or work on them. Maps
+# have the names of their ops, and work, too.
 READING = (
     "columns", "epochs", "gather", "interleave", "order", "read", "records", "sample", "shards",
     "steps",
@@ -31,20 +29,21 @@ LANE_COLORS = {
     **dict.fromkeys(READING, MODEL),
     **dict.fromkeys(WORKING, INPUT),
 }
-mpl.rcParams["text.parse_math"] = False  # a name with two $ is no formula
-mpl.rcParams["svg.fonttype"] = "none"  # names of any script, in the fonts of whoever reads them
+mpl.rcParams["text.parse_math"] = False  # a name with two $ is not a formula
+mpl.rcParams["svg.fonttype"] = "none"  # names of any script, in the reader's fonts
 mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
 
 
 def plot_timelines(
     timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path
 ) -> None:
-    """Draw timelines one below the other over the same length of real time: by title, lanes of
-    (begin, end) [ms].
+    """Draw timelines one below the other, on the same scale.
+
+    Each has lanes of (begin, end) [ms], by title.
     """
     heights = [0.34 * len(lanes) + 0.75 for lanes in timelines.values()]
     figure = new_figure(9, sum(heights) + 0.2)
-    # All begin at 0, and the shortest sets the scale: the same width is the same time.
+    # All begin at 0, and the shortest sets the length: equal widths are equal times.
     length = min(
         max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values()
     )
@@ -73,17 +72,15 @@ def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
 
 
 def shorten(text: str, most: int = 26) -> str:
-    """A name that fits into a picture."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure [inches]."""
+    """Make an empty figure [inches]."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def style_axes(axes) -> None:  # noqa: ANN001 - matplotlib has no public type for it
-    """Give axes the look that all pictures share."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
     axes.xaxis.label.set_color(INK)

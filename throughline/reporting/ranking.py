@@ -1,8 +1,7 @@
 """Which configuration is best, and which are as good within the noise.
 
-Rates are compared within the rounds of the race that both took part in. A ratio of two comes with
-an interval that allows for the best having been chosen among all: all intervals of two hold
-together in 95 of 100 races.
+Rates are compared within the rounds in which both took part. A ratio's interval allows for the best
+having been chosen among all: all ratios' intervals hold together in 95 of 100 races.
 """
 
 from __future__ import annotations
@@ -21,41 +20,41 @@ from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 from whowaits.timing.verdict import UNDECIDED
 
 BASELINE = "naive"
-# Two configurations whose ratio may be 1 are as fast as each other, unless its interval is so wide,
-# high end to low end, that it says nothing.
+# If the ratio of two configurations may be 1, they are equally fast, unless its interval, high end
+# to low end, is so wide that it says nothing.
 WIDE = 1.3
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The configurations of a race, ranked. One whose figures contradict each other is left out."""
+    """Ranks the configurations of a race; those with contradictory figures have no place."""
 
     result: RaceResult
 
     @property
     def raced(self) -> Mapping[str, Raced]:
-        """What was measured of each."""
         return self.result.configurations
 
     @property
     def names(self) -> list[str]:
-        """Those that have a place, in given order; all, where none has."""
+        """The configurations that have a place, in given order; all of them if none has."""
         sound = [name for name, raced in self.raced.items() if not raced.contradiction]
         return sound or list(self.raced)
 
     @property
     def baseline(self) -> str:
-        """What the others are compared with: naive; without it, the first."""
+        """The configuration that others are compared with: `naive`, or else the first."""
         return BASELINE if BASELINE in self.raced else next(iter(self.raced))
 
     @cached_property
     def race(self) -> Race:
-        """The configurations against each other, in the rounds that their rates are of."""
+        """The race of the configurations against each other."""
         return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
-        """How many times as fast one trains as the other; of those that have not met, by the
-        intervals of both.
+        """Return how many times as fast one trains as the other.
+
+        If they never raced in the same round, the ratio follows from both intervals.
         """
         if one == other:
             return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.race.rounds))
@@ -74,23 +73,23 @@ class Ranking:
 
     @cached_property
     def gains(self) -> Mapping[str, Estimate]:
-        """How many times as fast as the baseline each of them is."""
+        """How many times as fast as the baseline each configuration is."""
         return {name: self.gain(name, self.baseline) for name in self.raced}
 
     @property
     def top(self) -> str:
-        """The fastest."""
         return max(self.names, key=lambda name: self.gains[name].value)
 
     @cached_property
     def winners(self) -> list[str]:
-        """Those that train faster than the baseline beyond the noise."""
+        """Those that are faster than the baseline beyond the noise."""
         return [name for name in self.names if self.gains[name].low > 1 and name != self.baseline]
 
     @cached_property
     def tied(self) -> list[str]:
-        """The fastest and all that it does not beat beyond the noise, in given order. The baseline
-        is not among them where another one beats it.
+        """The fastest, and all that it does not beat beyond the noise, in given order.
+
+        The baseline is not among them if another one beats it.
         """
         beaten = self.baseline if self.winners else None
         return [
@@ -101,18 +100,17 @@ class Ranking:
 
     @property
     def best(self) -> str:
-        """The configuration to use: of those that are tied for the highest training throughput, the
-        one with the lowest stall. One that certainly beats the baseline comes before others, whose
-        measurement may say little.
+        """The configuration to use: of those tied for the fastest, the one with the lowest stall.
+
+        Configurations that certainly beat the baseline come before those whose figures may say
+        little.
         """
         candidates = [name for name in self.tied if name in self.winners] or self.winners
         return min(candidates or self.tied, key=lambda name: self.raced[name].stall_pct)
 
     @cached_property
     def open(self) -> list[str]:
-        """Those of which it is open whether they are faster than the baseline: the interval of that
-        ratio holds 1 and is wide.
-        """
+        """Those that may or may not be faster: their ratio's interval holds 1 and is wide."""
         return [
             name
             for name in self.names
@@ -122,7 +120,6 @@ class Ranking:
 
     @property
     def undecided(self) -> list[str]:
-        """Those whose gain or verdict is open."""
         return [
             name
             for name, raced in self.raced.items()
@@ -130,8 +127,9 @@ class Ranking:
         ]
 
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
-        """The epoch from which on all that was spent is less than with the baseline; None: never,
-        or there is nothing to pay back. `prepare_s` is what was spent before the first epoch.
+        """Return the epoch from which on all time spent is less than with the baseline.
+
+        None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch.
         """
         costs = {
             each: Cost(
@@ -146,17 +144,16 @@ class Ranking:
 
 
 def count_validation_trials(row: Row) -> int:
-    """Of how many independent trials a validation accuracy is a share: as many for each example as
-    of those that are held out.
+    """Return the number of independent trials behind a validation accuracy.
+
+    Their ratio to examples is taken from the held-out split.
     """
     held_out = row.held_out
     return max(1, round(row.validation_examples * held_out.trials / max(1, held_out.examples)))
 
 
 def accuracy_warning(rows: Sequence[Row]) -> str | None:
-    """Say so where a configuration's validation accuracy is further from the others' median than
-    chance explains.
-    """
+    """Warn of validation accuracies that differ from the median by more than chance."""
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
@@ -172,7 +169,8 @@ def accuracy_warning(rows: Sequence[Row]) -> str | None:
 
 
 def stderr_of_difference(share: float, examples: int) -> float:
-    """Standard error of the difference of two shares counted on held-out examples: of two models,
-    since those of one dataset also differ by order and augmentation.
+    """Return the standard error of the difference of two models' shares of held-out examples.
+
+    Both count, because models of the same data also differ by order and augmentation.
     """
     return math.sqrt(2) * standard_error(share, examples)

@@ -1,6 +1,4 @@
-"""The table of a comparison: the same columns and the same words on the report's page, in Prefect
-and on the terminal.
-"""
+"""The table of a comparison, with the same columns on the page, in Prefect and on terminals."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ TIED_NOTE = "*: the fastest, or as fast within the noise"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A value as people read it; `detail`, such as its interval, is for where there is room."""
+    """A formatted value; `detail`, such as its interval, is shown if there is room."""
 
     text: str
     detail: str = ""
@@ -28,9 +26,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """One column: its heading, the unit below it, how a row's cell is written, and whether it is
-    one of those that a terminal has room for.
-    """
+    """A column; a terminal shows only `essential` ones."""
 
     heading: str
     unit: str = ""
@@ -40,7 +36,6 @@ class TableColumn:
 
     @property
     def title(self) -> str:
-        """Heading and unit in one line."""
         return f"{self.heading} [{self.unit}]" if self.unit else self.heading
 
 
@@ -55,14 +50,13 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns, and a line for each configuration in the order of params.yaml."""
+    """Columns, and a row per configuration in the order of params.yaml."""
 
     columns: tuple[TableColumn, ...]
     rows: tuple[TableRow, ...]
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Lay out the table of a comparison."""
     columns = _columns(comparison)
     return Table(
         columns=columns,
@@ -78,8 +72,9 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def to_text(table: Table) -> str:
-    """The table for a terminal or a log: its essential columns without details, headings above
-    their units, a word per line.
+    """Format the table for a terminal or a log.
+
+    It has the essential columns, without details; headings have one word per line, then the unit.
     """
     shown = [number for number, column in enumerate(table.columns) if column.essential]
     essential = [table.columns[number] for number in shown]
@@ -100,7 +95,7 @@ def to_text(table: Table) -> str:
 
 
 def to_records(table: Table) -> list[dict[str, str]]:
-    """The table as a mapping per configuration, by the titles of the columns."""
+    """Return the table as a mapping per configuration, by column titles."""
     titles = [column.title for column in table.columns]
     return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.rows]
 
@@ -138,7 +133,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
 def _figure(
     heading: str, unit: str, path: str, *, digits: int = 0, essential: bool = True
 ) -> TableColumn:
-    """A column of a figure of the row, or of a part of it that only some rows have, by its path."""
+    """Make a column of the figure at a dotted `path`; it is absent if a part of the path is."""
 
     def cell(row: Row) -> Cell:
         value: Any = row

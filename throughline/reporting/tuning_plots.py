@@ -1,4 +1,4 @@
-"""A picture of a search: how long the training of each candidate takes, and what it needs."""
+"""A picture of a search: each candidate's training time, and what it needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from throughline.reporting.plots import (
 from throughline.results.tuning import TunedCandidate, TuningResult
 
 MOST_SHOWN = 24
-PALE = 0.4  # opacity of candidates that were not chosen
+PALE = 0.4  # opacity of candidates that are not chosen
 
 
 def plot_search(result: TuningResult, folder: Path) -> None:
-    """Draw the candidates that were measured, fastest first: the seconds of the whole training with
-    their interval, memory and disk [MiB]; the choice in full color. No file where none was.
+    """Draw the measured candidates, fastest first: training time with interval, memory and disk.
+
+    The choice is in full color. No file is written if none was measured.
     """
     shown = list_measured(result)
     if not shown:
@@ -64,7 +65,7 @@ def plot_search(result: TuningResult, folder: Path) -> None:
 
 
 def list_measured(result: TuningResult) -> list[TunedCandidate]:
-    """The fastest of the candidates that were measured, fastest first, and the choice."""
+    """List the fastest measured candidates in order, including the choice."""
     measured = sorted(
         (each for each in result.candidates if each.seconds is not None),
         key=lambda each: each.seconds or 0.0,

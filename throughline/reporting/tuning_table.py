@@ -1,6 +1,4 @@
-"""What a search found, for people: the table of all candidates on a terminal, as Markdown, and as
-records.
-"""
+"""The candidates of a search as a table: on a terminal, in Markdown, and as records."""
 
 from __future__ import annotations
 
@@ -25,18 +23,18 @@ COLUMNS = (
     "dropped",
 )
 NUMERIC = COLUMNS[1:-1]
-WORDS_WIDTH = 16  # of columns of words, at least
-LOG_WIDTH = 150  # of the table where it goes into a file
+WORDS_WIDTH = 16  # the least width of columns of words
+LOG_WIDTH = 150  # if it is not printed on a terminal
 NOT_RACED = "not raced: another form of its family was, or the time was up"
 
 
 def to_records(result: TuningResult) -> list[dict[str, str]]:
-    """A mapping per candidate by the titles of the columns, the choice first."""
+    """Return a mapping per candidate by column titles, the choice first."""
     return [dict(zip(COLUMNS, _cells(each), strict=True)) for each in result.candidates]
 
 
 def to_markdown(result: TuningResult) -> str:
-    """The sentence and the table in Markdown, without the forms that were not needed."""
+    """Format the sentence and the table, without forms that were not needed."""
     rule = ["---:" if title in NUMERIC else "---" for title in COLUMNS]
     lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates if not _unneeded(each))]
     table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -44,7 +42,7 @@ def to_markdown(result: TuningResult) -> str:
 
 
 def to_terminal(result: TuningResult) -> Table:
-    """The table for a terminal: who raced; forms that were not needed are counted below it."""
+    """Make the table for a terminal; forms that were not needed are only counted."""
     shown = [each for each in result.candidates if not _unneeded(each)]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in COLUMNS:
@@ -64,12 +62,11 @@ def to_terminal(result: TuningResult) -> Table:
 
 
 def print_table(result: TuningResult) -> None:
-    """Print the table on standard output."""
     Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(to_terminal(result))
 
 
 def _unneeded(candidate: TunedCandidate) -> bool:
-    """Whether it was left out for no reason of its own."""
+    """Return whether it was left out for no reason of its own."""
     return candidate.dropped == NOT_RACED
 
 

@@ -1,7 +1,7 @@
-"""What one stage writes for the others: a typed value in a JSON file, and the one way to read it.
+"""Results that stages write for one another: typed values in JSON files, and how to read them.
 
-There is a module per stage, so that DVC runs a stage again only where the form of its own results,
-or of those it reads, has changed.
+Each stage has its own module, so DVC reruns a stage only if the form of its own results, or of
+those that it reads, changes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import write_json
 
 Value = TypeVar("Value")
-MIN_ROUNDS = 3  # from which on an interval says something
+MIN_ROUNDS = 3  # from which on an interval is meaningful
 
 
 class ResultFile:
-    """Base of the values that are a file each: dataclasses that name their file and stage.
+    """Base of the dataclasses that are stored in a file each.
 
-    `STAGE` is a name in dvc.yaml, in which {name} is the configuration. `FOLDER` is where below the
-    configuration's folder the file is.
+    Attributes:
+      STAGE: Name in dvc.yaml; {name} stands for the configuration.
+      FOLDER: Subfolder of the configuration's folder.
     """
 
     FILE: ClassVar[str]
@@ -36,30 +37,26 @@ class ResultFile:
 
     @classmethod
     def path(cls, folder: Path) -> Path:
-        """The file below a configuration's folder, or whatever folder the stage writes into."""
         return folder / cls.FOLDER / cls.FILE
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the value from its file below `folder`; raises as `read_value`."""
         return read_value(cls, cls.path(folder), cls.STAGE.format(name=folder.name))
 
     def write(self, folder: Path) -> None:
-        """Write the file into the folder that it is to be in, atomically."""
+        """Write the value to its file directly in `folder`, atomically."""
         write_json(folder / self.FILE, self)
 
 
 def name_machine(machine: Mapping[str, Any]) -> str:
-    """What of a machine decides how fast it is, in words; not its name, which is another one in
-    each container.
-    """
+    """Describe what makes a machine fast, without its name, which differs in each container."""
     gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
     return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value by some rounds of a race, and the interval that holds it in 95 of 100 races."""
+    """A value from some rounds of a race, and the interval that holds it in 95 of 100 races."""
 
     value: float
     low: float
@@ -67,35 +64,33 @@ class Estimate:
     rounds: int
 
     def times(self, factor: float) -> Estimate:
-        """So many times of it."""
         ends = (self.value * factor, self.low * factor, self.high * factor)
         return Estimate(value=ends[0], low=ends[1], high=ends[2], rounds=self.rounds)
 
     @property
     def below_one(self) -> bool:
-        """Whether it is a ratio that is certainly below 1."""
+        """Whether it is certainly below 1, as a ratio."""
         return self.rounds >= MIN_ROUNDS and self.high < 1
 
     @property
     def above_one(self) -> bool:
-        """Whether it is a ratio that is certainly above 1."""
+        """Whether it is certainly above 1, as a ratio."""
         return self.rounds >= MIN_ROUNDS and self.low > 1
 
     @property
     def width(self) -> float:
-        """How far its ends are from it, as a share of it."""
+        """The larger relative distance of an end of the interval from the value."""
         return max(self.high / self.value, self.value / self.low) - 1 if self.low > 0 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The resources that a process used while it was measured. GPU fields are None without a GPU,
-    or where NVML does not report them.
+    """The resources that a process used while it was measured.
 
-    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
-    service) and the GPU's metrics leave out what happened while measuring was paused; memory and
-    reading from storage are of this process and the whole time. CPU utilization is of all cores
-    that the process may use.
+    Wall time, CPU time (with children, such as workers of a local tf.data service) and GPU metrics
+    exclude pauses of the measurement. Memory and reading from storage are those of this process
+    over the whole time. CPU utilization refers to all cores that the process may use. GPU fields
+    are None without a GPU, or if NVML does not report them.
     """
 
     wall_s: float
@@ -111,21 +106,21 @@ class Usage:
 
 
 def read_value(kind: type[Value], path: Path, stage: str) -> Value:
-    """The typed value that a stage has written into a JSON file.
+    """Read the typed value that a stage has written to a JSON file.
 
     Raises:
-      MissingInput: the file is not there, or of another form than this program's.
-      DamagedFile: it is empty, cut off or no JSON.
+      MissingInput: If there is no file, or it has another form than this program's.
+      DamagedFile: If the file is empty, truncated or not JSON.
     """
     with expect_current_schema(path, stage):
         return parse(kind, json.loads(path.read_bytes()))
 
 
 def parse(kind: type[Value], document: Any) -> Value:
-    """The typed value of what JSON holds, within `expect_current_schema`.
+    """Convert a JSON document to a typed value; call it within `expect_current_schema`.
 
     Raises:
-      TypeError: it has another form; says where.
+      TypeError: If the document has another form; says where.
     """
     try:
         return _adapter(kind).validate_python(document)
@@ -136,7 +131,7 @@ def parse(kind: type[Value], document: Any) -> Value:
 
 
 def to_json(value: Any) -> Any:
-    """A typed value as JSON holds it, for `parse`."""
+    """Convert a typed value to a JSON document that `parse` reads."""
     return _adapter(type(value)).dump_python(value, mode="json")
 
 

@@ -1,4 +1,4 @@
-"""What build says about a configuration: its plan, and that it delivers the right examples."""
+"""The result of build: a configuration's plan, and the proof that its examples are right."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from throughline.results.base import ResultFile
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesDigest:
-    """The digest, how many examples went into it, and their dtype and shape; a size of None differs
-    between examples.
-    """
+    """A digest of examples; a size of None in `shape` varies between examples."""
 
     digest: str
     examples: int
@@ -24,9 +22,7 @@ class ExamplesDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far the pixels of an approximate configuration are from the exact ones [levels of 256],
-    over a sample of examples.
-    """
+    """How far approximate pixels are from the exact ones in a sample [levels of 256]."""
 
     mean: float
     max: float
@@ -35,9 +31,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochDraws:
-    """How many examples an epoch has, how many different ones, and how often the most frequent one
-    comes.
-    """
+    """How many examples an epoch draws, how many distinct ones, and the highest count of one."""
 
     examples: int
     distinct: int
@@ -46,9 +40,9 @@ class EpochDraws:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBatches:
-    """An epoch of batches of sequences: `tokens` without padding, how many of them an example has
-    on average, the share of padding, and the number of distinct shapes of batches, each of which
-    XLA compiles for.
+    """The batches of sequences of an epoch.
+
+    `tokens` excludes padding. XLA compiles once for each of the `distinct_shapes` of batches.
     """
 
     tokens: int
@@ -61,9 +55,13 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, proven to deliver the right examples.
 
-    `examples_digests` are by split; `validation_examples` counts the validation split. Only
-    approximate configurations have a `pixel_difference`, those whose draws can be checked
-    `epoch_draws`, those that sample `class_frequencies`, and text `sequence_batches`.
+    Attributes:
+      examples_digests: By split.
+      validation_examples: Number of examples in the validation split.
+      pixel_difference: Only of approximate configurations.
+      epoch_draws: Only if draws can be checked.
+      class_frequencies: Only with sampling.
+      sequence_batches: Only of text.
     """
 
     FILE: ClassVar[str] = "input.json"
@@ -80,9 +78,7 @@ class BuildResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSummary(ResultFile):
-    """Everything that was resolved: the configuration, its steps in order, the element and the
-    sizes.
-    """
+    """A resolved configuration: its steps in order, the element and the sizes."""
 
     FILE: ClassVar[str] = "plan.json"
     STAGE: ClassVar[str] = "build@{name}"
@@ -102,8 +98,9 @@ class PlanSummary(ResultFile):
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """What its model does besides the network, and how its sequences are batched: with the same
-        layers the model alone is the same.
+        """What the model does besides the network, and how sequences are batched.
+
+        If these are equal, so is the model alone.
         """
         parts = (*self.device_ops, self.config["batch"])
         return tuple(json.dumps(each, sort_keys=True) for each in parts if each is not None)

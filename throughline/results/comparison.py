@@ -1,4 +1,4 @@
-"""What report says about all configurations: a row for each, and which is best."""
+"""The result of report: a row for each configuration, and which one is best."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from throughline.results.train import HeldOut
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration next to the others: what was measured of it, and what follows.
+    """The figures of one configuration.
 
-    `steady_examples_per_s`, the ceilings and speed-ups over the baseline are of the race;
-    `train_examples_per_s` is that of the epochs of its own training, warm ones if it
-    `has_warm_epoch`, and `fit_step_ms_…` are its steps. `validation_examples` counts the validation
-    split, `held_out` describes the split of the final metric. None: not measured, or there is no
-    such thing.
+    Attributes:
+      steady_examples_per_s: From the race, like ceilings and speed-ups over the baseline.
+      train_examples_per_s: From the epochs of its own training, warm ones if it `has_warm_epoch`.
+      fit_step_ms_p50: From the steps of its own training, like p95 and p99.
+      validation_examples: Number of examples in the validation split.
+      held_out: The split of the final metric.
+
+    None means not measured, or not applicable.
     """
 
     pipeline: str
@@ -63,17 +66,15 @@ class Row:
     difference_mean: float | None
     difference_max: float | None
     mlflow_run_id: str | None
-    unsent: str | None = None  # the tag of its run, where that was kept for later
+    unsent: str | None = None  # the tag of a run that was kept for later
     drawn_by_class: bool = False
     sequence_batches: SequenceBatches | None = None
     tokens_per_s: float | None = None
-    mixed_examples: int | None = None  # that a shuffle mixes with each other
+    mixed_examples: int | None = None  # how many a shuffle mixes with each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChecklistItem:
-    """One point of the production checklist."""
-
     name: str
     passed: bool
     evidence: str
@@ -81,10 +82,14 @@ class ChecklistItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ResultFile):
-    """All configurations side by side. `tied` are those that may be the fastest, and `undecided`
-    those of which it is open whether they are faster than the baseline; `measure_again` are these
-    and those without a verdict. `missing` says why a configuration is left out; `disturbed_by` what
-    other programs took during the race.
+    """All configurations side by side.
+
+    Attributes:
+      tied: Those that may be the fastest.
+      undecided: Those that may or may not be faster than the baseline.
+      measure_again: The undecided ones, and those without a verdict.
+      missing: Why a configuration is left out.
+      disturbed_by: What other programs took during the race.
     """
 
     FILE: ClassVar[str] = "summary.json"

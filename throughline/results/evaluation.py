@@ -1,6 +1,4 @@
-"""What train says about single held-out examples: which classes are taken for which, and the
-examples with the highest loss.
-"""
+"""The result of train about single held-out examples: confused classes, and the worst examples."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ WORST_PICTURE = "worst.png"
 class Confusion:
     """How often examples of each class (rows) were taken for each class (columns).
 
-    Of many classes only the most confused are shown, in the order of the outputs; `left_out` are
-    the others.
+    Contains the most confused classes, in the order of the outputs; `left_out` counts the others.
     """
 
     classes: tuple[str, ...]
@@ -29,9 +26,12 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstExample:
-    """An example with a high loss. `truth` and `predicted` are classes, or numbers as text;
-    `probability` is that of the predicted class, None of numbers; `value` is the example in words,
-    empty for an image, which is a part of the picture.
+    """An example with a high loss.
+
+    Attributes:
+      truth: A class, or numbers as text, as is `predicted`.
+      probability: Of the predicted class; None for numbers.
+      value: The example in words; "" for an image, which is in the picture.
     """
 
     id: str
@@ -44,10 +44,13 @@ class WorstExample:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(ResultFile):
-    """The examples of a held-out split, one by one. `confusion` is None where classes are not
-    predicted. `picture`: whether `WORST_PICTURE` next to this file shows the worst examples, one
-    below the other. `mae_by_target` is the mean absolute error of each column that is predicted,
-    where a series has several.
+    """The evaluation of a held-out split.
+
+    Attributes:
+      confusion: None if no classes are predicted.
+      picture: Whether `WORST_PICTURE` next to this file shows the worst examples, one below the
+          other.
+      mae_by_target: The mean absolute error of each target, if a series has several.
     """
 
     FILE: ClassVar[str] = "evaluation.json"
@@ -63,10 +66,9 @@ class Evaluation(ResultFile):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The error of each target under its MLflow name."""
+        """The error of each target under its name in MLflow."""
         return {f"{self.split}/mae/{name}": error for name, error in self.mae_by_target.items()}
 
     @classmethod
     def picture_path(cls, folder: Path) -> Path:
-        """The picture below a configuration's folder."""
         return folder / cls.FOLDER / WORST_PICTURE

@@ -1,6 +1,4 @@
-"""The results of profile about a configuration: a trace of real steps summed up, and the changes
-that the rules propose.
-"""
+"""The result of profile: a summary of traced steps, and the changes that rules propose."""
 
 from __future__ import annotations
 
@@ -11,19 +9,22 @@ from typing import Any, ClassVar
 
 from throughline.results.base import Estimate, ResultFile
 
-# In the step name that TensorFlow gives iterators that the plan did not name.
+# Part of the name that TensorFlow gives iterators without a step of the plan.
 AUTOMATIC = "Dataset:"
-# The usual target: of a step that is the model's own, and of the time that a GPU is busy.
+# The usual target, for the model's own share of a step, and for a GPU's utilization.
 GOOD_UTILIZATION_PCT = 80.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class IteratorTime:
-    """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
+    """All calls of an iterator in the traced window; times are summed over calls and threads [ms].
 
-    `self_ms` counts only work; `call_ms_p50/p95` are those of the functions it calls (of the calls
-    themselves where it calls none). `parallelism` is how many threads were busy on average,
-    `critical_pct` its share of all waits.
+    Attributes:
+      self_ms: Its work, without waiting.
+      call_ms_p50: Of the functions it calls, or else of its own calls, as is `call_ms_p95`.
+      parallelism: How many threads were busy on average.
+      critical_pct: Its share of all waits.
+      tuned: What AUTOTUNE has set it to.
     """
 
     path: str
@@ -38,29 +39,29 @@ class IteratorTime:
 
     @property
     def depth(self) -> int:
-        """Distance from the root of the pipeline."""
         return self.path.count("::") - 1
 
     @property
     def named(self) -> bool:
-        """Whether it is a step of the plan, not something that tf.data put in between."""
+        """Whether it is a step of the plan, rather than one that tf.data inserted."""
         return bool(self.step) and AUTOMATIC not in self.step
 
     @property
     def kind(self) -> str:
-        """What it is, by tf.data's name."""
+        """The name of its kind in tf.data."""
         return self.path.rpartition("::")[2]
 
     @property
     def title(self) -> str:
-        """Its kind, with the step of the plan that it is."""
+        """Its kind, and the step of the plan."""
         return f"{self.kind} ({self.step})" if self.named else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(ResultFile):
-    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per
-    step on a GPU, busy and copying [ms].
+    """The summary of a trace: waits per step, iterators from the consumer to the disk.
+
+    GPU times are per step.
     """
 
     FILE: ClassVar[str] = "breakdown.json"
@@ -86,17 +87,13 @@ class Breakdown(ResultFile):
         }
 
     def worst(self) -> IteratorTime | None:
-        """The step of the plan that held training up most; where nothing was waited for, the one
-        that worked most.
-        """
+        """Return the step of the plan that held training up most, or else worked most."""
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 
 
 class Effort(IntEnum):
-    """The price of a change: a setting, the snapshot on disk (which the DAG makes once), memory in
-    every run, or other results.
-    """
+    """The price of a change: a setting, the snapshot on disk, memory in each run, other results."""
 
     SETTING = 0
     DISK = 1
@@ -106,13 +103,15 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that may be wrong: evidence, cause, and the exact change.
+    """Something that may be wrong, with evidence, cause, and the exact change.
 
-    `step` is the step of the plan that held training up most, by its name in traces, `params_key`
-    the key of params.yaml that is to blame, with its section. `change` maps dotted keys of
-    params.yaml to their new values, and `config` is the whole changed configuration, with its
-    `plan`; None where the race does not try it, since `untried`. `gain` is how many times as fast
-    the race has trained with it.
+    Attributes:
+      step: The step of the plan that held training up most, by its name in traces.
+      params_key: The key of params.yaml that is to blame, with its section.
+      change: New values by dotted keys of params.yaml.
+      config: The changed configuration; None if the race does not try it, because of `untried`.
+      plan: The plan of the changed configuration.
+      gain: How many times as fast training is with the change, measured by the race.
     """
 
     rule: str
@@ -131,8 +130,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings(ResultFile):
-    """What the rules found in a configuration, the likeliest first; `wait_pct` is the part of a
-    traced step that waits for input, None where the trace shows no iterators.
+    """The rules' findings about a configuration, the likeliest first.
+
+    `wait_pct` is the share of a traced step that waits for input; None if the trace shows none.
     """
 
     FILE: ClassVar[str] = "findings.json"
@@ -145,9 +145,7 @@ class Findings(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline(ResultFile):
-    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of
-    `length_ms`.
-    """
+    """Lanes from training down to the disk, each with (begin, end) spans [ms]."""
 
     FILE: ClassVar[str] = "timeline.json"
     STAGE: ClassVar[str] = "profile@{name}"

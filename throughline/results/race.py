@@ -1,6 +1,4 @@
-"""The result of a race: every turn that was measured and, for each configuration, its rates, its
-verdict, cause and fix.
-"""
+"""The result of a race: every turn, and each configuration's rates, verdict, cause and fix."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from throughline.results.build import SequenceBatches
 from throughline.results.profiling import Breakdown, Finding
 from throughline.results.train import TrainResult, train_metrics
 
-DISTURBED_PCT = 10.0  # of all cores, that others took in a round
+DISTURBED_PCT = 10.0  # of all cores, taken by others in a round
 METRICS_FILE = "metrics.json"
 # The heats: configurations against their models alone, changes of them, the input of each alone.
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
-# What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
-# with them.
+# What `dvc metrics show` compares, by names in MLflow, next to verdict and quality.
 COMPARED = (
     "throughput/train_examples_per_s",
     "throughput/input_examples_per_s",
@@ -36,9 +33,7 @@ COMPARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A moment in which one contestant was awake: examples, and the seconds from waking its process
-    to freezing it.
-    """
+    """A turn of a contestant: its examples, and the seconds from waking to freezing its process."""
 
     examples: float
     seconds: float
@@ -46,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One turn of each contestant, by name, and what others took of the cores meanwhile."""
+    """A turn of each contestant, by name, and what others took of the cores meanwhile."""
 
     heat: str
     turns: Mapping[str, Turn]
@@ -55,34 +50,39 @@ class Round:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much that the rates themselves say little."""
+        """Whether other programs took so much that the rates are unreliable."""
         return self.others_pct > DISTURBED_PCT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a training takes besides its steady epochs: `prepare_s` before it, and a first epoch of
-    at least `fill_s`, in which a cache is filled.
+    """What a training takes besides its steady epochs.
+
+    `prepare_s` comes before it; the first epoch takes at least `fill_s`, in which a cache is
+    filled.
     """
 
     prepare_s: float = 0.0
     fill_s: float = 0.0
 
     def total_s(self, rate: float, *, examples: int, epochs: int) -> float:
-        """Preparation, first epoch and remaining epochs at a steady `rate` [examples/s]."""
+        """Return the time of preparation and all epochs at a steady `rate` [examples/s]."""
         epoch_s = examples / rate
         return self.prepare_s + max(epoch_s, self.fill_s) + (epochs - 1) * epoch_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raced:
-    """One configuration in the race. Rates are in examples per second: of training, of its input
-    alone, and of its model alone, by the contestant `model`. `stall` [%] is what training loses
-    against that in the same rounds.
+    """A configuration in the race. Rates are in examples per second.
 
-    `contradiction` says which other figure disagrees with the race; the verdict is undecided then.
-    `note` says what was measured otherwise than by turns. `gain` is that of the first finding,
-    where it has been tried; `cost` is what its training takes besides its epochs.
+    Attributes:
+      stall_pct: What training loses against its model alone in the same rounds.
+      input: The rate of its input alone.
+      model: The contestant that is its model alone.
+      cost: What its training takes besides its epochs.
+      contradiction: Which other figure contradicts the race; the verdict is then undecided.
+      note: What was not measured in turns.
+      gain: The gain of the first finding, if it was tried.
     """
 
     verdict: str
@@ -105,7 +105,7 @@ class Raced:
 
     @property
     def figures(self) -> dict[str, float | str | None]:
-        """All single values by their names: what `--fail-if` can ask for."""
+        """All single values by name, which `--fail-if` can ask for."""
         known = {name: getattr(self, name) for name in _PLAIN}
         return known | {
             "train_examples_per_s": self.training.value,
@@ -130,9 +130,13 @@ METRICS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult(ResultFile):
-    """A race of all configurations: on which `machine`, by how many `processes` each, all its
-    rounds, the configurations by name, and why others did not take part or were lost.
-    `disturbed_by` says what other programs took in most rounds; empty: nothing that matters.
+    """A race of all configurations.
+
+    Attributes:
+      processes: How many processes train each configuration.
+      disturbed_by: What other programs took in most rounds; "" if not much.
+      configurations: Those that raced, by name.
+      lost: Why others did not take part, or were lost.
     """
 
     FILE: ClassVar[str] = "race.json"
@@ -150,8 +154,9 @@ class RaceResult(ResultFile):
 def race_metrics(
     raced: Raced, breakdown: Breakdown, texts: SequenceBatches | None = None
 ) -> dict[str, float | None]:
-    """What race and profile measured, and how `texts` are batched, under its MLflow name; None: not
-    measured.
+    """Return the measurements of race and profile under their names in MLflow.
+
+    None means not measured. `texts` describes the batches of text.
     """
     return {
         "input/tokens_per_s": texts
@@ -178,9 +183,7 @@ def race_metrics(
 def compared_metrics(
     trained: TrainResult, raced: Raced, breakdown: Breakdown
 ) -> dict[str, float | str]:
-    """The few values by which configurations are compared, under their MLflow names; what was not
-    measured is left out.
-    """
+    """Return the measured values that compare configurations, under their names in MLflow."""
     known = train_metrics(trained) | race_metrics(raced, breakdown)
     measured = {name: value for name in COMPARED if (value := known[name]) is not None}
     quality = {f"val/{trained.metric}": trained.last_epoch[f"val_{trained.metric}"]} | (

@@ -1,4 +1,4 @@
-"""What snapshot says about its work, apart from what others depend on."""
+"""The cost of the snapshot, apart from what other stages depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from throughline.results.base import ResultFile
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotCost(ResultFile):
-    """How long the snapshot took to write, and what it takes on the disk."""
+    """How long the snapshot took to write, and how much disk it takes."""
 
     FILE: ClassVar[str] = "snapshot.json"
     STAGE: ClassVar[str] = "snapshot"

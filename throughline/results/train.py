@@ -1,6 +1,4 @@
-"""What train says about a configuration: how fast it trained and how well, what it used, and its
-MLflow run.
-"""
+"""The result of train: how fast and how well it trained, what it used, and its MLflow run."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import atomic_file
 
 HISTORY = "history.csv"
-# Standard errors beyond which a difference of metrics on held-out examples is no chance.
+# A difference of held-out metrics beyond so many standard errors is significant.
 SIGNIFICANT_STDERRS = 3
-# The share of models without use that are taken for better than a constant prediction.
+# The share of useless models that are taken for better than a constant prediction.
 CHANCE = 0.05
 
 
@@ -27,9 +25,10 @@ CHANCE = 0.05
 class HeldOut:
     """The split on which a training's final metric is computed.
 
-    `constant_metric` is the metric of the best constant prediction: the accuracy of the most
-    frequent class, or the mean absolute error of the median of the training split;
-    `constant_stderr` is its standard error over that many `examples`, independent but in a series.
+    Attributes:
+      constant_metric: The metric of the best constant prediction: the accuracy of the most frequent
+          class, or the mean absolute error of the training split's median.
+      constant_stderr: Its standard error over the `examples`, independent except in a series.
     """
 
     split: str
@@ -39,31 +38,27 @@ class HeldOut:
 
     @property
     def trials(self) -> int:
-        """Of an accuracy, of how many independent trials it is a share: of examples, or of fewer
-        tokens than there are in so many windows.
-        """
+        """The number of independent trials behind an accuracy, such as the number of examples."""
         return count_trials(self.constant_metric, self.constant_stderr) or self.examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainThroughput:
-    """Rates of a training's epochs: the median of the warm ones, and the first."""
+    """The rates of a training: the median of its warm epochs, and that of its first epoch."""
 
     train_examples_per_s: float
     cold_examples_per_s: float
 
     @property
     def warm_examples_per_s(self) -> float | None:
-        """The median of the warm epochs; None where there was but one epoch, which began cold."""
+        """The median of the warm epochs; None if the only epoch began cold."""
         warm = self.train_examples_per_s != self.cold_examples_per_s
         return self.train_examples_per_s if warm else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Step times of the warm epochs [ms]; where there is only one epoch, of its steps after the
-    warm-up.
-    """
+    """Step times of the warm epochs; of a single epoch, those after the warm-up."""
 
     ms_p50: float
     ms_p95: float
@@ -73,13 +68,17 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(ResultFile):
-    """A training: the metrics of its last epoch by their names in Keras, those of validation with
-    the weights that are kept, those on the test split (empty where there is none), rates.
+    """The result of a training.
 
-    `processes` have trained it together: with random layers it is repeatable with as many alone.
-    `machine` is the cores and GPUs of the first of them.
-    `step` is None where all had been trained before an interruption, `throughput` where nothing
-    was timed.
+    Attributes:
+      last_epoch: The last epoch's metrics by Keras' names; validation with the weights that are
+          kept.
+      test: Metrics on the test split; empty without one.
+      throughput: None if nothing was timed.
+      step: None if all steps had been trained before an interruption.
+      processes: How many trained it together. With random layers it is repeatable only with as
+          many.
+      machine: Cores and GPUs of the first process.
     """
 
     FILE: ClassVar[str] = "train.json"
@@ -98,14 +97,16 @@ class TrainResult(ResultFile):
 
     @property
     def judged(self) -> float:
-        """The metric on the test split, or that of validation where there is none."""
+        """The metric on the test split, or on validation without one."""
         return self.test.get(self.metric, self.last_epoch.get(f"val_{self.metric}", float("nan")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(ResultFile):
-    """The MLflow run of a training; None where the server was away: then it is found by the tag
-    `unsent`, once it has been sent.
+    """The MLflow run of a training.
+
+    If the server was away, `mlflow_run_id` is None, and the run is found by the tag `unsent` once
+    it is sent.
     """
 
     FILE: ClassVar[str] = "run.json"
@@ -116,7 +117,7 @@ class RunRecord(ResultFile):
 
 
 def train_metrics(trained: TrainResult) -> dict[str, float | None]:
-    """Everything that train measured, under its MLflow name; None: not measured."""
+    """Return the measurements of train under their names in MLflow; None means not measured."""
     throughput, step, usage = trained.throughput, trained.step, trained.usage
     return {
         "throughput/train_examples_per_s": throughput and throughput.train_examples_per_s,
@@ -136,8 +137,9 @@ def train_metrics(trained: TrainResult) -> dict[str, float | None]:
 
 
 def validation_metrics(trained: TrainResult) -> dict[str, float]:
-    """What the model that is kept achieves on the validation split, under its MLflow name: early
-    stopping may have gone back to an epoch that is not the last.
+    """Return the validation metrics of the model that is kept, under their names in MLflow.
+
+    Early stopping may have kept an epoch before the last.
     """
     return {
         f"val/{name.removeprefix('val_')}": value
@@ -147,18 +149,18 @@ def validation_metrics(trained: TrainResult) -> dict[str, float]:
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Standard error of a share counted on `examples`; never 0, since one more could differ."""
+    """Return the standard error of a share of `examples`; never 0, as one more could differ."""
     variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
     return math.sqrt(variance / examples)
 
 
 def count_trials(share: float, stderr: float) -> int:
-    """Of how many independent trials a share has this standard error; 0 where it does not say."""
+    """Return how many independent trials give a share this standard error; 0 if unknown."""
     return round(share * (1 - share) / stderr**2) if stderr > 0 else 0
 
 
 def describe_weakness(result: TrainResult) -> str | None:
-    """That a model is no better than a constant prediction beyond chance; None where it is."""
+    """Say that a model is not better than a constant prediction beyond chance; None if it is."""
     metric, held_out, value = result.metric, result.held_out, result.judged
     constant = held_out.constant_metric
     if beats_constant(metric, value, constant=constant, stderr=held_out.constant_stderr):
@@ -170,10 +172,10 @@ def describe_weakness(result: TrainResult) -> str | None:
 
 
 def beats_constant(metric: str, value: float, *, constant: float, stderr: float) -> bool:
-    """Whether a metric is better than that of a constant prediction, beyond chance.
+    """Return whether a metric is better than a constant prediction's beyond chance.
 
-    Of an accuracy this is the exact binomial test of as many independent trials as the standard
-    error of the constant's share speaks of, which are the examples, or fewer tokens than there are.
+    For an accuracy, this is the exact binomial test with as many independent trials as the
+    constant's standard error implies.
     """
     if metric == "mae":
         return constant - value > NormalDist().inv_cdf(1 - CHANCE) * stderr
@@ -184,7 +186,7 @@ def beats_constant(metric: str, value: float, *, constant: float, stderr: float)
 
 
 def _binomial_tail(successes: int, trials: int, share: float) -> float:
-    """The probability of so many successes or more, of which each has the probability `share`."""
+    """Return the probability of at least `successes` in `trials`, each with probability `share`."""
     if successes > trials or not 0 < share < 1:
         return float(successes <= 0)
     ways = (
@@ -196,15 +198,13 @@ def _binomial_tail(successes: int, trials: int, share: float) -> float:
     for count in range(successes, trials + 1):
         total += term
         term *= odds * (trials - count) / (count + 1)
-        if term <= total * 1e-12:  # of a share of the successes above `share` they only fall
+        if term <= total * 1e-12:  # beyond the expected number of successes, terms only fall
             break
     return total
 
 
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
-    """Write history.csv into a folder: one line per epoch, with empty cells for what only other
-    epochs have.
-    """
+    """Write history.csv: one line per epoch; cells are empty for what only other epochs have."""
     columns = dict.fromkeys(name for epoch in epochs for name in epoch)
     with atomic_file(folder / HISTORY) as temporary, temporary.open("w", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, [*columns])
@@ -213,11 +213,10 @@ def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
 
 
 def read_history(folder: Path) -> list[dict[str, float]]:
-    """Read the epochs of history.csv in a configuration's folder: each a value per column
-    that is not empty.
+    """Read the epochs of history.csv, each with a value per column that is not empty.
 
     Raises:
-      MissingInput, DamagedFile: it is not there, or no table of numbers.
+      MissingInput, DamagedFile: If it does not exist, or is not a table of numbers.
     """
     path = folder / HISTORY
     with expect_current_schema(path, f"train@{folder.name}"), path.open(newline="") as file:

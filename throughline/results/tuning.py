@@ -1,6 +1,4 @@
-"""What a search for the best configuration found: every candidate with its figures, the choice, and
-the sentence about it.
-"""
+"""The result of a search: every candidate with its figures, the choice, and a sentence about it."""
 
 from __future__ import annotations
 
@@ -10,17 +8,18 @@ from typing import Any, ClassVar, Literal
 
 from throughline.results.base import ResultFile
 
-TUNED = "tuned"  # the configuration that a search adds to params.yaml; no part of its own question
-# found: `chosen` is new · kept: one's own fastest stays · compute-bound: no input could gain 5 % ·
+TUNED = "tuned"  # the configuration that a search adds to params.yaml; ignored by the next search
+# found: `chosen` is new · kept: the user's fastest stays · compute-bound: no input could gain 5 % ·
 # undecided: others were at work, or the time was up.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedCandidate:
-    """One candidate: its configuration, the rate that was measured [examples/s], the whole training
-    [s] with its interval, what it needs, and why it was dropped; empty for the choice. What was not
-    measured is None.
+    """A candidate of a search; None means not measured.
+
+    `seconds` is the time of the whole training. `dropped` says why it was dropped; "" for the
+    choice.
     """
 
     name: str
@@ -38,11 +37,15 @@ class TunedCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult(ResultFile):
-    """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
-    others it is compared. `ceiling_examples_per_s` is the model alone; of the snapshot's rows the
-    fraction `stored` was there; `time_s` is what the search was given; `lost` are those that were
-    dropped for what may pass; `mlflow_run_id` is None where MLflow could not be reached, and as
-    long as it is not `recorded`.
+    """The result of a whole search.
+
+    Attributes:
+      baseline: The choice is compared with it and with `incumbent`.
+      ceiling_examples_per_s: The rate of the model alone.
+      stored: The fraction of the snapshot's rows that was stored.
+      time_s: The time that the search was given.
+      lost: Candidates that were dropped for reasons that may pass.
+      mlflow_run_id: None until `recorded`, or if MLflow could not be reached.
     """
 
     FILE: ClassVar[str] = "tune.json"

@@ -1,8 +1,7 @@
-"""Which model is the champion of a dataset: the fastest configuration's, where its quality is not
-worse than what there is.
+"""Decides which model is a dataset's champion: the fastest configuration's, if it is good enough.
 
-Quality is the final metric on held-out examples. What differs from other models by less than three
-standard errors is chance, as in the report's warning about accuracy.
+Quality is the final metric on held-out examples. Differences below three standard errors are
+chance, as in the report's warning about accuracy.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from throughline.results.train import (
     standard_error,
 )
 
-SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
+SCORE_TAG_PREFIX = "score."  # of a champion version's tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A model's metric on `examples` held-out examples of a split, next to what a `constant`
-    prediction gets, and that one's standard error.
+    """A model's metric on held-out examples, and that of a `constant` prediction.
+
+    `error` is the standard error of the latter.
     """
 
     metric: str
@@ -40,14 +40,11 @@ class Score:
 
     @property
     def higher_is_better(self) -> bool:
-        """Of an accuracy; not of an error."""
         return self.metric == "accuracy"
 
     @property
     def stderr(self) -> float:
-        """Standard error of the value: that of a share, or, of a mean absolute error, about that of
-        the constant prediction's.
-        """
+        """The standard error of the value; for an error metric, that of the constant prediction."""
         trials = count_trials(self.constant, self.error) or self.examples
         return standard_error(self.value, trials) if self.higher_is_better else self.error
 
@@ -56,7 +53,6 @@ class Score:
 
 
 def read_score(row: Row) -> Score:
-    """The score of a configuration of a comparison."""
     value = row.val_metric if row.test_metric is None else row.test_metric
     held_out = row.held_out
     return Score(
@@ -70,12 +66,12 @@ def read_score(row: Row) -> Score:
 
 
 def make_tags(score: Score) -> dict[str, str]:
-    """The score as tags of a model's version."""
+    """Return the score as tags of a model version."""
     return {f"{SCORE_TAG_PREFIX}{name}": str(value) for name, value in asdict(score).items()}
 
 
 def score_from(tags: Mapping[str, str]) -> Score | None:
-    """The score in the tags of a model's version; None where there is none."""
+    """Return the score in a model version's tags; None without one."""
     own = [key for key in tags if key.startswith(SCORE_TAG_PREFIX)]
     with suppress(TypeError):
         return parse(Score, {key.removeprefix(SCORE_TAG_PREFIX): tags[key] for key in own})
@@ -85,11 +81,12 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
 def find_rejection_reason(
     score: Score, others: Sequence[Score], earlier: Sequence[Score]
 ) -> str | None:
-    """Why a model of this score may not become champion; None where it may.
+    """Return why a model may not become champion; None if it may.
 
-    `others` are the scores of its comparison, `earlier` those of all champions so far, of which
-    those on as many examples count: on others, as before the data has grown, it may have been
-    easier. Compared with the present one alone, champions could become worse by many small steps.
+    `others` are the scores of its comparison, `earlier` those of all champions so far. Earlier
+    scores count only on as many examples, because a test set from before the data grew may have
+    been easier. All of them count, because champions could otherwise become worse in many small
+    steps.
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
@@ -114,5 +111,4 @@ def find_rejection_reason(
 
 
 def _improvement(score: Score, value: float) -> float:
-    """How much better a score is than a value; negative: worse."""
     return score.value - value if score.higher_is_better else value - score.value

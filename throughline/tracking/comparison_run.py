@@ -1,5 +1,6 @@
-"""The parent run of a comparison in MLflow: opened before its configurations run, closed with their
-report, view and champion.
+"""The parent run of a comparison in MLflow.
+
+It is opened before its configurations run, and closed with their report, view and champion.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from throughline.tracking.store import (
     use_store,
 )
 
-UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address as browsers reach it, where it is another one
-OPEN = Path(".throughline") / "comparisons"  # a lock for each parent run that is open
+UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address for browsers, if it differs
+OPEN = Path(".throughline") / "comparisons"  # a lock file for each open parent run
 CHAMPION = "champion"
-# Whether a comparison chooses the champion: not, where it has earned it, or since it was asked to.
+# Whether a comparison chooses the champion: never, by merit, or because it was asked to.
 Promotion = Literal["none", "earned", "asked for"]
 NOT_REQUESTED = (
     "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
@@ -56,12 +57,13 @@ NOT_REQUESTED = (
 )
 
 LATER = "the same command does that later"
-REPORT_TAG = "report.digest"  # of a comparison of which the store has all, the last of its tags
+REPORT_TAG = "report.digest"  # the last tag of a comparison that the store has completely
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None
-    without a server that answers.
+    """Return the addresses of a run and of the view of its configurations in the server's UI.
+
+    None without a server that answers.
     """
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
@@ -78,9 +80,10 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
 def open_comparison(
     run_key: RunKey, name: str, lineage: Mapping[str, str] | None = None
 ) -> Iterator[str | None]:
-    """Start the parent run of a comparison and yield its id, or None where the store cannot be
-    reached. Where the block is left by an error the run has failed, or was killed. `lineage` are
-    tags that lead to what it is of. Those of this project that `kill -9` has cut are ended.
+    """Start the parent run of a comparison and yield its id, or None if there is no store.
+
+    If the block raises, the run is marked as failed or killed. `lineage` are further tags. Earlier
+    runs of this project that `kill -9` has interrupted are ended as well.
     """
     run_id = _start(run_key, name, lineage or {})
     if run_id is None:
@@ -98,15 +101,16 @@ def open_comparison(
 
 
 def _end_killed() -> None:
-    """End the parent runs whose process is gone: the kernel has freed its lock, and nobody else
-    has removed the file. One that another store has waits for a comparison that is sent there.
+    """End the parent runs whose processes are gone: their lock is free but its file remains.
+
+    A run that this store does not have is left for the store that has it.
     """
     for file in (store_home() / OPEN).glob("*"):
         with suppress(*STORE_ERRORS):
             if find_run(file.name) is None:
                 continue
             with hold_if_free(file, "ends a comparison that was killed") as free:
-                # Asked now: it may have come to its end since the file was listed.
+                # Asked now, because it may have ended since the file was listed.
                 if free is not None and mlflow.get_run(file.name).info.status == "RUNNING":
                     mlflow.MlflowClient().set_terminated(file.name, "KILLED")
 
@@ -138,13 +142,12 @@ def close_comparison(
     note: str,
     promotion: Promotion,
 ) -> bool:
-    """Give the parent run its result, and every configuration a child run; unless `promotion` is
-    `none`, the best one's model may become champion. Returns whether the store has all of it.
+    """Complete the parent run, and return whether the store has all of it.
 
-    A configuration that was up to date has trained under an earlier comparison; it gets a child
-    here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
-    (Markdown) is shown on the run's first page. Children, view and champion are not kept for a
-    store that is away.
+    Every configuration gets a child run. One that was up to date has trained in an earlier
+    comparison; its child here has the same metrics and names that run in the tag `reused_run_id`.
+    Unless `promotion` is `none`, the best model may become champion. `note` (Markdown) is shown on
+    the run's first page. If the store is away, children, view and champion are not kept for later.
     """
     rows = list(comparison.configurations)
     with Recorder(run_key, run_id=run_id) as parent:
@@ -185,12 +188,13 @@ def close_comparison(
 
 
 def has_comparison(report: Path) -> bool:
-    """Whether the store has all of a comparison with the report in this folder; one that does not
-    answer says nothing against it.
+    """Return whether the store has all of the comparison reported in this folder.
+
+    True if the store does not answer.
     """
     try:
         digest = digest_json(to_json(Comparison.read(report)))
-    except UserError:  # there is none, or one of another version
+    except UserError:  # there is none, or of another version
         return False
     use_store()
     with suppress(*STORE_ERRORS):
@@ -205,11 +209,9 @@ def has_comparison(report: Path) -> bool:
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
-    """Give the model of the best configuration the alias `champion`, unless there is a reason
-    against it; returns what was decided, and why.
+    """Give the best configuration's model the alias `champion`, and return the decision.
 
-    A champion whose score cannot be compared, since it was set by hand or is judged by another
-    metric, is replaced only where that is `asked_for`.
+    A champion that was set by hand, or has another metric, is replaced only if `asked_for`.
     """
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
@@ -235,13 +237,13 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row.plan}
-    disable_logging()  # what was decided is reported in one line
+    disable_logging()  # the decision is reported in one line
     try:
         version = mlflow.register_model(models[0].model_uri, name, tags=tags)
     finally:
         enable_logging()
     client.set_registered_model_alias(name, CHAMPION, version.version)
-    # Later, since only a score of a version that has been champion is one to compare with.
+    # Added last, because scores are compared only with versions that became champion.
     for tag, value in make_tags(score).items():
         client.set_model_version_tag(name, version.version, tag, value)
     change = f"{score}; before it {current or 'there was none'}"
@@ -249,13 +251,13 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
 
 
 def _scores_of_versions(name: str) -> list[Score]:
-    """Scores of all models that have been champion."""
+    """Return the scores of all versions that have been champion."""
     versions = mlflow.MlflowClient().search_model_versions(f"name = '{name}'")
     return [score for version in versions if (score := score_from(version.tags))]
 
 
 def _current_champion(name: str) -> Any:
-    """The version that has the alias now; None where there is none."""
+    """Return the version with the alias; None without one."""
     try:
         return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:
@@ -270,7 +272,6 @@ def _save_view(parent: str, metric: str) -> None:
 
 
 def _find_sent_runs(rows: list[Row], run_key: RunKey) -> None:
-    """Fill in the runs that were kept for later, and have been sent since."""
     rows[:] = [
         replace(row, mlflow_run_id=find_sent(run_key, row.unsent)) if row.unsent else row
         for row in rows

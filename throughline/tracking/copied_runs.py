@@ -1,6 +1,7 @@
-"""Copies of runs: a configuration that was trained elsewhere, for another comparison or run with
-changes, has a run of its own where it is shown or measured again, and that of its training stays
-as it is.
+"""Copies of MLflow runs, for configurations that were trained elsewhere.
+
+If a configuration was trained for another comparison, or another run with changes, a copy of its
+run is shown and added to here; the original stays as it is.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from throughline.tracking.lineage import (
 from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent
 from throughline.tracking.store import STORE_ERRORS, use_store
 
-REUSED_TAG = "reused_run_id"  # the run that a copy is of
+REUSED_TAG = "reused_run_id"  # the id of the original
 
 
 def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
-    """Make a run with the parameters, metrics and tags of another one, but for these `tags`, which
-    is still to be ended; returns its id.
+    """Copy a run's parameters, metrics and tags, except these `tags`, and return the copy's id.
+
+    The copy must still be ended.
     """
     client, moment = mlflow.MlflowClient(), time.time_ns() // 1_000_000
     kept = {
         key: value
         for key, value in run.data.tags.items()
-        if not key.startswith("mlflow.") and key != UNSENT_TAG  # that names the run itself
+        if not key.startswith("mlflow.") and key != UNSENT_TAG  # it names the original
     }
     copy = client.create_run(
         run.info.experiment_id,
@@ -52,8 +54,9 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
 
 
 def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
-    """The id of the copy of a run that has these tags, and of None no such tag; None where there is
-    no such copy.
+    """Return the id of a run's copy with these tags; None if there is none.
+
+    A value of None means that the copy lacks the tag.
     """
     copies = mlflow.search_runs(
         [run.info.experiment_id],
@@ -71,11 +74,11 @@ def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
 
 
 def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) -> Recorder:
-    """A recorder of what is measured of a training, by the id of its run, or the tag of one that
-    was kept for later: it adds to that run, whose tags stay what they are.
+    """Make a recorder for measurements of a training, which adds to that training's run.
 
-    In a run with changes that has not trained it, it adds to a copy of that run under its own name.
-    Where the store does not say so now, to the run itself.
+    The training is given by the id of its run, or by the tag of a run that was kept for later. A
+    run with changes that has not trained it adds to a copy with a name of its own instead, if the
+    store can tell. The run's tags stay.
     """
     name = os.environ.get(EXPERIMENT)
     if name:
@@ -88,7 +91,7 @@ def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) 
 
 
 def _copy_for(run: Run, name: str) -> str:
-    """The copy of a run for the comparison and the run with changes that are at work now."""
+    """Find or make the copy of a run for the current comparison and run with changes."""
     tags = read_lineage() | read_parent()
     same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}
     return find_copy(run, same) or copy_run(run, name, tags)

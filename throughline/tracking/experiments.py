@@ -1,10 +1,10 @@
-"""Which MLflow experiment a run belongs to: one per dataset and task, known again by its content
-when data is added or its folder is moved.
+"""Which MLflow experiment a run belongs to: one per dataset and task.
 
-An experiment is named after the folder or file of the dataset and the digest that its content had
-at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a dataset
-that has grown the sketch still holds those of the earlier one that are small enough, so how much of
-one is in the other is estimated from the sketches alone (docs/decisions/020).
+An experiment is named after the dataset's folder or file and the first digest of its content. It is
+recognized by its content when data is added or its folder is moved: it carries a sketch, the
+smallest hashes of (example, label). The sketch of a dataset that has grown still contains those of
+the earlier sketch that are small enough, so two sketches tell how much of one dataset is in the
+other (docs/decisions/020).
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from throughline.shared.files import digest_blake2b, digest_json, read_json
 from throughline.tracking.store import OWN_ARTIFACTS, store_home
 
 EXPERIMENT_PREFIX = "throughline/"
-SKETCH_TAG = "mlflow.throughline.sketch"  # a tag of this prefix takes no room in the UI
+SKETCH_TAG = "mlflow.throughline.sketch"  # tags with this prefix take no space in the UI
 TASK_TAG = "data.task"
-SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
-# Of the earlier dataset's examples that must be in the later one, or the other way round.
+SKETCHED = 128  # hashes; if a dataset doubles, half of them remain
+# The share of one dataset's examples that must be in the other, in either direction.
 SHARED = 0.5
 _NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunKey:
-    """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes,
-    ascending; empty: known by name alone. `task` says what is predicted: only results of the same
-    task are comparable.
+    """What a run is about; becomes its experiment, name and tags.
+
+    `sketch` are hexadecimal hashes in ascending order; if empty, the dataset is known by name only.
+    `task` identifies what is predicted: only results of the same task are comparable.
     """
 
     dataset: str
@@ -62,11 +63,13 @@ def make_run_key(
     window: WindowSettings | None = None,
     data_digest: str = "",
 ) -> RunKey:
-    """The key of a configuration's run on the dataset that ingest has read from `path` and
-    described in the folder `manifest`; `window` are its windows, of a series or of tokens.
+    """Make the key of a configuration's run on the dataset that ingest has read from `path`.
+
+    `manifest` is the folder in which ingest has described it; `window` is set for series and
+    tokens.
 
     Raises:
-      MissingInput: ingest has not finished.
+      MissingInput: If ingest has not finished.
     """
     if not (manifest / "manifest.json").exists():
         raise MissingInput(f"{manifest} holds no complete manifest; run `dvc repro ingest`")
@@ -91,9 +94,7 @@ def make_run_key(
 
 
 def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> str:
-    """What is predicted, of a manifest's summary: the digest of its kind, classes and columns, and
-    of the windows that matter.
-    """
+    """Return a digest of what is predicted: the label's kind, classes, columns and windows."""
     schema, windows = parse(Schema, summary["schema"]), None
     if window and window.tokens is not None:
         windows = [window.tokens]
@@ -105,23 +106,22 @@ def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> 
 
 
 def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether most examples of one dataset are in the other, estimated from their sketches."""
+    """Return whether most examples of one dataset are in the other, judged by their sketches."""
     return max(_share(one, other), _share(other, one)) >= SHARED
 
 
 def _share(one: Sequence[str], other: Sequence[str]) -> float:
-    """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of
-    `other` reaches.
+    """Estimate the share of examples of `one` that are in `other`.
+
+    Compares the hashes within the range of the sketch of `other`.
     """
-    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole dataset
+    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch covers the whole dataset
     within = [number for number in one if number <= reach]
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
 def get_experiment_id(run_key: RunKey) -> str:
-    """The experiment of a dataset, made if there is none yet, brought up to date if the data has
-    changed.
-    """
+    """Find or make the experiment of a dataset, and update its sketch."""
     if not run_key.sketch:
         return _named(EXPERIMENT_PREFIX + run_key.dataset)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
@@ -142,9 +142,7 @@ def get_experiment_id(run_key: RunKey) -> str:
 
 
 def _named(name: str) -> str:
-    """The experiment of this name, made if there is none; one that has been deleted stays so, and
-    the next number is used.
-    """
+    """Find or make the experiment of this name; if it was deleted, use the name with a number."""
     for candidate in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
         found = mlflow.get_experiment_by_name(candidate)
         if found is None:
@@ -155,7 +153,7 @@ def _named(name: str) -> str:
                     artifact_location=(store_home() / OWN_ARTIFACTS).as_uri() if local else None,
                 )
             except MlflowException:
-                # Made by another run, at the same time.
+                # Another run has made it at the same time.
                 found = mlflow.get_experiment_by_name(candidate)
                 if found is None:
                     raise

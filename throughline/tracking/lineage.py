@@ -1,4 +1,4 @@
-"""Tags that tie a run to its code, its experiment, its flow run and its comparison."""
+"""Tags that link a run to its code, its experiment, its flow run and its comparison."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 PARENT_TAG = "mlflow.parentRunId"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
-EXPERIMENT = "DVC_EXP_NAME"  # DVC's variable, which a run with changes sets
+EXPERIMENT = "DVC_EXP_NAME"  # set by DVC for a run with changes
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
-# What a run changes itself; the parameters are in the run, and of dvc.yaml it is a list.
+# What a run changes by itself. Its parameters are in MLflow; in dvc.yaml it changes a list.
 OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
 LISTED = re.compile(r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*\n)*", re.MULTILINE)
 
 
 def read_lineage() -> dict[str, str]:
-    """Tags that tie a run to its code, experiment and flow run."""
+    """Return tags that link a run to its code, experiment and flow run."""
     tags = {}
     if commit := _git("rev-parse", "HEAD"):
         dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _differs(
@@ -32,19 +32,19 @@ def read_lineage() -> dict[str, str]:
 
 
 def read_parent() -> dict[str, str]:
-    """The tag that makes a new run a child of the comparison that it is trained for, if any."""
+    """Return the tag that makes a run a child of the current comparison, if any."""
     parent = os.environ.get(PARENT_RUN)
     return {PARENT_TAG: parent} if parent else {}
 
 
 def _differs(committed: str, file: Path) -> bool:
-    """Whether dvc.yaml is another one than git has, but for the list of own code in it."""
+    """Return whether dvc.yaml differs from the committed one, except in its list of own code."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return LISTED.sub(r"\1", text).strip() != LISTED.sub(r"\1", f"{committed}\n").strip()
 
 
 def _git(*arguments: str) -> str:
-    """What git says of the current folder; nothing without a repository, or without git."""
+    """Return git's answer about the current folder; "" without a repository or git."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, errors="replace", check=False

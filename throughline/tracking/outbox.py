@@ -1,6 +1,4 @@
-"""Outbox for MLflow calls made while the server was unreachable: a file in .throughline/unsent/,
-with copies of the files that it was to send.
-"""
+"""Keeps MLflow calls that the server could not take, in .throughline/unsent/, with their files."""
 
 from __future__ import annotations
 
@@ -17,13 +15,15 @@ from throughline.shared.errors import DamagedFile
 from throughline.shared.files import write_json
 from throughline.tracking.experiments import RunKey
 
-CALLS_WITH_FILES = ("artifact", "model")  # calls whose first value is a path
+CALLS_WITH_FILES = ("artifact", "model")  # their first value is a path
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """One run's calls in their order. `tags` tie it to the code and the flow of that time;
-    `follows` is the tag of the run that they belong to, where that was kept, too.
+    """The calls of a run, in order.
+
+    `tags` link it to the code and flow of that time. `follows` is the tag of the run that the calls
+    belong to, if that run was kept as well.
     """
 
     run_key: RunKey
@@ -35,10 +35,10 @@ class PendingRun:
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
-    """Keep it for later. Its files are copied: their worktree may go with the run.
+    """Keep a run for later, with copies of its files, because their worktree may be removed.
 
     Raises:
-      OSError: it cannot be written, or a file cannot be copied; nothing of it stays.
+      OSError: If it cannot be written, or a file cannot be copied; nothing of it remains.
     """
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
@@ -57,10 +57,10 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
 
 
 def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
-    """Everything that is kept, the oldest first, each with its file.
+    """Yield every run that is kept, the oldest first, with its file.
 
     Raises:
-      DamagedFile: after the others, where one of the files is not as `enqueue` writes it.
+      DamagedFile: At the end, if a file is not as `enqueue` writes it.
     """
     damaged = ""
     for file in sorted(folder.glob("*.json")):
@@ -78,13 +78,12 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
 
 
 def remove(file: Path) -> None:
-    """Forget what has been sent."""
     file.unlink()
     shutil.rmtree(attachments_dir(file), ignore_errors=True)
 
 
 def attachments_dir(file: Path) -> Path:
-    """Where copies of the files are that go with what is kept."""
+    """Return the folder with copies of a kept run's files."""
     return file.with_suffix(".files")
 
 

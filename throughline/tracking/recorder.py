@@ -1,9 +1,8 @@
-"""MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the
-server being there.
+"""Records runs in MLflow: one per configuration, a child of its comparison.
 
-Every number is in the files of runs/NAME before it is sent. If the server cannot be reached, one
-line reports it, the rest of the training continues, and `python -m tasks.sync` sends what is
-missing later.
+No training depends on the server. Every number is in the files of runs/NAME before it is sent. If
+the server cannot be reached, one line reports it, training continues, and `python -m tasks.sync`
+sends the rest later.
 """
 
 from __future__ import annotations
@@ -43,30 +42,33 @@ from throughline.tracking.store import (
     use_store,
 )
 
-MOST_NAMED = 3  # of what a store does not take
+MOST_NAMED = 3  # of what a store refuses
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
 
 
 def import_client() -> None:
-    """Import what recording a run in a database and logging its model need, as the first call of
-    each would.
-    """
+    """Import the modules that recording a run and logging its model import on first use."""
     for module in ("mlflow.store.tracking.sqlalchemy_store", "mlflow.tensorflow"):
         importlib.import_module(module)
 
 
 class Recorder:
-    """A run that is being written; use it with `with`, again if it is to continue.
+    """Writes a run; a context manager, which can be entered again to continue the run.
 
-    With `run_id` it continues an earlier run, with `unsent` one that began while the store was
-    away, by its tag, or starts it; with `follows`, such a tag, it adds to that run alone. `kept` is
-    what an earlier one has kept, and is sent as that was. `tags` are those of the run; None: those
-    of the code, the flow run and the comparison of now.
+    After the first failure to reach the store, everything is kept in a file of .throughline/unsent/
+    for `sync`. Metrics of a step that the run already has are not logged again.
 
-    After the first failure to reach the store everything is kept in a file of .throughline/unsent/
-    instead, for `sync`; where that cannot be written, it is `lost`. Of a run that goes on no metric
-    of a step is logged twice.
+    Args:
+      run_id: Continues this run.
+      unsent: Continues the run with this tag, which began while the store was away, or starts it.
+      follows: Adds only to the run with this tag.
+      kept: An earlier recorder's calls, which are sent as they were.
+      tags: Tags of the run; by default those of the current code, flow run and comparison.
+
+    Attributes:
+      sent: Whether the store has received everything.
+      lost: Whether something could neither be sent nor kept.
     """
 
     def __init__(
@@ -90,17 +92,17 @@ class Recorder:
         self._unsent: list[list[Any]] = []
         self._problems: set[str] = set()
         self._earlier: Run | None = None  # the run before it is continued
-        self._known: dict[str, dict[int, float]] = {}  # by metric and step, of an earlier run
+        self._known: dict[str, dict[int, float]] = {}  # by metric and step
 
     @property
     def unsent(self) -> str | None:
-        """The tag of a run that the store does not have yet; None where it has it."""
+        """The tag of a run that the store does not have yet; None if it has it."""
         return None if self.run_id else self._follows or self._tags.get(UNSENT_TAG)
 
     def __enter__(self) -> Recorder:
         try:
             self._guarded(self._start, starts=True)
-        except BaseException as error:  # a signal, while MLflow begins the run
+        except BaseException as error:  # a signal while MLflow starts the run
             self.__exit__(type(error), error, None)
             if run_id := self.run_id:
                 self._guarded(lambda: mlflow.MlflowClient().set_terminated(run_id, "KILLED"))
@@ -143,7 +145,7 @@ class Recorder:
         self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in named.items()})
 
     def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
-        """Log metrics; absent ones (None) stay absent."""
+        """Log metrics, except those that are None."""
         self._send(
             "metrics",
             {key: float(value) for key, value in name_keys(values).items() if value is not None},
@@ -152,35 +154,33 @@ class Recorder:
         )
 
     def set_tags(self, values: Mapping[str, str]) -> None:
-        """Set tags."""
         self._send("tags", dict(values))
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
-        """Log a file or folder."""
         self._send("artifact", str(path.resolve()), folder)
 
     def log_model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
-        """Log a model from its .keras file, with a signature and requirements, so that it can be
-        registered and served.
+        """Log a model from its .keras file, so that it can be registered and served.
 
-        `objects` are the project's classes and functions that it needs, as module:name; they and
-        their code go with it. A model that cannot be logged is logged as a file.
+        `objects` are the project's classes and functions that it needs, as module:name; their code
+        is logged, too. A model that cannot be logged is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 
     def add_children(self, children: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add a run below this one for each of the children, by their names: with its `params`,
-        nested, its `metrics`, of which absent ones (None) stay absent, and its `tags`.
+        """Add a child run for each name, with its nested `params`, its `metrics` and its `tags`.
+
+        Metrics that are None are left out.
         """
         self._send("children", {name: dict(values) for name, values in children.items()})
 
     def log_input(self, name: str, digest: str) -> None:
-        """Log what the run trains on, by its name and digest; it is not kept for later."""
+        """Log the data that the run trains on; not kept for later."""
         source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
         self.call(lambda: mlflow.log_input(source, context="training"))
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Do anything else with the active run, protected alike; it is not kept for later."""
+        """Call a function on the active run with the same error handling; not kept for later."""
         self._guarded(function)
 
     def _send(self, kind: str, *values: Any) -> None:
@@ -191,9 +191,7 @@ class Recorder:
             self._unsent.append([kind, *values])
 
     def _deliver(self, kind: str, *values: Any) -> None:
-        """Send what the run does not have: what it had been sent before an interruption may come
-        again.
-        """
+        """Send what the run does not have yet; calls may repeat after an interruption."""
         if kind == "metrics":
             values = (self._leave_out_known(values[0], values[1]), *values[1:])
         elif kind == "model" and self._earlier and list_models(self._earlier):
@@ -202,8 +200,9 @@ class Recorder:
             SENDERS[kind](*values)
 
     def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
-        """Those of the metrics of a step that the run does not have, or has with another value, as
-        numbers: a file holds strings for those that are not finite.
+        """Return the metrics of a step that the run does not have, or has with another value.
+
+        Strings, which stand for numbers that are not finite in files, become numbers.
         """
         numbers = {key: float(value) for key, value in values.items()}
         if self._earlier is None or step is None:
@@ -220,7 +219,7 @@ class Recorder:
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # A traceback of each failure that _try reports in one line.
+        # Else it prints a traceback for each failure that is reported in one line.
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         use_store()
         tags = {
@@ -235,7 +234,7 @@ class Recorder:
         self._earlier, self._known = find_run(self.run_id), {}
         if (run := self._earlier) is not None:
             tags.pop(PARENT_TAG, None)
-            if self._kept and run.info.status == "FINISHED":  # by what has continued it since
+            if self._kept and run.info.status == "FINISHED":  # something has continued it since
                 self._ends_as, tags = "FINISHED", {}
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
@@ -247,8 +246,9 @@ class Recorder:
         ).info.run_id
 
     def _forget(self, status: str) -> None:
-        """Leave no run active that could not be ended: MLflow would end it when the process exits,
-        as finished, with a traceback if it cannot.
+        """Deactivate a run that could not be ended.
+
+        MLflow would end it as finished when the process exits, or print a traceback.
         """
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
@@ -258,8 +258,10 @@ class Recorder:
     def _guarded(
         self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
     ) -> None:
-        """Call the store. If it is away, report that once and keep the rest for later; if it
-        refuses only `what` this call sends, report that once and continue.
+        """Call the store, and report failures once.
+
+        If it is away, everything from now on is kept for later. If it refuses only `what` this call
+        sends, recording continues.
         """
         if not self.sent:
             return
@@ -278,8 +280,9 @@ class Recorder:
                 echo_problem(f"MLflow at {show_address()} {problem}")
 
     def _has_run(self) -> bool:
-        """Whether the store answers, and has the run: a proxy whose server is away may answer 404,
-        too.
+        """Return whether the store answers and has the run.
+
+        A proxy whose server is away may answer 404, too.
         """
         with contextlib.suppress(*STORE_ERRORS):
             return find_run(self.run_id) is not None
@@ -287,9 +290,7 @@ class Recorder:
 
 
 def find_run(run_id: str | None) -> Run | None:
-    """A run; None without an id, where the store answers that it does not have it, or that it has
-    been deleted.
-    """
+    """Return a run; None without an id, or if the store has no such run or has deleted it."""
     if run_id is None:
         return None
     try:
@@ -302,7 +303,7 @@ def find_run(run_id: str | None) -> Run | None:
 
 
 def find_sent(run_key: RunKey, unsent: str) -> str | None:
-    """The id of a run that was kept for later, once it has been sent."""
+    """Return the id of a run that was kept for later; None until it is sent."""
     found = mlflow.search_runs(
         experiment_ids=[get_experiment_id(run_key)],
         filter_string=f"tags.`{UNSENT_TAG}` = '{unsent}'",
@@ -313,17 +314,18 @@ def find_sent(run_key: RunKey, unsent: str) -> str | None:
 
 
 def sync() -> tuple[int, int]:
-    """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
-    still to be. What belongs to a run that the store does not have stays as it is.
+    """Send what is kept in .throughline/unsent/, and return how many runs were sent and remain.
+
+    What belongs to a run that the store does not have is kept.
 
     Raises:
-      DamagedFile: something that is kept cannot be read.
+      DamagedFile: If something that is kept cannot be read.
     """
     sent, waiting = 0, []
-    with contextlib.suppress(DamagedFile):  # which is said when the others are sent
+    with contextlib.suppress(DamagedFile):  # raised below, once the others are sent
         for each in list_pending(store_home() / UNSENT):
             waiting.append(each)
-    # What belongs to another run comes after that.
+    # Runs come before what belongs to them.
     for file, unsent in sorted(waiting, key=lambda each: bool(each[1].follows)):
         continues = unsent.run_id or unsent.follows
         if continues and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
@@ -342,7 +344,7 @@ def sync() -> tuple[int, int]:
                 recorder._send(*call)
         if recorder.lost:
             break
-        remove(file)  # what could not be sent is in a file of its own again
+        remove(file)  # what could not be sent is in a new file
         sent += recorder.sent
         if not (recorder.sent or _answers()):
             break
@@ -350,8 +352,9 @@ def sync() -> tuple[int, int]:
 
 
 def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
-    """Whether the run that something belongs to, by its id or its tag, is neither in the store nor
-    kept for it: it is another store's, or was deleted. A store that does not answer says nothing.
+    """Return whether a run, by its id or tag, is neither in the store nor kept for it.
+
+    It then belongs to another store, or was deleted. False if the store does not answer.
     """
     with contextlib.suppress(*STORE_ERRORS, UserError):
         use_store()
@@ -370,5 +373,5 @@ def _answers() -> bool:
 
 
 def read_run_id(folder: Path) -> str | None:
-    """The MLflow run of the results in runs/NAME; None where there is none."""
+    """Return the MLflow run of the results in runs/NAME; None if there is none."""
     return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None

@@ -1,7 +1,6 @@
-"""A saved view of MLflow's run list for each comparison: its configurations alone, fastest first,
-with the columns that show which is best.
+"""A saved view of MLflow's run list for each comparison: its configurations, fastest first.
 
-MLflow keeps saved views as tags of the experiment; its own UI writes them in this form (seen in
+MLflow keeps saved views as tags of the experiment, in the form that its own UI writes (seen in
 MLflow 3.17).
 """
 
@@ -16,7 +15,7 @@ from urllib.parse import quote
 import mlflow
 
 FASTEST = "metrics.`throughput/speedup_vs_naive`"
-# Few: MLflow shows them in the order of the alphabet, whatever is asked for.
+# Few, because MLflow shows them in alphabetical order, whatever is asked for.
 VIEW_METRICS = (
     "throughput/steady_examples_per_s",
     "throughput/train_examples_per_s",
@@ -24,12 +23,13 @@ VIEW_METRICS = (
     "throughput/model_examples_per_s",
     "input/stall_pct",
 )
-OF_RUNS = "workflowType=machine_learning"  # the half of MLflow that is not about language models
+OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not about language models
 _TAG = "mlflow.sharedViewState."
 
 
 def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
-    """Add the view of the comparison `parent` to the menu `Views` of its experiment as `name`;
+    """Add a view of the comparison `parent` to its experiment's menu `Views`.
+
     `metric` is that of the models' quality.
     """
     shown = (*VIEW_METRICS, f"test/{metric}", f"val/{metric}")
@@ -50,11 +50,11 @@ def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
 
 
 def view_url(server: str, experiment: str, parent: str) -> str:
-    """Address of a comparison's view in the UI of the server."""
+    """Return the address of a comparison's view in the server's UI."""
     runs = f"{server}/#/experiments/{quote(experiment)}/runs"
     return f"{runs}?viewStateShareKey={quote(parent)}&{OF_RUNS}"
 
 
 def run_url(server: str, experiment: str, run_id: str) -> str:
-    """Address of a run in the UI of the server."""
+    """Return the address of a run in the server's UI."""
     return f"{server}/#/experiments/{quote(experiment)}/runs/{quote(run_id)}?{OF_RUNS}"

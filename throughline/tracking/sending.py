@@ -1,4 +1,4 @@
-"""What each kind of call to a recorder sends to the active run of MLflow."""
+"""What each kind of recorder call sends to MLflow's active run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ LONGEST_PARAM = 6000
 
 
 def list_models(run: Run) -> list[LoggedModel]:
-    """The models of a run that MLflow can serve."""
     logged = mlflow.MlflowClient().search_logged_models(
         [run.info.experiment_id], filter_string=f"source_run_id = '{run.info.run_id}'"
     )
@@ -83,8 +82,9 @@ def _send_artifact(path: str, folder: str | None) -> None:
 
 
 def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add those that the active run does not have, each whole; raises what was refused of the first
-    of them at the end.
+    """Add the children that the active run does not have, each completely.
+
+    The first refusal is raised at the end.
     """
     client, parent = mlflow.MlflowClient(), mlflow.active_run()
     if parent is None:
@@ -92,7 +92,7 @@ def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
     run_id, experiment = parent.info.run_id, parent.info.experiment_id
     found = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
     there = {one.info.run_name for one in found if one.info.status == "FINISHED"}
-    for one in found:  # of a sending that was cut
+    for one in found:  # left by an interrupted call
         if one.info.run_name in children.keys() - there:
             client.delete_run(one.info.run_id)
     refused: Exception | None = None

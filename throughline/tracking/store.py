@@ -1,8 +1,8 @@
 """Which MLflow store runs are sent to, and what its errors mean.
 
-The address comes from the user's environment. What is relative in it is meant in the project, not
-in the worktree where a stage happens to run; a password in it is for the store alone, and is shown
-and written nowhere.
+The address comes from the user's environment. A relative path in it refers to the project, not to
+the worktree in which a stage runs. A password in it goes to the store only; it is never shown or
+written.
 """
 
 from __future__ import annotations
@@ -30,30 +30,29 @@ from throughline.shared.layout import Layout
 from throughline.shared.store_address import ADDRESS, check_store_address, make_absolute
 
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
-OWN_STORE, OWN_ARTIFACTS = "sqlite:///mlflow.db", "mlartifacts"  # of a project
-# How a store shows that it cannot be reached or written.
+OWN_STORE, OWN_ARTIFACTS = "sqlite:///mlflow.db", "mlartifacts"  # in the project
+# Errors that mean that a store cannot be reached or written.
 STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
-# Answers to what may be taken later.
+# Status codes of requests that may succeed later.
 NOT_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-_PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may hold / and @
-_REFUSED = re.compile(r"[^\w./\- :]")  # in keys, by MLflow
+_PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may contain / and @
+_REFUSED = re.compile(r"[^\w./\- :]")  # characters that MLflow refuses in keys
 LONGEST_KEY = 250
-UNREACHED = "Max retries exceeded with url"  # after which MLflow's client goes on at length
-SURROUNDINGS = "(raised as a result of"  # before what SQLAlchemy was told
-_STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
+UNREACHED = "Max retries exceeded with url"  # MLflow's client says much more after it
+SURROUNDINGS = "(raised as a result of"  # precedes what SQLAlchemy was told
+_STATUS = re.compile(r"failed with error code (\d{3})")  # in messages of MLflow's client
 
 
 def store_home() -> Path:
-    """The project whose SQLite file and artifacts serve where there is no tracking server."""
+    """Return the project whose SQLite file and artifacts are used without a tracking server."""
     return Layout().project.resolve()
 
 
 def use_store() -> None:
-    """Send runs of this process, and of those that it starts, to MLFLOW_TRACKING_URI, or to an
-    SQLite file in the project's folder.
+    """Set the store of this process and its children: MLFLOW_TRACKING_URI, or the project's SQLite.
 
     Raises:
-      InvalidParams: runs cannot be sent to what that variable names.
+      InvalidParams: If runs cannot be sent to that address.
     """
     check_store_address()
     home = store_home()
@@ -62,7 +61,7 @@ def use_store() -> None:
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.username and parts.password:
-        # Where MLflow's client reads them, too, and puts them into no message.
+        # MLflow's client reads them there, and puts them into no message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     mlflow.set_tracking_uri(address)
@@ -71,8 +70,10 @@ def use_store() -> None:
 def _open_artifacts(
     uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
 ) -> ArtifactRepository:
-    """Artifacts of an experiment that was made over `make ui`: through its server, or without one,
-    in the project's own store, in the folder where that keeps them.
+    """Open the artifacts of an experiment that was made through `make ui`.
+
+    With that server, they are opened through it; without it, in the project's own store, in the
+    folder where the server keeps them.
     """
     home = store_home()
     if (tracking_uri or mlflow.get_tracking_uri()) == make_absolute(OWN_STORE, home):
@@ -81,8 +82,9 @@ def _open_artifacts(
 
 
 def name_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values, nested ones with dots, under keys that MLflow takes: `_` stands for each character
-    that it refuses. It would refuse all values for one key.
+    """Flatten values with dots, and replace characters that MLflow refuses in keys by `_`.
+
+    MLflow would refuse all values because of one key.
 
     >>> name_keys({"data": {"m²": 1, "(m)": 2, "_m_": 3}})
     {'data.m²': 1, 'data._m_': 2, 'data._m__2': 3}
@@ -108,12 +110,12 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def show_address() -> str:
-    """The address that runs are sent to, for messages."""
+    """Return the address that runs are sent to, for messages."""
     return hide_password(mlflow.get_tracking_uri())
 
 
 def hide_password(text: str) -> str:
-    """A text without the passwords of the addresses in it.
+    """Hide the passwords of addresses in a text.
 
     >>> hide_password("no answer of postgresql://me:se/cr@et@host/db")
     'no answer of postgresql://me:***@host/db'
@@ -122,7 +124,7 @@ def hide_password(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The first line of what an error says; of a server that is away, that it is."""
+    """Return the first line of an error's message, or that the server does not answer."""
     if UNREACHED in str(error):
         return "it does not answer"
     said = [line for line in str(error).splitlines() if not line.startswith(SURROUNDINGS)]
@@ -130,9 +132,7 @@ def reason(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is an answer to what was sent, which would be the same later: a 4xx, or what
-    MLflow itself makes of it.
-    """
+    """Return whether an error is a final answer: a 4xx status, or MLflow's own check."""
     if not isinstance(error, STORE_ERRORS):
         return True
     status = _read_status(error)
@@ -143,9 +143,8 @@ def is_refusal(error: Exception) -> bool:
 
 
 def _read_status(error: Exception) -> int:
-    """Status of an answer; 0 where there was none."""
     if isinstance(error, MlflowException):
-        # Of statuses that it has no name for, the client makes an internal error.
+        # For unknown statuses, the client reports an internal error.
         said = _STATUS.search(str(error))
         return int(said[1]) if said else error.get_http_status_code()
     answer = getattr(error, "response", None)

@@ -1,6 +1,4 @@
-"""A search in MLflow: a parent run with the sentence and the result, and a child for every
-candidate that was raced.
-"""
+"""A search in MLflow: a parent run with its result, and a child for every raced candidate."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from throughline.tracking.experiments import RunKey
 from throughline.tracking.lineage import read_lineage
 from throughline.tracking.recorder import Recorder
 
-# Of a candidate, by the names of its result.
+# Fields of a candidate's result.
 MEASURED = (
     "examples_per_s",
     "seconds",
@@ -25,9 +23,10 @@ MEASURED = (
 
 
 def record_search(run_key: RunKey, result: TuningResult, folder: Path, *, note: str) -> str | None:
-    """Write a search as a run with children; `note` (Markdown) is shown on its first page, and the
-    result's file and picture in `folder` are kept with it. Returns the run's id; None where the
-    store cannot be reached, which is said in a line.
+    """Write a search as a run with children, and return the run's id.
+
+    `note` (Markdown) is shown on its first page. The result's file and picture in `folder` are
+    logged. If the store cannot be reached, one line says so, and the id is None.
     """
     with Recorder(run_key) as parent:
         parent.set_tags(

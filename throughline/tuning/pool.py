@@ -49,7 +49,7 @@ class SearchPool(Pool):
         self._opened_at = time.monotonic()
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
-        """Group names so that each group, of at least one, fits into memory `together_with` others."""
+        """Group names so that each group fits into memory `together_with` others."""
         taken = sum(self._bytes(name) for name in together_with)
         group: list[str] = []
         for name in names:

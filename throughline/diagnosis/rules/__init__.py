@@ -1,6 +1,7 @@
-"""What can be wrong with an input pipeline, one file per topic. A rule is a detector and, in the
-decorator over it, what it blames and the change that fixes it. A new rule needs nothing else, a new
-file its name in `TOPICS`.
+"""What can be wrong with an input pipeline, one file per topic.
+
+A rule is a detector, decorated with what it blames and the change that fixes it. A new rule needs
+nothing else; a new file also needs its name in `TOPICS`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,6 @@ from throughline.diagnosis.rules.base import Change, Effort, Rule, list_rules
 
 __all__ = ["RULES", "TOPICS", "Change", "Effort", "Rule"]
 
-# In this order findings are tried, the likeliest first.
+# The order in which findings are tried, the likeliest first.
 TOPICS = (repetition, parallelism, volume, service, sizes, waits, padding, training)
 RULES = tuple(rule for topic in TOPICS for rule in list_rules(topic))

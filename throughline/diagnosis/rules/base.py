@@ -1,7 +1,7 @@
-"""What a rule is: when it holds, what it blames, and the exact change that fixes it.
+"""The form of a rule: when it holds, what it blames, and the exact change that fixes it.
 
-A detector returns the evidence, with its numbers, or None. The change is merged into the
-configuration (or over other sections of params.yaml); what it gains is tried by the race.
+A detector returns the evidence, with numbers, or None. The change is merged into the configuration,
+or into other sections of params.yaml; the race measures its gain.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ Detector = Callable[[Facts], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values merged into the configuration, and values of other sections by their dotted keys, or
-    how they follow from the facts.
+    """Values to merge into the configuration, and values of other sections by dotted keys.
+
+    A value of another section may be a function of the facts.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -29,9 +30,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong. `params_key` is the field that is to blame, `cause` why that
-    costs time.
-    """
+    """Something that can be wrong: `params_key` is to blame, `cause` says why it costs time."""
 
     name: str
     params_key: str
@@ -39,7 +38,7 @@ class Rule:
     detect: Detector
     change: Change
     effort: Effort
-    fix: str  # in words, where the change is outside params.yaml
+    fix: str  # in words, if the change is outside params.yaml
 
 
 SNAPSHOT = Change(
@@ -67,7 +66,7 @@ def rule(
     effort: Effort = Effort.SETTING,
     fix: str = "nothing to change",
 ) -> Callable[[Detector], Rule]:
-    """Make a rule of the detector below; its name is the detector's, without the underscore."""
+    """Make a rule of a detector, named after it without the underscore."""
 
     def to_rule(detect: Detector) -> Rule:
         return Rule(
@@ -84,5 +83,5 @@ def rule(
 
 
 def list_rules(topic: ModuleType) -> list[Rule]:
-    """List the rules that a module defines, in its order."""
+    """List the rules of a module in the order of their definition."""
     return [value for value in vars(topic).values() if isinstance(value, Rule)]

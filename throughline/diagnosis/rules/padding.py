@@ -1,4 +1,4 @@
-"""Work on padding, which the model does like any other."""
+"""Work on padding, which the model does as on any token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from throughline.diagnosis.rules.base import Change, Effort, rule
 
 
 def _work_left(facts: Facts) -> float:
-    """How much of the model's step is left in buckets, where less of it goes into padding."""
+    """Return the fraction of the model's work that is left with buckets."""
     now, then = facts.padding_pct or 0.0, facts.padding_pct_in_buckets or 0.0
     return min(1.0, (100 - now) / (100 - then))
 

@@ -1,4 +1,4 @@
-"""Work done one after another that could run concurrently: with the training, or on more cores."""
+"""Sequential work that could run concurrently, with training or on more cores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _costly_calls(facts: Facts) -> str | None:
 def _sequential_map(facts: Facts) -> str | None:
     if not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
-    if facts.plan.gathers_on_device:  # within the model's step
+    if facts.plan.gathers_on_device:  # part of the model's step
         return None
     work = facts.work_ms(Map, Gather)
     return (

@@ -1,4 +1,4 @@
-"""Work that every epoch does again with the same result."""
+"""Work that every epoch repeats with the same result."""
 
 from __future__ import annotations
 

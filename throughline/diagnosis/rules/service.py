@@ -1,4 +1,4 @@
-"""The tf.data service, where it does not pay."""
+"""The tf.data service, if it does not pay."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 from throughline.plan.steps import Shuffle
 
-FEW_SHARDS = 64  # are opened in no time
+FEW_SHARDS = 64  # so few are opened in no time
 
 
 @rule(
@@ -45,7 +45,7 @@ def _buffer_memory(facts: Facts) -> str | None:
         for step in facts.plan.steps
         if isinstance(step, Shuffle) and isinstance(step.size, int)
     ]
-    # This epoch's, and that of the next one, which is opened ahead.
+    # The buffer of this epoch, and of the next, which is opened ahead.
     held = 2 if facts.config.prefetch != "none" else 1
     most = max((int(step.size) for step in mixes), default=0)
     used = held * min(most, facts.examples) * facts.shuffled_mib

@@ -1,4 +1,4 @@
-"""Time that training loses and that no input pipeline gives back."""
+"""Time that training loses but no input pipeline can recover."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.diagnosis.rules.base import Change, rule
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 
-STEPS_PER_EXECUTION = 8  # the Python of so many steps runs once
+STEPS_PER_EXECUTION = 8  # their Python runs once
 
 
 @rule(
@@ -15,8 +15,8 @@ STEPS_PER_EXECUTION = 8  # the Python of so many steps runs once
     change=Change(other={"train.steps_per_execution": STEPS_PER_EXECUTION}),
 )
 def _gpu_idle(facts: Facts) -> str | None:
-    # NVML's is of the whole training, with what lies between epochs and what compiles kernels; the
-    # trace's is of single steps.
+    # NVML covers the whole training, with the time between epochs and for compiling kernels; the
+    # trace covers single steps.
     trained, traced = facts.gpu_utilization_pct, facts.gpu_busy_pct
     if facts.steps_per_execution >= STEPS_PER_EXECUTION:
         return None

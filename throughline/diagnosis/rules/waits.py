@@ -1,4 +1,4 @@
-"""Waits that no core is busy in: for the slowest call."""
+"""Waits for the slowest call, in which no core is busy."""
 
 from __future__ import annotations
 
