@@ -98,7 +98,6 @@ class Facts:
 
     @property
     def map_steps(self) -> list[Map]:
-        """The maps among the warm steps."""
         return [step for step in self.warm_steps if isinstance(step, Map)]
 
     def per_example_map(self) -> Map | None:
@@ -115,6 +114,5 @@ class Facts:
 
 
 def _delivers_batches(step: Step) -> bool:
-    """Return whether a step delivers batches, whatever its input is."""
     whole = isinstance(step, ReadIndexedShards) and step.whole_batches
     return isinstance(step, Gather | Batch | BucketBatch) or whole

@@ -42,7 +42,6 @@ def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> Pipeline
 
 
 def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
-    """Return the rule's finding; None if it does not hold, or its change is impossible."""
     evidence = rule.detect(facts)
     if evidence is None:
         return None
@@ -96,7 +95,6 @@ def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
 
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove nested values that are defaults."""
     defaults = PipelineConfig().model_dump()
     return {
         key: (

@@ -25,8 +25,6 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """A metric, a comparison operator and a limit."""
-
     metric: str
     operator: str
     limit: str
@@ -39,7 +37,7 @@ class Threshold:
 
         Raises:
           ThresholdExceeded: If the condition is met, or the metric was not measured.
-          InvalidParams: If the metric and the limit have different types.
+          InvalidParams: If the limit cannot be compared with the metric.
         """
         value = metrics[self.metric]
         if self.metric == "gain" and value is None:

@@ -157,10 +157,7 @@ def _iterators(
 def _attribute_wait(
     path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
 ) -> None:
-    """Distribute the instants in which everything waited for `path`.
-
-    They go to its running functions, then to its inputs, and the rest to itself.
-    """
+    """Share waits for `path` out: to its functions, then its inputs, the rest to itself."""
     tally = tallies[path]
     left = intersection(waits, union(tally.call_spans))
     if tally.works_elsewhere:
@@ -234,7 +231,6 @@ def _count_functions(
 
 
 def _serves(span: Event) -> bool:
-    """Return whether a span is an iterator's call, or a thread's production for an iterator."""
     return span.iterator or span.name.endswith(_PRODUCES)
 
 

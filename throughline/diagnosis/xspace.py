@@ -56,19 +56,15 @@ class Event:
 
     @property
     def step(self) -> bool:
-        """Whether this is a traced train step."""
         return self.name in STEPS
 
     @property
     def iterator(self) -> bool:
-        """Whether this is a call of a tf.data iterator."""
         return self.name.startswith(ITERATOR)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The spans of a trace, on the host and on the GPUs, if any."""
-
     host: list[Event]
     device: list[Event]
 

@@ -9,10 +9,7 @@ from throughline.shared.errors import UnknownModel, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """An accelerator in a published benchmark.
-
-    A train step on `batch_size` examples of `shape` takes `step_s`.
-    """
+    """A published benchmark: a train step on `batch_size` examples of `shape` takes `step_s`."""
 
     model: str
     batch_size: int
@@ -46,11 +43,7 @@ ACCELERATORS = {
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """Return the accelerator of this name.
-
-    Raises:
-      UnknownModel: If there is none; names the nearest.
-    """
+    """Return the accelerator of this name; raises UnknownModel with the nearest name."""
     if name not in ACCELERATORS:
         raise UnknownModel(
             f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}"

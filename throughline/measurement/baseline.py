@@ -13,10 +13,7 @@ from throughline.results.train import HeldOut, standard_error
 
 
 def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
-    """Describe the test split, or the validation split if there is none.
-
-    `targets` are the predicted columns of a series.
-    """
+    """Describe the test split, or else validation; `targets` are a series' predicted columns."""
     split = "test" if "test" in data.shards.splits else "validation"
     if targets is None and not data.shards.schema.predicts_number:
         labels = np.asarray(data.memmap(split, "label"))

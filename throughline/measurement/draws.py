@@ -83,7 +83,6 @@ def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Te
 
 
 def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
-    """Return the snapshot's rows for the keys of a stream's first epoch."""
     keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
     batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps_per_epoch)
     return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
@@ -133,7 +132,6 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
 
 
 def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
-    """Check that each class is drawn as often as its weight says."""
     labels, weights = read_labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)

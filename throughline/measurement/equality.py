@@ -74,10 +74,7 @@ def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray)
 
 
 def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield the key, label, value and columns (if any) of each example of a batch.
-
-    Texts are yielded without padding.
-    """
+    """Yield the key, label, value without padding, and columns, if any, of each example."""
     values = batch[input_name(batch)]
     for row, (key, label, value) in enumerate(
         zip(batch["key"], batch["label"], values, strict=True)
@@ -129,10 +126,7 @@ class RowsByKey:
 
 
 def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Difference:
-    """Compare the pixels of at least COMPARED examples with those of the snapshot, by key.
-
-    Both pipelines are made `with_keys`.
-    """
+    """Compare pixels of at least COMPARED examples with the snapshot's; both made `with_keys`."""
     stored_rows, fetch, epoch = (
         RowsByKey(exact),
         tf.function(exact.reader.make_fetch_fn(), autograph=False),

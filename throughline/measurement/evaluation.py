@@ -29,8 +29,7 @@ class Outcomes:
 
     Attributes:
       metric: Accuracy, or the mean absolute error of numbers.
-      truths: Classes (examples,) int64; zeros for numbers.
-      predictions: Classes (examples,) int64; zeros for numbers.
+      truths, predictions: Classes (examples,) int64; zeros for numbers.
       worst: The examples with the highest loss, worst first: `keys` (worst,) int64, `losses`,
           `probabilities` of the predicted class, `inputs`, `labels` and `outputs` (worst, …).
       target_errors: The mean absolute error of each target (targets,) float64.
@@ -98,13 +97,7 @@ def describe_outcomes(
     targets: Sequence[str],
     manifest: Path,
 ) -> Evaluation:
-    """Describe the outcomes in words.
-
-    Args:
-      classes: The model's classes; empty if it predicts numbers.
-      targets: The names of the predicted numbers.
-      manifest: The folder that describes the examples.
-    """
+    """Describe the outcomes in words; `classes` is empty for numbers, `manifest` is a folder."""
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
     inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []
@@ -235,7 +228,6 @@ def _order_worst(losses: np.ndarray) -> np.ndarray:
 def _describe_inputs(
     worst: dict[str, np.ndarray], pipeline: InputPipeline, folder: Path
 ) -> list[tuple[str, str]]:
-    """Return the ids of the worst examples, with a description of each."""
     schema, keys = pipeline.data.shards.schema, worst["keys"].tolist()
     if schema.is_series:
         return [(f"window from time step {key + 1:,}", "") for key in keys]

@@ -33,10 +33,7 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A reading of the GPUs in use: mean utilization, total memory and power.
-
-    None if NVML does not report it.
-    """
+    """A reading of the GPUs: mean utilization, total memory and power; None if not reported."""
 
     utilization_pct: float | None
     memory_mb: float | None
@@ -59,7 +56,6 @@ class UsageMonitor:
     Args:
       gpus: NVML handles of the GPUs in use. By default the first visible one, where TensorFlow puts
           everything that is not placed elsewhere.
-      paused: Whether it starts paused.
       cpu_s: Returns CPU time [s] by process id.
     """
 
@@ -127,13 +123,11 @@ class UsageMonitor:
         return self._running.is_set()
 
     def resume(self) -> None:
-        """Start measuring, if paused."""
         if not self.running:
             self._since, self._cpu = self._clock(), self._read_cpu_s()
             self._running.set()
 
     def pause(self) -> None:
-        """Stop measuring, if running."""
         if self.running:
             self._running.clear()
             self._wall_s += self._clock() - self._since
@@ -199,7 +193,6 @@ def read_gpus(handles: Sequence[Any]) -> GpuSample:
 
 
 def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
-    """Read a metric of all devices; empty if it is not supported."""
     try:
         return [float(ask(handle)) for handle in handles]
     except pynvml.NVMLError as error:
@@ -209,10 +202,7 @@ def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
 
 
 def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
-    """Return CPU time as a percentage of what this process's cores offer.
-
-    Capped at 100, which a very short time could exceed because clock ticks are coarse.
-    """
+    """Return CPU time as % of this process's cores; at most 100, because clock ticks are coarse."""
     return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
 
 

@@ -24,11 +24,8 @@ IN_OTHERS = ("guest", "guest_nice")  # the system counts these in user and nice,
 class CpuTimes:
     """CPU time since the machine started [s].
 
-    Attributes:
-      idle_s: Of the `cores` that this process may run on.
-      busy_s: Of the `cores` that this process may run on.
-      group_s: Of the control group that shares our quota.
-      by_process: Of each process, by its id.
+    `idle_s` and `busy_s` are those of the `cores` that this process may use, `group_s` that of the
+    control group that shares our quota, `by_process` by process id.
     """
 
     idle_s: float
@@ -119,10 +116,7 @@ def share_of_cores(
 
 
 def _cores_s() -> tuple[float, float, int]:
-    """Return the idle and busy time [s] of the cores that this process may use, and their number.
-
-    Busy includes what a host took for other machines.
-    """
+    """Return idle and busy time [s] of this process's cores, and their number; steal is busy."""
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0)
     if len(cores) > max(usable):
@@ -163,7 +157,6 @@ def list_children(pid: int) -> list[int]:
 
 
 def _describe(pid: int) -> str:
-    """Return the name and id of a process."""
     try:
         return f"{psutil.Process(pid).name()} (process {pid})"
     except psutil.Error:

@@ -13,7 +13,6 @@ from throughline.results.build import SequenceBatches
 
 
 def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
-    """Measure an epoch of batches of sequences; None for other data."""
     if not pipeline.data.shards.schema.is_text:
         return None
     tokens, padded, shapes = 0, 0, set()
@@ -31,10 +30,7 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
 
 
 def padding_in_buckets(pipeline: InputPipeline) -> float | None:
-    """Return the percentage of padding that `batch: {pad_to: auto}` would leave.
-
-    None for windows, and for data that is not text.
-    """
+    """Return the padding [%] that `batch: {pad_to: auto}` would leave; None for other data."""
     if not pipeline.data.shards.schema.is_text or pipeline.plan.window:
         return None
     lengths = sequence_lengths(pipeline.data, pipeline.split)

@@ -104,20 +104,14 @@ class Race:
         )
 
     def ratio(self, one: str, other: str) -> Estimate:
-        """Return how many times as long the training of one takes as that of the other.
-
-        Uses the rounds that both took part in.
-        """
+        """Return how many times as long one's training takes as the other's, by shared rounds."""
         return estimate(
             lambda rounds: self._divide(one, other, rounds, self.epochs),
             self._rounds_of(one, other),
         )
 
     def break_even(self, one: str, other: str) -> int | None:
-        """Return the first epoch after which one has taken no more time than the other.
-
-        None if there is no such epoch, or if they have not met.
-        """
+        """Return the first epoch after which one has taken no more time than the other."""
         rounds = self._rounds_of(one, other)
         if not rounds:
             return None
@@ -132,10 +126,7 @@ class Race:
         return 1 + math.ceil(ahead / each) if each > 0 else None
 
     def fastest(self, names: Collection[str]) -> str:
-        """Return the contestant with the shortest training.
-
-        Uses pairs if all of them have met the first one.
-        """
+        """Return the contestant with the shortest training, by pairs if all have met the first."""
         first, *others = names
         against = {name: self.ratio(name, first) for name in others}
         if all(each.rounds for each in against.values()):
@@ -144,10 +135,7 @@ class Race:
         return min(names, key=lambda name: self.seconds(name).value)
 
     def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
-        """Return, in given order, the contestants that the fastest does not certainly beat.
-
-        At most the `most` fastest of them (halving).
-        """
+        """Return those that the fastest does not certainly beat, at most `most`, in given order."""
         if not names:
             return []
         leader = self.fastest(names)
@@ -161,7 +149,7 @@ class Race:
         return [name for name in names if name in best]
 
     def drift(self, name: str) -> float:
-        """Return the factor by which a rate varied: half of the way from slowest to fastest."""
+        """Return the factor by which a rate varied: the root of fastest over slowest round."""
         rates = [_rate(name, [each]) for each in self._rounds_of(name)]
         return math.sqrt(max(rates) / min(rates)) if rates else 1.0
 

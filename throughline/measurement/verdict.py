@@ -60,7 +60,6 @@ class OtherFigures:
       epoch_s: The duration of one of these epochs.
       warm_steps: The number of steps in them.
       drift: The factor by which the machine's pace varied during the race.
-      disturbed: Whether other programs slowed the race down.
     """
 
     gain: Estimate

@@ -51,8 +51,7 @@ class Target:
     Attributes:
       kind: `soft_labels` are classes whose labels are vectors, because examples are mixed.
       shape: (classes,), the shape of the numbers to predict, or (vocabulary,).
-      mean: Mean of each number in the training split (targets,); empty if unknown.
-      scale: Scale of each number in the training split (targets,); empty if unknown.
+      mean, scale: Of the numbers in the training split (targets,); empty if unknown.
     """
 
     kind: Literal["class", "soft_labels", "regression", "next_token"]
@@ -62,7 +61,6 @@ class Target:
 
     @property
     def metric(self) -> str:
-        """Name of the metric next to the loss."""
         return "mae" if self.kind == "regression" else "accuracy"
 
 
@@ -97,7 +95,6 @@ def build_models(
 
     Args:
       input_shape: Shape of a stored input, without the batch axis.
-      dtype: Type of the stored inputs.
       postprocess: Ops that run within the model.
       table: Columns that the model takes as a second input, if any.
 
@@ -171,7 +168,6 @@ def _check_form(
     expected: tuple[int | None, ...],
     table: TableInput | None,
 ) -> None:
-    """Refuse a result that is not a model, or has other outputs or more inputs than the data."""
     found = getattr(network, "output_shape", type(network).__name__)
     if not isinstance(network, keras.Model) or found != expected:
         raise UnknownModel(
@@ -197,10 +193,6 @@ def _check_last_activation(network: keras.Model, settings: ModelSettings, target
 
 
 def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) -> None:
-    """Refuse a network whose outputs cannot be added to those of columns.
-
-    This is a network that gives probabilities, or that trains in its own way.
-    """
     named = settings.from_file or settings.name
     if network.compiled or type(network).train_step is not keras.Model.train_step:
         raise UnknownModel(
@@ -215,10 +207,7 @@ def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) ->
 
 
 def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
-    """Rescale the outputs of a network to the unit of the numbers to predict.
-
-    The optimizer's steps then have the same effect in any unit.
-    """
+    """Rescale outputs to the unit of the targets, so that training does not depend on it."""
     times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
     scale, mean = (list(each) * times for each in (target.scale, target.mean))
     layer = layers.Rescaling(scale, mean, name="unit", dtype=SINGLE)  # pyright: ignore[reportArgumentType]
@@ -229,10 +218,7 @@ def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
 def small_cnn(
     input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2
 ) -> keras.Model:
-    """Make a small convolutional network, about 0.2 M weights for 28×28 images.
-
-    It is fast even without an accelerator.
-    """
+    """Make a small, fast convolutional network: about 0.2 M weights for 28×28 images."""
     return keras.Sequential(
         [
             keras.Input(input_shape),
@@ -306,11 +292,6 @@ def _application(name: str) -> Any:
 def _build(
     settings: ModelSettings, input_shape: Shape, outputs: int, table: TableInput | None
 ) -> Any:
-    """Call the builder.
-
-    Raises:
-      UnknownModel: If it does not take these options, or inputs of this shape.
-    """
     builder = _builder(settings.name)
     columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
     if table is None and needs_columns(builder):
@@ -356,11 +337,7 @@ def _builder(name: str) -> Any:
 
 
 def import_object(path: str, *, key: str) -> Any:
-    """Import the object that `module:name` names.
-
-    Raises:
-      UnknownModel: If it cannot be imported.
-    """
+    """Import the object that `module:name` names; raises UnknownModel if that fails."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

@@ -20,9 +20,7 @@ SINGLE = "float32"
 
 @singledispatch
 def apply_as_layer(op: Op, value: Any) -> Any:
-    """Apply an op to a symbolic tensor (batch, …) of a model.
-
-    A user's op brings its own layer.
+    """Apply an op to a symbolic tensor (batch, …); a user's op brings its own layer.
 
     Raises:
       UnknownModel: If the op has no layer.

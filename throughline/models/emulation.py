@@ -25,17 +25,13 @@ OUTPUT_LAYER = "constant_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The duration of a train step once its batch is there.
-
-    It is uniformly distributed over `step_ms` · (1 ± `spread`), with random numbers from `seed`.
-    """
+    """The duration of a train step: `step_ms` ± `spread` of it, uniformly, drawn from `seed`."""
 
     step_ms: float
     spread: float = 0.0
     seed: int = 0
 
     def durations_s(self) -> Iterator[float]:
-        """Yield the duration of each step [s], endlessly."""
         draw = random.Random(self.seed)
         while True:
             yield self.step_ms / 1e3 * (1 + self.spread * (2 * draw.random() - 1))

@@ -157,7 +157,6 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
-    """Replace the last layer that has weights by a new one of `outputs` logits."""
     last = next((one for one in _chain(network) if one.weights), None)
     if isinstance(last, TransformerEncoder):
         echo(f"  the last layer of {last.name} is replaced by a new one of {outputs} outputs")
@@ -173,11 +172,7 @@ def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
 
 
 def _list_last(network: keras.Model) -> list[Any]:
-    """List the last layer that has weights and those after it, with their inner layers.
-
-    If the last layer is a model, those of that model are listed; of a transformer its own last
-    layer.
-    """
+    """List the last layer that has weights and those after it, down to their inner layers."""
     last = []
     for layer in (*_chain(network), *reversed(network._layers)):  # at a branch, the layer made last
         if isinstance(layer, keras.Model) and layer.weights:

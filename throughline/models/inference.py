@@ -49,9 +49,7 @@ class InferenceSpec:
     """How to use a trained model.
 
     Attributes:
-      schema: How examples are stored.
       data: How tables and texts were read.
-      window: How long windows are.
       ops: Make the model's input from a stored example, as in evaluation.
       classes: In the order of the outputs.
       targets: The names of a regression's numbers.
@@ -124,11 +122,7 @@ def _refuse_damaged(path: Path, error: Exception) -> OutdatedModel:
 
 
 def find_spec(path: Path) -> InferenceSpec | None:
-    """Read the spec in a model's file; None if the file is not from this program.
-
-    Raises:
-      OutdatedModel: If the file is from another version of this program.
-    """
+    """Read the spec in a model's file as `read_spec`; None if this program did not save it."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as file:

@@ -74,10 +74,7 @@ class LoadRequirements:
 
 
 def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | None = None) -> None:
-    """Save a model in Keras' format, atomically.
-
-    `members` are added to the file by name; Keras ignores them.
-    """
+    """Save a model in Keras' format, atomically, with further `members`, which Keras ignores."""
     with atomic_file(path) as temporary:
         named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
         try:
@@ -93,10 +90,7 @@ def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | No
 
 @contextmanager
 def _without_compile(model: keras.Model) -> Iterator[None]:
-    """Remove optimizer and loss from a model and its inner models for the length of the block.
-
-    A saved model is for use, and should need none of the code that trained it.
-    """
+    """Remove optimizers and losses for the block, so that a saved model needs no training code."""
     layers = [model, *model._flatten_layers(include_self=False)]
     compiled = [one for one in layers if isinstance(one, keras.Model) and one.compiled]
     optimizers = [one.optimizer for one in compiled]
@@ -196,7 +190,6 @@ def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every part of a config that names its class."""
     if isinstance(value, dict):
         if isinstance(value.get("class_name"), str):
             yield value

@@ -61,7 +61,6 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
 
 
 def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.TensorSpec]:
-    """Return the input signature of the function that `make_serve_fn` returns."""
     value, more = spec.schema.input, spec.schema.table_input
     if value.encoding.storage in ("documents", "files"):
         first = tf.TensorSpec((None,), tf.string, value.name)
@@ -112,7 +111,6 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
 
 
 def _check_without_python(folder: Path) -> None:
-    """Refuse a SavedModel that calls a Python function of this process."""
     saved = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
     functions = [one for graph in saved.meta_graphs for one in graph.graph_def.library.function]
     calling = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
@@ -125,7 +123,6 @@ def _check_without_python(folder: Path) -> None:
 
 
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
-    """Return the function to export, its signature, and the resources that it needs."""
     spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
     columns, modules = spec.schema.columns, _list_tokenizers(trained.ops)
@@ -160,7 +157,6 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
 
 
 def _list_tokenizers(ops: Sequence[Op]) -> list[Any]:
-    """List the modules that hold token tables; byte tokenizers have none."""
     opened = [open_tokenizer(op).module for op in ops if isinstance(op, Tokenize)]
     return [module for module in opened if module is not None]
 
@@ -207,7 +203,6 @@ def _describe_example(ops: Sequence[Op], schema: Schema) -> tf.TypeSpec:
 def _apply(
     ops: Sequence[Op], value: tf.Tensor, *, feature: Feature, lead: Any, kernels: Any
 ) -> tf.Tensor:
-    """Run ops on the inputs of an example (`lead` is ()) or a batch, without labels."""
     nothing = tf.zeros(lead, tf.int64)
     element: Element = {feature.name: value, "label": nothing, "key": nothing}
     epoch = tf.constant(0, tf.int64)
@@ -224,10 +219,7 @@ def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: boo
 def _continue_texts(
     trained: TrainedModel, texts: tf.Tensor, kernels: Any, context: int
 ) -> tf.Tensor:
-    """Return a language model's outputs after the last token of each text (batch,).
-
-    The model sees the last `context` tokens.
-    """
+    """Return a language model's outputs after texts (batch,), given their last `context` tokens."""
     # The text continues where it ends, so these ops do not apply.
     ops = tuple(op for op in trained.ops if not isinstance(op, EndDocument | Truncate))
     tokens: Any = _preprocess(ops, trained.spec.schema, texts, kernels)
@@ -237,7 +229,6 @@ def _continue_texts(
 
 
 def _context(spec: InferenceSpec) -> int | None:
-    """The number of tokens that a language model sees; None for other models."""
     return spec.window.tokens if spec.task == "next_token" else None
 
 
@@ -262,7 +253,6 @@ def _column_signature(
 
 
 def _make_lookup_tables(columns: TableColumns) -> list[Any]:
-    """Make a table from each column's categories to their numbers; −1 for unknown ones."""
     return [
         tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(

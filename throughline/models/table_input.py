@@ -107,7 +107,6 @@ def _make_model(inputs: dict[str, Any], outputs: Any, network: keras.Model) -> k
 
 
 def _code(columns: Any, table: TableInput) -> Any:
-    """Encode columns for a network: standardized numbers, one-hot categories."""
     coded = apply_as_layer(Standardize(mean=table.mean, deviation=table.deviation), columns)
     if table.categories:
         coded = apply_as_layer(Categories(sizes=table.categories), coded)

@@ -54,7 +54,6 @@ class Transformer(layers.Layer):
 
     @property
     def last(self) -> Any:
-        """The layer that computes the outputs."""
         return self.embedding if self.head is None else self.head
 
     def get_config(self) -> dict[str, Any]:
@@ -113,9 +112,7 @@ class TransformerEncoder(Transformer):
 
 
 class TransformerDecoder(Transformer):
-    """Causal attention that gives each token the logits of the next one.
-
-    If `tied`, the last layer uses the weights of the embedding.
+    """Causal attention with the logits of each next token; if `tied`, by the embedding's weights.
 
     Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
     """
@@ -148,8 +145,6 @@ class TransformerDecoder(Transformer):
 
 
 class _Block(layers.Layer):
-    """Attention and a dense layer, each added to its input."""
-
     def __init__(self, width: int, heads: int, dropout: float, **options: Any) -> None:
         super().__init__(**options)
         if heads < 1 or width % heads:
@@ -231,7 +226,6 @@ class PackedModel(keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """The loss, then the metrics that the model is compiled with."""
         compiled = [metric for metric in super().metrics if metric.name != LOSS]
         return [self._loss_of_documents, *compiled]
 

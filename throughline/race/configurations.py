@@ -45,13 +45,7 @@ PRECISE_PCT = 2.0  # an interval so narrow needs no more rounds
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A configuration that is to race.
-
-    Attributes:
-      plan: The plan of its input pipeline, as text.
-      model_layers: What its model computes besides the network.
-      findings: What the rules found in its training.
-    """
+    """A configuration that is to race. `model_layers`: what its model does besides the network."""
 
     config: PipelineConfig
     plan: str
@@ -66,8 +60,6 @@ class Measured:
     Attributes:
       models: The contestant that is a configuration's model alone, by configuration.
       changes: The contestant that has tried a change, by configuration and rule.
-      costs: What a contestant's training takes once, by contestant.
-      opened: What a contestant said when it was open, by contestant.
       lost: Why a contestant was lost, by contestant.
       seconds: The sum of all turns.
     """
@@ -94,7 +86,6 @@ class Measured:
         return self.heat(heat).gain(contestant, name)
 
     def is_raced(self, name: str) -> bool:
-        """Return whether a configuration and its model have raced for enough rounds."""
         return self.gain(name).rounds >= MIN_ROUNDS
 
     @property
@@ -138,7 +129,6 @@ class ConfigurationRace:
         return self._starters[name].config.remote_address
 
     def run(self) -> Measured:
-        """Race all configurations, as many at once as fit into memory."""
         for name, starter in self._starters.items():
             self._entries[name] = TRAINING, starter.config
             same = (
@@ -166,7 +156,6 @@ class ConfigurationRace:
         return self.measured
 
     def _open_group(self, pool: Pool, standing: Sequence[str], left: Sequence[str]) -> list[str]:
-        """Open the next configurations with their models alone, as many as there is room for."""
         group: list[str] = []
         for batch in _in_batches(left, size=usable_cores()):
             frozen = [name for name in batch if not self.remote_address(name)]
@@ -230,7 +219,6 @@ class ConfigurationRace:
                 pool.end(name)
 
     def _race_inputs(self, pool: Pool, names: Sequence[str], share: float) -> None:
-        """Take the batches of each configuration without training, next to a model alone."""
         on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
         allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
         present = [self.measured.pace, *on_host]
@@ -262,7 +250,6 @@ class ConfigurationRace:
         return verdict.name not in (COMPUTE_BOUND, UNDECIDED)
 
     def _find_open_places(self, names: Sequence[str]) -> set[str]:
-        """Find the contestants whose verdict or place more rounds may change."""
         race, still = self.measured.training, set[str]()
         present = [name for name in names if name in self._starters and name in race.names]
         for name in filter(self.measured.is_raced, present):
@@ -275,7 +262,6 @@ class ConfigurationRace:
         return still.union(*find_unclear(race, pairs))
 
     def _find_open_gains(self, names: Sequence[str]) -> set[str]:
-        """Find the contestants for which more rounds may change what a change gains."""
         tried = self.measured.changes.items()
         pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
         return set[str]().union(*find_unclear(self.measured.heat(CHANGES), pairs))
@@ -301,14 +287,11 @@ class ConfigurationRace:
 
 
 class _RacePool(Pool):
-    """Contestants that are open; records what their trainings take once."""
-
     def __init__(self, jobs: Jobs, folder: Path, measured: Measured) -> None:
         super().__init__(jobs, folder)
         self._measured = measured
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Have the contestant fill its cache, or load what it reads."""
         order = "fill" if opened.has_cache else "load" if opened.loads else ""
         seconds = 0.0
         if order:
@@ -325,10 +308,7 @@ class _RacePool(Pool):
 
 
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find the pairs whose ratio may be 1 and is not yet known precisely.
-
-    Because it is called after every round, it uses a higher confidence than the report.
-    """
+    """Find the pairs whose ratio may be 1 and is not known precisely; allows for many looks."""
     unclear = []
     for one, other in pairs:
         ratio = race.gain(one, other, compared=LOOKS * len(pairs))
@@ -343,7 +323,6 @@ def _in_batches(names: Sequence[str], *, size: int) -> list[list[str]]:
 
 
 def find_worker(params: Params) -> TrainingWorker:
-    """Find which of the processes that train together this is."""
     train = params.train
     gpus = len(visible_gpus()[0]) if train.processes == "auto" else 0
     return find_training_worker(

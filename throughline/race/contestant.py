@@ -40,9 +40,7 @@ PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLo
 class ContestantLost(Exception):
     """A contestant that was killed, failed, or does not answer.
 
-    Attributes:
-      failure: What the contestant itself said.
-      late: Whether it was still working when its time was up.
+    `failure` is its own report; `late`: it was still working when its time was up.
     """
 
     def __init__(self, reason: str, failure: Failure | None = None, *, late: bool = False) -> None:
@@ -53,7 +51,7 @@ class ContestantLost(Exception):
     def passing(self) -> bool:
         """Whether another try may succeed.
 
-        This is so after a kill, after errors of disks, memory and other processes, and after a bug,
+        So it may after a kill, after errors of disks, memory and other processes, and after a bug,
         which says nothing about what was to be raced.
         """
         failure = self.failure

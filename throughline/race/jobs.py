@@ -26,10 +26,7 @@ from throughline.shared.parent_death import end_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a contestant trains: a named configuration of a project.
-
-    `environment` holds the variables of one of several processes that train together.
-    """
+    """What a contestant trains; `environment` is set for one of several processes."""
 
     params: Params
     root: Path
@@ -40,13 +37,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a contestant says when it is open.
-
-    Attributes:
-      has_cache: Whether it has a cache, which must be filled before it races.
-      loads: Whether it loads its data into memory, which must be timed.
-      first_batch_s: When its first batch came.
-    """
+    """What a contestant says when it is open: whether it has a cache, or loads data into memory."""
 
     has_cache: bool = False
     loads: bool = False

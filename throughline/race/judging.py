@@ -37,10 +37,8 @@ class Subject:
     """A configuration that has raced.
 
     Attributes:
-      findings: What the rules found.
-      trained: The result of its own training.
-      examples: Examples per epoch of that training.
-      steps: Steps per epoch of that training.
+      examples: Examples per epoch of its own training.
+      steps: Steps per epoch of its own training.
       share: The number of processes that train per process that has raced.
     """
 
@@ -160,7 +158,6 @@ def _conclude(
     on_accelerator: bool,
     **measured: Any,
 ) -> Raced:
-    """Return the result with verdict, cause and fix; `measured` are its other fields."""
     verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
     ranked = rank_findings(findings)
     first = _find_first(ranked, verdict)
@@ -191,10 +188,7 @@ def _conclude(
 
 
 def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Sort findings: the smallest change among the best gains first, the rest by gain.
-
-    Findings that were not tried come last.
-    """
+    """Sort findings: the smallest change among the best gains first, untried ones last."""
     most = max((each.gain.value for each in findings if each.gain), default=1.0)
 
     def order(finding: Finding) -> tuple[bool, int, float]:
@@ -208,8 +202,8 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
 def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
     """Return the finding to act on first.
 
-    If training is input-bound, it is the first one with a gain that is worth it. Otherwise it is
-    one that explains the time but cannot be tried.
+    If training is input-bound, this is the first one with a worthwhile gain; else, one that
+    explains the time but cannot be tried.
     """
     bound = verdict.name != COMPUTE_BOUND
     tried = (each for each in ranked if bound and _is_worth(each.gain))
@@ -222,7 +216,6 @@ def _is_worth(gain: Estimate | None) -> bool:
 
 
 def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
-    """Return the finding with the gain of its change, or the reason why it was not tried."""
     if finding.config is None:
         return finding
     contestant = measured.changes.get((name, finding.rule))
@@ -235,11 +228,7 @@ def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
 
 
 def _comparable_epochs(subject: Subject) -> float | None:
-    """Return the rate of the training's warm epochs; None if they differ from the race.
-
-    They are comparable on the same machine, in one process, without callbacks or checkpoints within
-    epochs.
-    """
+    """Return the rate of warm epochs, if they are comparable with the race."""
     trained, settings = subject.trained, subject.settings
     _, unit = settings.checkpoint_period
     alike = trained.processes == 1 and unit == "epochs" and not settings.callbacks
@@ -249,10 +238,7 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return the time by which a step of several processes exceeds a step in the race [ms].
-
-    In the race they exchange nothing.
-    """
+    """Return how much longer a step with exchange takes than one in the race, without it [ms]."""
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None

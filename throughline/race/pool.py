@@ -25,11 +25,7 @@ Jobs = Callable[[str], tuple[str, Sequence[tuple[Any, ...]]]]
 
 
 class Pool:
-    """Open contestants by name; a context manager.
-
-    `jobs` gives the job of a name, with the arguments of each of its processes. Logs are in
-    `folder`.
-    """
+    """Open contestants by name, with the job of each from `jobs` and logs in `folder`."""
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self._jobs, self._folder = jobs, folder
@@ -73,7 +69,6 @@ class Pool:
                     self.admit(name, opened, until)
 
     def is_out(self, name: str) -> bool:
-        """Return whether a contestant must not be opened again."""
         return name in self.lost
 
     def has_room(self, count: int) -> bool:
@@ -85,7 +80,6 @@ class Pool:
         """Hook: let an open contestant do what its training does once."""
 
     def lose(self, name: str, lost: ContestantLost) -> None:
-        """Record that a contestant failed, was killed, or does not answer, and end it."""
         self.lost[name] = str(lost)
         self.end(name)
 
@@ -111,10 +105,7 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Run one turn of each open contestant among `names`, in alternating order.
-
-        Those in `pulling` take their batches without training.
-        """
+        """Run a turn of each open contestant in alternating order; `pulling` ones do not train."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:

@@ -84,10 +84,7 @@ class Training:
         )
 
     def _compile_last(self, entry: Entry) -> None:
-        """Run a step with the size of an epoch's last one.
-
-        A GPU, and XLA, compile kernels for a new size when it first occurs.
-        """
+        """Run a step of the last batch's size, for which a GPU, and XLA, compile kernels."""
         compiles = entry.params.train.jit_compile or count_training_gpus() > 0
         last = _last_batch_size(self._pipeline)
         if compiles and last and not self._pipeline.plan.gathers_on_device:
@@ -132,7 +129,6 @@ class Training:
         return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
 
     def _drain(self) -> None:
-        """Take batches until one of them is not ready."""
         for _ in range(0 if self._pipeline.plan.gathers_on_device else MOST_READY):
             asked_at = time.perf_counter()
             self._pull()
@@ -140,7 +136,6 @@ class Training:
                 return
 
     def pull(self, seconds: float) -> float:
-        """Take batches for a moment without training, and return the number of examples."""
         return self._sample.mean_batch * _repeat_for_a_turn(self._pull, seconds)
 
     def _pull(self) -> int:
@@ -148,7 +143,6 @@ class Training:
         return 1
 
     def _advance(self) -> int:
-        """Run the next execution, as `fit` does, and return its steps."""
         if self._left == 0:
             self._left = self._pipeline.steps_per_epoch
             self._step.begin(self._left)
@@ -176,13 +170,10 @@ class ModelAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """The sample that an entry reads.
+    """The sample of the training split that an entry reads.
 
-    Attributes:
-      share: Its share of the training split.
-      steps: The steps of its epoch.
-      mean_batch: The mean number of this process's examples per batch, because an epoch's last
-          batch may be smaller.
+    `mean_batch` is the mean number of this process's examples per batch; the last one may be
+    smaller.
     """
 
     share: float
@@ -193,7 +184,6 @@ class _Sample:
 def _open(
     entry: Entry, *, address: str = "", gathers: bool = True
 ) -> tuple[InputPipeline, StepFunction, _Sample]:
-    """Open the input pipeline and the train step of an entry, with the sample that it reads."""
     params = _only(entry)
     configure_process(params.train)
     data = open_inputs(params, Layout(entry.root))
@@ -217,16 +207,12 @@ def _open(
 
 
 def _find_loaded(pipeline: InputPipeline) -> Read | None:
-    """Return the first step if it reads from memory; else None."""
     step = pipeline.plan.steps[0]
     return step if isinstance(step, Read) and step.source == "arrays" else None
 
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
-    """Return this process's number of examples in an epoch's last batch; None if not smaller.
-
-    Also None if all batches differ in size.
-    """
+    """Return how many examples this process has of a smaller last batch; None if there is none."""
     last = pipeline.examples % pipeline.batch_size
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
     if texts or pipeline.plan.batching or not last or pipeline.steps_per_epoch == 1:
@@ -241,10 +227,7 @@ def _repeat_zeros(
     *,
     examples: int | None = None,
 ) -> Iterator[Any]:
-    """Yield batches of zeros as `spec` describes; open sizes are those of the model's input.
-
-    Texts are as long as the longest one.
-    """
+    """Repeat a batch of zeros as `spec` says; open sizes are the input's, or the longest text's."""
     is_text = pipeline.plan.spec.schema.is_text
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
     longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
@@ -287,14 +270,12 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
 
 
 def _train_for_a_turn(step: StepFunction, advance: Callable[[], int], seconds: float) -> int:
-    """Train for a turn as `fit` does, and wait for the last step."""
     steps = _repeat_for_a_turn(advance, seconds)
     step.settle()
     return steps
 
 
 def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
-    """Run executions for the length of a turn, and return their number of steps."""
     steps, started_at, taken_s = 0, time.perf_counter(), 0.0
     while steps < FEWEST_STEPS or (
         (steps < TURN_STEPS or taken_s < seconds) and taken_s < LONGEST_TURN_S

@@ -18,8 +18,6 @@ LARGE_MIB = 1024
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged: a configuration, the index of the shards, and the report's row."""
-
     config: PipelineConfig
     shards: ShardIndex
     row: Row
@@ -44,7 +42,6 @@ POINTS: dict[str, Point] = {}
 
 
 def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[ChecklistItem]:
-    """Judge one configuration by all points."""
     subject = Subject(config, shards, row)
     judged = {name: judge(subject) for name, judge in POINTS.items()}
     return [
@@ -150,6 +147,5 @@ def _deterministic(it: Subject) -> Judged:
 
 
 def _fields(settings: Settings | None) -> str:
-    """Format a section of a configuration for the page."""
     shown = settings and ", ".join(f"{key}: {value}" for key, value in settings)
     return f"{{{shown}}}" if shown else "absent"

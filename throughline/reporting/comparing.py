@@ -51,11 +51,7 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
 
 
 def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
-    """Compare only the configurations `names`.
-
-    Raises:
-      MissingInput: If one has not been built, trained, profiled and raced.
-    """
+    """Compare only these configurations; raises MissingInput if one has not raced."""
     raced = RaceResult.read(layout.race)
     chosen = {name: one for name, one in raced.configurations.items() if name in names}
     results, missing = read_all(names, layout)
@@ -159,7 +155,6 @@ def check_equal(built: Mapping[str, BuildResult]) -> None:
 
 
 def _snapshot_seconds(layout: Layout) -> float:
-    """Return how long the snapshot took to write; 0 if unknown."""
     folder = layout.snapshot.parent
     return SnapshotCost.read(folder).seconds if SnapshotCost.path(folder).exists() else 0.0
 

@@ -95,7 +95,6 @@ def _about_no_gain(ranking: Ranking) -> str:
 
 
 def _before_and_after(ranking: Ranking) -> str:
-    """Say how long the baseline waits, and how the best configuration changes that."""
     base, best = ranking.raced[ranking.baseline], ranking.raced[ranking.best]
     share = _span(base) if base.verdict == UNDECIDED else f"{base.stall_pct:.0f} %"
     before = f"Training waits for its input {share} of the time"
@@ -113,18 +112,13 @@ def _span(raced: Raced) -> str:
 
 
 def _times(ranking: Ranking) -> str:
-    """Format the gain with its interval."""
     gain = ranking.gains[ranking.best]
     digits = 2 if gain.low < TWO_DIGITS_BELOW else 1
     return f"{gain.value:.{digits}f}× as fast ({gain.low:.{digits}f} to {gain.high:.{digits}f})"
 
 
 def _same_examples(top: Row, base: Row) -> str:
-    """Say how equal the examples are.
-
-    Digests were compared, or pixels if decoding is approximate. With sampling, only the data are
-    the same.
-    """
+    """Say whether examples are the same, the same but for pixels, or only the data are."""
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
     differences = [row.difference_mean for row in (base, top) if row.difference_mean is not None]

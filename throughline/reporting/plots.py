@@ -37,10 +37,7 @@ mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same f
 def plot_timelines(
     timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path
 ) -> None:
-    """Draw timelines one below the other, on the same scale.
-
-    Each has lanes of (begin, end) [ms], by title.
-    """
+    """Draw timelines, by title, on one scale; each has lanes of (begin, end) [ms]."""
     heights = [0.34 * len(lanes) + 0.75 for lanes in timelines.values()]
     figure = new_figure(9, sum(heights) + 0.2)
     # All begin at 0, and the shortest sets the length: equal widths are equal times.
@@ -87,7 +84,6 @@ def style_axes(axes) -> None:  # noqa: ANN001 - matplotlib has no public type fo
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """Write a figure as SVG and PNG."""
     with atomic_file(stem.with_suffix(".svg")) as temporary:
         figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
     with atomic_file(stem.with_suffix(".png")) as temporary:

@@ -48,7 +48,6 @@ class Ranking:
 
     @cached_property
     def race(self) -> Race:
-        """The race of the configurations against each other."""
         return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
@@ -73,7 +72,6 @@ class Ranking:
 
     @cached_property
     def gains(self) -> Mapping[str, Estimate]:
-        """How many times as fast as the baseline each configuration is."""
         return {name: self.gain(name, self.baseline) for name in self.raced}
 
     @property
@@ -144,10 +142,7 @@ class Ranking:
 
 
 def count_validation_trials(row: Row) -> int:
-    """Return the number of independent trials behind a validation accuracy.
-
-    Their ratio to examples is taken from the held-out split.
-    """
+    """Return the number of independent trials behind a validation accuracy."""
     held_out = row.held_out
     return max(1, round(row.validation_examples * held_out.trials / max(1, held_out.examples)))
 

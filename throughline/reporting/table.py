@@ -41,8 +41,6 @@ class TableColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A configuration's cells, and whether it is tied with the fastest."""
-
     row: Row
     cells: tuple[Cell, ...]
     tied: bool
@@ -50,8 +48,6 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns, and a row per configuration in the order of params.yaml."""
-
     columns: tuple[TableColumn, ...]
     rows: tuple[TableRow, ...]
 
@@ -95,7 +91,6 @@ def to_text(table: Table) -> str:
 
 
 def to_records(table: Table) -> list[dict[str, str]]:
-    """Return the table as a mapping per configuration, by column titles."""
     titles = [column.title for column in table.columns]
     return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.rows]
 

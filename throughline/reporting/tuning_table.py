@@ -29,7 +29,6 @@ NOT_RACED = "not raced: another form of its family was, or the time was up"
 
 
 def to_records(result: TuningResult) -> list[dict[str, str]]:
-    """Return a mapping per candidate by column titles, the choice first."""
     return [dict(zip(COLUMNS, _cells(each), strict=True)) for each in result.candidates]
 
 
@@ -66,7 +65,6 @@ def print_table(result: TuningResult) -> None:
 
 
 def _unneeded(candidate: TunedCandidate) -> bool:
-    """Return whether it was left out for no reason of its own."""
     return candidate.dropped == NOT_RACED
 
 

@@ -44,7 +44,6 @@ class ResultFile:
         return read_value(cls, cls.path(folder), cls.STAGE.format(name=folder.name))
 
     def write(self, folder: Path) -> None:
-        """Write the value to its file directly in `folder`, atomically."""
         write_json(folder / self.FILE, self)
 
 
@@ -131,7 +130,6 @@ def parse(kind: type[Value], document: Any) -> Value:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a typed value to a JSON document that `parse` reads."""
     return _adapter(type(value)).dump_python(value, mode="json")
 
 

@@ -40,10 +40,7 @@ class EpochDraws:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBatches:
-    """The batches of sequences of an epoch.
-
-    `tokens` excludes padding. XLA compiles once for each of the `distinct_shapes` of batches.
-    """
+    """Batches of sequences in an epoch; `tokens` exclude padding, XLA compiles for each shape."""
 
     tokens: int
     tokens_per_example: float
@@ -55,13 +52,9 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, proven to deliver the right examples.
 
-    Attributes:
-      examples_digests: By split.
-      validation_examples: Number of examples in the validation split.
-      pixel_difference: Only of approximate configurations.
-      epoch_draws: Only if draws can be checked.
-      class_frequencies: Only with sampling.
-      sequence_batches: Only of text.
+    Only approximate configurations have a `pixel_difference`, only those that sample have
+    `class_frequencies`, only texts `sequence_batches`. `epoch_draws` is None if draws cannot be
+    checked.
     """
 
     FILE: ClassVar[str] = "input.json"

@@ -48,21 +48,16 @@ class IteratorTime:
 
     @property
     def kind(self) -> str:
-        """The name of its kind in tf.data."""
         return self.path.rpartition("::")[2]
 
     @property
     def title(self) -> str:
-        """Its kind, and the step of the plan."""
         return f"{self.kind} ({self.step})" if self.named else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(ResultFile):
-    """The summary of a trace: waits per step, iterators from the consumer to the disk.
-
-    GPU times are per step.
-    """
+    """The summary of a trace: waits, iterators from consumer to disk, GPU times per step."""
 
     FILE: ClassVar[str] = "breakdown.json"
     STAGE: ClassVar[str] = "profile@{name}"
@@ -79,7 +74,6 @@ class Breakdown(ResultFile):
 
     @property
     def autotuned(self) -> dict[str, int]:
-        """What AUTOTUNE has set each iterator to."""
         return {
             f"{item.kind} ({item.step})": item.tuned
             for item in self.iterators

@@ -66,7 +66,6 @@ class Cost:
     fill_s: float = 0.0
 
     def total_s(self, rate: float, *, examples: int, epochs: int) -> float:
-        """Return the time of preparation and all epochs at a steady `rate` [examples/s]."""
         epoch_s = examples / rate
         return self.prepare_s + max(epoch_s, self.fill_s) + (epochs - 1) * epoch_s
 
@@ -135,8 +134,7 @@ class RaceResult(ResultFile):
     Attributes:
       processes: How many processes train each configuration.
       disturbed_by: What other programs took in most rounds; "" if not much.
-      configurations: Those that raced, by name.
-      lost: Why others did not take part, or were lost.
+      lost: Why configurations did not take part, or were lost.
     """
 
     FILE: ClassVar[str] = "race.json"
@@ -154,10 +152,7 @@ class RaceResult(ResultFile):
 def race_metrics(
     raced: Raced, breakdown: Breakdown, texts: SequenceBatches | None = None
 ) -> dict[str, float | None]:
-    """Return the measurements of race and profile under their names in MLflow.
-
-    None means not measured. `texts` describes the batches of text.
-    """
+    """Return measurements of race, profile and `texts` by MLflow's names; None: not measured."""
     return {
         "input/tokens_per_s": texts
         and raced.input

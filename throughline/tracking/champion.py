@@ -26,10 +26,7 @@ SCORE_TAG_PREFIX = "score."  # of a champion version's tags
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A model's metric on held-out examples, and that of a `constant` prediction.
-
-    `error` is the standard error of the latter.
-    """
+    """A model's held-out metric, and a `constant` prediction's with its standard `error`."""
 
     metric: str
     value: float
@@ -66,7 +63,6 @@ def read_score(row: Row) -> Score:
 
 
 def make_tags(score: Score) -> dict[str, str]:
-    """Return the score as tags of a model version."""
     return {f"{SCORE_TAG_PREFIX}{name}": str(value) for name, value in asdict(score).items()}
 
 

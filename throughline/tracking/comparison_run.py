@@ -61,10 +61,7 @@ REPORT_TAG = "report.digest"  # the last tag of a comparison that the store has 
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return the addresses of a run and of the view of its configurations in the server's UI.
-
-    None without a server that answers.
-    """
+    """Return the UI addresses of a run and of its configurations' view; None without a server."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -188,10 +185,7 @@ def close_comparison(
 
 
 def has_comparison(report: Path) -> bool:
-    """Return whether the store has all of the comparison reported in this folder.
-
-    True if the store does not answer.
-    """
+    """Return whether the store has this folder's comparison; True if it does not answer."""
     try:
         digest = digest_json(to_json(Comparison.read(report)))
     except UserError:  # there is none, or of another version
@@ -251,13 +245,11 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
 
 
 def _scores_of_versions(name: str) -> list[Score]:
-    """Return the scores of all versions that have been champion."""
     versions = mlflow.MlflowClient().search_model_versions(f"name = '{name}'")
     return [score for version in versions if (score := score_from(version.tags))]
 
 
 def _current_champion(name: str) -> Any:
-    """Return the version with the alias; None without one."""
     try:
         return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:

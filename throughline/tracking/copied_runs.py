@@ -30,10 +30,7 @@ REUSED_TAG = "reused_run_id"  # the id of the original
 
 
 def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
-    """Copy a run's parameters, metrics and tags, except these `tags`, and return the copy's id.
-
-    The copy must still be ended.
-    """
+    """Copy a run, except for these `tags`, and return the copy's id; the copy is still running."""
     client, moment = mlflow.MlflowClient(), time.time_ns() // 1_000_000
     kept = {
         key: value
@@ -54,10 +51,7 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
 
 
 def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
-    """Return the id of a run's copy with these tags; None if there is none.
-
-    A value of None means that the copy lacks the tag.
-    """
+    """Return the id of a run's copy with these tags; a value of None means without the tag."""
     copies = mlflow.search_runs(
         [run.info.experiment_id],
         f"tags.{REUSED_TAG} = '{run.info.run_id}'",
@@ -91,7 +85,6 @@ def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) 
 
 
 def _copy_for(run: Run, name: str) -> str:
-    """Find or make the copy of a run for the current comparison and run with changes."""
     tags = read_lineage() | read_parent()
     same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}
     return find_copy(run, same) or copy_run(run, name, tags)

@@ -111,10 +111,7 @@ def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def _share(one: Sequence[str], other: Sequence[str]) -> float:
-    """Estimate the share of examples of `one` that are in `other`.
-
-    Compares the hashes within the range of the sketch of `other`.
-    """
+    """Estimate the share of `one` in `other` from the hashes within the range of `other`."""
     reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch covers the whole dataset
     within = [number for number in one if number <= reach]
     return len({*within} & {*other}) / len(within) if within else 0.0

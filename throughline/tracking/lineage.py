@@ -18,7 +18,6 @@ LISTED = re.compile(r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*\n)*
 
 
 def read_lineage() -> dict[str, str]:
-    """Return tags that link a run to its code, experiment and flow run."""
     tags = {}
     if commit := _git("rev-parse", "HEAD"):
         dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _differs(

@@ -83,7 +83,6 @@ def remove(file: Path) -> None:
 
 
 def attachments_dir(file: Path) -> Path:
-    """Return the folder with copies of a kept run's files."""
     return file.with_suffix(".files")
 
 

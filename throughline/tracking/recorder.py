@@ -168,10 +168,7 @@ class Recorder:
         self._send("model", str(path.resolve()), dict(objects or {}))
 
     def add_children(self, children: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add a child run for each name, with its nested `params`, its `metrics` and its `tags`.
-
-        Metrics that are None are left out.
-        """
+        """Add a child run for each name, with nested `params`, `metrics` (not None) and `tags`."""
         self._send("children", {name: dict(values) for name, values in children.items()})
 
     def log_input(self, name: str, digest: str) -> None:
@@ -191,7 +188,6 @@ class Recorder:
             self._unsent.append([kind, *values])
 
     def _deliver(self, kind: str, *values: Any) -> None:
-        """Send what the run does not have yet; calls may repeat after an interruption."""
         if kind == "metrics":
             values = (self._leave_out_known(values[0], values[1]), *values[1:])
         elif kind == "model" and self._earlier and list_models(self._earlier):
@@ -200,10 +196,7 @@ class Recorder:
             SENDERS[kind](*values)
 
     def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
-        """Return the metrics of a step that the run does not have, or has with another value.
-
-        Strings, which stand for numbers that are not finite in files, become numbers.
-        """
+        """Return the metrics of a step that the run lacks, or has with other values, as numbers."""
         numbers = {key: float(value) for key, value in values.items()}
         if self._earlier is None or step is None:
             return numbers
@@ -246,10 +239,7 @@ class Recorder:
         ).info.run_id
 
     def _forget(self, status: str) -> None:
-        """Deactivate a run that could not be ended.
-
-        MLflow would end it as finished when the process exits, or print a traceback.
-        """
+        """Deactivate a run that could not be ended; MLflow would end it as finished at exit."""
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
             with contextlib.suppress(*STORE_ERRORS):
@@ -280,10 +270,7 @@ class Recorder:
                 echo_problem(f"MLflow at {show_address()} {problem}")
 
     def _has_run(self) -> bool:
-        """Return whether the store answers and has the run.
-
-        A proxy whose server is away may answer 404, too.
-        """
+        """Return whether the store has the run; a proxy whose server is away may say 404, too."""
         with contextlib.suppress(*STORE_ERRORS):
             return find_run(self.run_id) is not None
         return False
@@ -373,5 +360,4 @@ def _answers() -> bool:
 
 
 def read_run_id(folder: Path) -> str | None:
-    """Return the MLflow run of the results in runs/NAME; None if there is none."""
     return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None

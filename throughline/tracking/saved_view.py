@@ -28,10 +28,7 @@ _TAG = "mlflow.sharedViewState."
 
 
 def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
-    """Add a view of the comparison `parent` to its experiment's menu `Views`.
-
-    `metric` is that of the models' quality.
-    """
+    """Add a view of the comparison `parent` to `Views`; `metric` is that of the models' quality."""
     shown = (*VIEW_METRICS, f"test/{metric}", f"val/{metric}")
     state = {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
@@ -50,11 +47,9 @@ def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
 
 
 def view_url(server: str, experiment: str, parent: str) -> str:
-    """Return the address of a comparison's view in the server's UI."""
     runs = f"{server}/#/experiments/{quote(experiment)}/runs"
     return f"{runs}?viewStateShareKey={quote(parent)}&{OF_RUNS}"
 
 
 def run_url(server: str, experiment: str, run_id: str) -> str:
-    """Return the address of a run in the server's UI."""
     return f"{server}/#/experiments/{quote(experiment)}/runs/{quote(run_id)}?{OF_RUNS}"

@@ -82,10 +82,7 @@ def _send_artifact(path: str, folder: str | None) -> None:
 
 
 def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the children that the active run does not have, each completely.
-
-    The first refusal is raised at the end.
-    """
+    """Add the children that the active run lacks; raises the first refusal at the end."""
     client, parent = mlflow.MlflowClient(), mlflow.active_run()
     if parent is None:
         raise MlflowException("no run is active that children could be added to")

@@ -110,7 +110,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def show_address() -> str:
-    """Return the address that runs are sent to, for messages."""
     return hide_password(mlflow.get_tracking_uri())
 
 

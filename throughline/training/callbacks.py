@@ -71,11 +71,7 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
 
 
 def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
-    """Return the key of params.yaml that ended a training early.
-
-    This is `train.early_stopping` or `train.callbacks`. Expects early stopping to be the last
-    callback, where `make_callbacks` puts it.
-    """
+    """Return the key of params.yaml that ended a training early; early stopping must come last."""
     stopping = callbacks[-1] if settings.early_stopping and callbacks else None
     stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0
     return "train.early_stopping" if stopped else "train.callbacks"
@@ -84,8 +80,7 @@ def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
 def may_replace_weights(callbacks: Callbacks) -> bool:
     """Return whether a callback may replace the weights after the last validation.
 
-    Any callback that is not Keras' own may do so at the end of an epoch or of the training. Early
-    stopping only restores weights whose validation is known.
+    Any callback that is not Keras' own may; early stopping restores only validated weights.
     """
     methods = (
         getattr(method, "__func__", method)
@@ -98,8 +93,7 @@ def may_replace_weights(callbacks: Callbacks) -> bool:
 def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
     """Serialize the attributes of callbacks, except those that Keras sets.
 
-    If a callback refers to one of the model's `parts`, the index of the part is stored instead of a
-    copy.
+    References to `parts` of the model are stored as indices.
 
     Raises:
       TypeError: If a value cannot be stored and read again; names the callback and its attribute.

@@ -92,9 +92,8 @@ class CheckpointStore:
     ) -> StoredCheckpoint | None:
         """Load the newest usable checkpoint into `variables`, and return it.
 
-        A checkpoint is usable if its variables fit and `check` raises none of UNFITTING, such as a
-        ValueError. Otherwise it is set aside and the next older one is tried. Returns None if no
-        checkpoint is usable; the variables then keep their values.
+        A checkpoint that does not fit, or of which `check` raises a ValueError, is set aside.
+        Returns None, with the variables unchanged, if none is usable.
         """
         if not self._usable_checkpoints:
             return None
@@ -203,12 +202,7 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's state file, after verifying all files.
-
-    Raises:
-      One of DAMAGED: If a file is not what was written.
-      OSError: If a file cannot be read now, whatever it contains.
-    """
+    """Verify a checkpoint's files and return its state; raises one of DAMAGED if one is wrong."""
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
         raise ValueError(f"{STATE} is not what was written")

@@ -82,7 +82,6 @@ class CheckpointCallback(StepFollower):
     """Records epoch rows and writes checkpoints; the last callback of a training.
 
     Attributes:
-      rows: The row of each finished epoch, as in history.csv.
       measured_steps: How many steps the monitor has measured. Excludes executions that first build
           a graph, and validation.
       ended: Whether the restored training had already ended.
@@ -136,15 +135,12 @@ class CheckpointCallback(StepFollower):
     ) -> None:
         """Follow a train function, and keep the state of the other callbacks.
 
-        Call this before training starts. For a resumed training, the current values of the
-        variables are those that it continues with.
+        For a resumed training, the current values of the variables are those that it continues
+        with.
 
         Args:
-          train_function: Its executions are counted and timed.
           monitor: Is paused while a graph is built and while the model is validated.
-          others: The callbacks that are called before this one.
-          agree: Maps a condition in this process to whether it holds in any of the processes that
-              train together.
+          agree: Returns whether a condition of this process holds in any that train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
         self._agree, self._follows_steps = agree, all(map(follows_steps, others))
@@ -282,11 +278,7 @@ class CheckpointCallback(StepFollower):
         self._training_model.stop_training = self._agree(self._training_model.stop_training)
 
     def _check_batches(self, state: Mapping[str, Any]) -> None:
-        """Refuse to resume with other batches than those of the checkpoint.
-
-        Raises:
-          ImpossiblePlan: If the batches are multiples of another number, and are cut differently.
-        """
+        """Refuse to resume if batches would be cut differently from those of the checkpoint."""
         multiple, examples = self._pipeline.worker.multiple, self._pipeline.examples
         before = state.get("batch_multiple", 1)
         by_length = self._pipeline.plan.batching is not None
@@ -320,10 +312,7 @@ class CheckpointCallback(StepFollower):
         echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
 
     def _save(self, step: int, *, ended: bool = False) -> None:
-        """Write a checkpoint; if that fails, training continues and the earlier one stays.
-
-        `ended` marks a finished training whose evaluation and records are still to come.
-        """
+        """Write a checkpoint; if that fails, training continues, and the earlier one stays."""
         if self._no_checkpoints:
             return
         metrics = (

@@ -47,10 +47,7 @@ class SquaredErrorInUnits(keras.losses.Loss):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises linearly from zero over `steps`, then follows `after`.
-
-    `after` is a number or a Keras schedule, which starts at its own step 0.
-    """
+    """Rises linearly from zero over `steps`, then follows `after`, a rate or a schedule."""
 
     def __init__(self, after: Any, steps: int) -> None:
         super().__init__()
@@ -165,7 +162,7 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
 def _check_shapes(model: keras.Model) -> None:
     """Refuse a loss that broadcasts labels (batch,) and outputs (batch, 1) to (batch, batch).
 
-    A subclass of Loss that subtracts them does so. It would train on nonsense without an error.
+    It would train on nonsense without an error.
     """
     loss = getattr(model, "loss", None)
     if not isinstance(loss, keras.losses.Loss) or getattr(model, "output_shape", None) != (None, 1):

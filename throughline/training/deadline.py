@@ -28,10 +28,7 @@ TIMED_OUT = 75  # exit code of a process that exceeded its time limit
 
 
 class Deadline:
-    """Ends this process, with a message, if it waits longer than a limit.
-
-    A thread checks the limit. It starts with the first wait of a process that has others.
-    """
+    """Ends this process, with a message, if it waits longer than a limit, which a thread checks."""
 
     def __init__(self, worker: TrainingWorker | None = None, addresses: Sequence[str] = ()) -> None:
         self._worker, self._addresses = worker, addresses
@@ -86,10 +83,7 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that a process has waited too long, and which of the others do not answer.
-
-    Each of the `others` contains its address in parentheses.
-    """
+    """Print that a process waited too long, and which `others`, with (address), do not answer."""
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = (
         f"there is no answer from {', '.join(absent)}"

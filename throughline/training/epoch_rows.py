@@ -16,10 +16,7 @@ LONGEST_SHOWN = 40
 def make_row(
     epoch: int, logs: Mapping[str, float], *, examples_per_s: float, learning_rate: float
 ) -> dict[str, float]:
-    """Make the row of an epoch, counted from 0, from the `logs` of Keras.
-
-    `learning_rate` is that of the epoch's last step.
-    """
+    """Make an epoch's row; `epoch` counts from 0, `learning_rate` is that of its last step."""
     return {
         "epoch": epoch,
         **_name_columns(logs),
@@ -75,11 +72,7 @@ def read_rate(optimizer: Any, *, ahead: int) -> float:
 
 
 def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
-    """Map an epoch's logs to columns: training before validation, the loss first in each.
-
-    Raises:
-      UnknownModel: If a value is not a number.
-    """
+    """Map an epoch's logs to columns: training before validation, the loss first in each."""
     names = sorted(
         (name for name in values if name != "learning_rate"),
         key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),

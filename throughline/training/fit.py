@@ -33,8 +33,6 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How many epochs of how many steps to train, and the position to start at."""
-
     steps_per_epoch: int
     epochs: int
     start: Position = Position()
@@ -147,17 +145,13 @@ def fit(
 
 
 class LossWatch:
-    """Keeps the running mean loss of some steps of an epoch on the device.
-
-    Reading each loss would make the host wait for the device.
-    """
+    """Keeps some of an epoch's losses on the device, because reading each would wait for it."""
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._every = max(1, steps_per_epoch // _WATCHED_LOSSES)
         self._last, self._kept = 0, dict[int, Any]()
 
     def add(self, done: int, logs: Mapping[str, Any]) -> None:
-        """Keep the loss after step `done`, if enough steps have passed since the last one kept."""
         if done - self._last >= self._every and "loss" in logs:
             self._last, self._kept[done] = done, logs["loss"]
 

@@ -35,10 +35,7 @@ def list_variables(model: keras.Model) -> list[tf.Variable]:
 
 
 def list_parts(model: keras.Model) -> Sequence[Any]:
-    """List the model's layers (the model included), optimizers, variables and metrics.
-
-    The order is the same in each process that builds the same model.
-    """
+    """List layers, optimizers, variables and metrics, in the same order in each process."""
     variables = list_variables(model)
     return [
         *model._flatten_layers(),
@@ -83,7 +80,6 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """List the optimizer that a model is compiled with, then those of its own train step."""
     held = [
         value for _, value in _attributes(model) if isinstance(value, keras.optimizers.Optimizer)
     ]
@@ -91,10 +87,7 @@ def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each attribute of a model's layers, also within lists and dicts.
-
-    Each value is yielded once. The optimizer that the model is compiled with is left out.
-    """
+    """Yield the attributes of a model's layers, each value once, without the compiled optimizer."""
     seen = {id(model.optimizer)}
 
     def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -28,8 +28,7 @@ class OneAhead:
     def follow(self, logs: Any, done: Callable[[], object] = lambda: None) -> None:
         """Follow the execution that has just been queued, and wait for the one before it.
 
-        `logs` are those of the execution; `done` is called once it has ended. On the host it has
-        ended already.
+        `done` is called once it has ended; on the host it has ended already.
         """
         queued = [
             value
@@ -51,10 +50,7 @@ class OneAhead:
 
 
 class StepFollower(keras.callbacks.Callback):
-    """A callback that may be called with the logs of a step that is queued but not finished.
-
-    It should rarely read them, so that the host stays ahead.
-    """
+    """A callback that rarely reads the logs of a step, so that the host can stay ahead."""
 
 
 def follows_steps(callback: keras.callbacks.Callback) -> bool:

@@ -187,10 +187,9 @@ def _raise_failure(processes: Sequence[Process]) -> None:
 
 
 def _describe_end(process: Process) -> tuple[int, str] | None:
-    """Describe how a process has ended, with its rank as the likely cause of a failure.
+    """Describe how a process has ended, and rank it: a cause of failure before its consequences.
 
-    The ranks are: 0 killed or frozen; 1 failed; 2 waited too long; 3 lost another process. Returns
-    None if the process succeeded or still runs.
+    Returns None if the process succeeded or still runs.
     """
     code = process.code
     if code is None:

@@ -73,21 +73,13 @@ class Replicas:
         return np.asarray(gathered)
 
     def take_chiefs(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the chief's values for these names; waits for all processes.
-
-        Raises:
-          ProcessLost: If another process is gone.
-        """
+        """Return the chief's values for these names; waits and raises as `exchange` does."""
         bits = np.asarray([*values.values()], np.float64).view(np.int64)
         chiefs = self.exchange(bits.tolist())[0].copy().view(np.float64)
         return dict(zip(values, chiefs.tolist(), strict=True))
 
     def is_any(self, here: bool) -> bool:
-        """Return whether `here` is true in any of the processes; waits for all of them.
-
-        Raises:
-          ProcessLost: If another process is gone.
-        """
+        """Return whether `here` is true in any process; waits and raises as `exchange` does."""
         return bool(self.exchange([int(here)]).any())
 
     @contextlib.contextmanager
@@ -103,11 +95,7 @@ class Replicas:
         self.exchange([0], timeout_s=float("inf"))
 
     def check_same(self, parts: Mapping[str, str | int], *, remedy: str) -> None:
-        """Check that parts of the work, each a value or a digest, are the same as the chief's.
-
-        Raises:
-          ProcessesDiffer: If they differ; names the parts and the process.
-        """
+        """Raise ProcessesDiffer if parts of the work, values or digests, are not the chief's."""
         names = sorted(parts)
         digests = self.exchange([digest_to_int(str(parts[name]).encode()) for name in names])
         for number, theirs in enumerate(digests):
@@ -169,11 +157,7 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
 
 
 def check_port(address: str) -> None:
-    """Check that this process can listen on the port where the others will look for it.
-
-    Raises:
-      ImpossiblePlan: If another program uses the port.
-    """
+    """Raise ImpossiblePlan if another program uses this process's port."""
     port = int(address.rpartition(":")[2])
     with _open_socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

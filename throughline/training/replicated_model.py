@@ -22,11 +22,7 @@ PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 
 
 def check_weights(replicas: Replicas, model: keras.Model) -> None:
-    """Check that all processes have the same weights, bit for bit.
-
-    Raises:
-      ProcessesDiffer: If the weights differ.
-    """
+    """Raise ProcessesDiffer unless all processes have the same weights, bit for bit."""
     if replicas.several:
         content = b"".join(
             np.asarray(one).tobytes() for one in model.variables if one.name != RANDOM_STATE
@@ -96,10 +92,7 @@ def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
 
 
 def synchronize_normalization(model: keras.Model) -> None:
-    """Let every BatchNormalization use the mean and variance of the whole batch.
-
-    Includes layers of nested models, such as those of keras.applications.
-    """
+    """Let every BatchNormalization, also in nested models, use statistics of the whole batch."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True

@@ -32,10 +32,8 @@ class StepFunction:
 
     Attributes:
       steps: How many steps the last execution ran.
-      draws: The random ops of the step whose state no checkpoint holds; known once the graph is
-          built.
+      draws: Random ops of the step whose state no checkpoint holds; known once the graph is built.
       builds_graph: Whether the next execution builds the graph, so that it takes longer.
-      timer: Notes when each execution ended.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class StepFunction:
         return self._left if self._left <= self._most else 0
 
     def begin(self, steps: int) -> None:
-        """Begin an epoch, or the rest of one, with N `steps`."""
         self._left = steps
         self.timer.begin()
 
@@ -127,10 +124,7 @@ def make_execution(
 
 
 def average_over_processes(logs: Any) -> Any:
-    """Return the mean of each log over the processes that train together.
-
-    This is the value for the whole batch, because all slices are equally large.
-    """
+    """Average each log over the processes: its value for the whole batch, as slices are equal."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
         return logs

@@ -15,12 +15,7 @@ EPOCH_WARM_UP_STEPS = 5  # excluded at the start of each epoch: they include tra
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """The times of an epoch.
-
-    Attributes:
-      moments: Its start, then the end of each execution [s], (executions + 1,).
-      steps: How many steps each execution had, (executions,).
-    """
+    """An epoch: `moments` [s] (executions + 1,), its start first, and `steps` (executions,)."""
 
     moments: np.ndarray
     steps: np.ndarray

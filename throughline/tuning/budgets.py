@@ -34,20 +34,12 @@ Allowance = Literal["approximate", "unordered"]
 
 
 def parse_size(text: str) -> float:
-    """Return the bytes of a size such as 500MB or 8GiB.
-
-    Raises:
-      ValueError: If the text is not a size, or zero; says what a size looks like.
-    """
+    """Return the bytes of a size such as 500MB or 8GiB; raises a ValueError with advice."""
     return _parse(text, SIZES, "a size needs a number and a unit, such as 500MB or 8GiB")
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds of a time such as 90s, 10min or 1.5h.
-
-    Raises:
-      ValueError: If the text is not a time, or zero; says what a time looks like.
-    """
+    """Return the seconds of a time such as 90s, 10min or 1.5h; raises a ValueError with advice."""
     return _parse(text, TIMES, "a time needs a number and a unit, such as 90s, 10min or 1.5h")
 
 
@@ -147,10 +139,7 @@ def as_numbers(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, capped by what the machine has left.
-
-    `kept_bytes` is the memory for splits that a training keeps, `free_bytes` is free on the disk.
-    """
+    """Budgets as numbers, capped by what the machine has left; `kept_bytes` is for kept splits."""
 
     ram_bytes: float
     kept_bytes: float
@@ -182,11 +171,7 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 
 
 def refuse_several_hosts(environment: Mapping[str, str]) -> None:
-    """Refuse to search if several processes train together.
-
-    Raises:
-      Untunable: If TF_CONFIG names several workers.
-    """
+    """Raise Untunable if TF_CONFIG names several workers."""
     if training_worker_from_tf_config(environment).count > 1:
         raise Untunable(
             "TF_CONFIG names several workers, and a search is about one process on one machine;"

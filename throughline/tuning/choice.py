@@ -33,8 +33,7 @@ class Choice:
 
     Attributes:
       incumbent: The fastest of the user's own configurations.
-      to_baseline: Its time as a multiple of the baseline's.
-      to_incumbent: Its time as a multiple of the incumbent's.
+      to_baseline, to_incumbent: Its time as a multiple of theirs.
       pays_from: The first epoch after which it has taken no more time than the baseline.
       lost: Whether one of the user's own was lost, which may be the fastest.
     """
@@ -59,10 +58,7 @@ def choose(
     configs: Mapping[str, PipelineConfig],
     unraced: Sequence[str] = (),
 ) -> Choice:
-    """Choose among `rivals`, which have all raced; `own` of them are the user's.
-
-    If `own` is empty, the fastest is chosen. `unraced` are those that the time did not suffice for.
-    """
+    """Choose among `rivals`, which all raced; `own` are the user's, `unraced` had no time."""
     incumbent = race.fastest(own or rivals)
     ahead = [
         name
@@ -97,11 +93,7 @@ def choose(
 def _conclude(
     race: Race, incumbent: str, *, new: bool, short: Sequence[str], unraced: Sequence[str]
 ) -> tuple[Outcome, str]:
-    """Return the outcome of a search, and the reason if it needs one.
-
-    `new`: another one is ahead of the incumbent. `short`: those ahead of the choice, in too few
-    rounds.
-    """
+    """Return the outcome, and a reason if it needs one; `short` lead the choice in few rounds."""
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
     if new:
@@ -133,7 +125,7 @@ def find_baseline(own: Sequence[str]) -> str:
 
 
 def is_compute_bound(race: Race, name: str) -> bool:
-    """Return whether a free input would certainly make a training less than 5 % faster."""
+    """Return whether even a free input would certainly make training less than 5 % faster."""
     to_ceiling = race.ratio(name, CEILING)
     return to_ceiling.rounds > 0 and to_ceiling.high < 1 / (1 - NEGLIGIBLE)
 
@@ -141,7 +133,7 @@ def is_compute_bound(race: Race, name: str) -> bool:
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
     """Return the first epoch after which a training has taken no more time than the baseline's.
 
-    None if there is no such epoch in the training, or if it is the baseline.
+    None if the training has no such epoch, or is the baseline's.
     """
     epoch = None if name == baseline else race.break_even(name, baseline)
     return epoch if epoch is not None and epoch <= race.epochs else None
@@ -152,7 +144,6 @@ def _is_ahead(lead: Estimate) -> bool:
 
 
 def _may_lead(lead: Estimate) -> bool:
-    """Return whether it would be ahead after more rounds."""
     return _leads(lead) and lead.rounds < LEAST_ROUNDS
 
 

@@ -69,7 +69,6 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
 
 
 def _explain(search: Search, choice: Choice, name: str) -> str:
-    """Return why a candidate is not the choice; "" for the choice."""
     race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name)
     if name == choice.name or why:
         return why or ""

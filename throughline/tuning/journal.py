@@ -22,7 +22,6 @@ class Entrance:
     """What is known of a contestant that has opened.
 
     Attributes:
-      cost: What its training takes besides its epochs.
       ram_bytes: Memory of its training, with the cache full.
       held_bytes: The most memory that the contestant itself has held.
       disturbed: Whether other programs ran while the cost was measured.
@@ -69,12 +68,10 @@ class Journal:
             temporary.write_text(dump_json(asdict(self.pages), indent=None))
 
     def forget(self) -> None:
-        """Start again with an empty journal."""
         self.pages = Pages()
         self.save()
 
     def enter(self, name: str, entrance: Entrance) -> None:
-        """Note what is known of a contestant that has opened."""
         self.pages.entrances[name] = entrance
         self.save()
 
@@ -85,10 +82,7 @@ class Journal:
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant whose training takes too much memory, and return whether it did.
-
-        The model alone is never dropped.
-        """
+        """Drop a contestant that takes too much memory, except the model alone; say whether."""
         taken = self.pages.entrances[name].ram_bytes
         if taken <= allowed_bytes or name == CEILING:
             return False
@@ -101,7 +95,6 @@ class Journal:
         self.save()
 
     def note_proof(self, name: str, digest: str) -> None:
-        """Note that a configuration is proven to deliver the snapshot's examples."""
         self.pages.proven[name] = digest
         self.save()
 

@@ -39,10 +39,7 @@ def without_tuned(params: Params) -> Params:
 
 
 def as_written(params: Params, document: Mapping[str, Any]) -> Params:
-    """Set `snapshot.fraction` to `auto` again if the document says so.
-
-    The value that `auto` stands for may depend on `tuned`.
-    """
+    """Set `snapshot.fraction` to `auto` if the document does: its value may depend on `tuned`."""
     if document.get("snapshot", {}).get("fraction", AUTO) != AUTO:
         return params
     return replace(params, snapshot=params.snapshot.model_copy(update={"fraction": AUTO}))
@@ -58,11 +55,8 @@ def digest_question(
 ) -> str:
     """Return the key of a question, by which its answer is found again.
 
-    The time that the search may take is not part of it.
-
-    Args:
-      own_files: The user's models and ops, tokenizers and weights, relative to the layout's root.
-      needs: What these files need besides.
+    The search's time is not part of it. `own_files` are the user's models and ops, tokenizers and
+    weights, relative to the layout's root; `needs` is what these need.
 
     Raises:
       MissingInput: If the data is not prepared.

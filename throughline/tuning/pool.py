@@ -21,14 +21,10 @@ FILL_SHARE = 0.5  # share of the search's time within which a cache must be full
 
 
 class SearchPool(Pool):
-    """Open contestants of a search.
+    """Open contestants of a search; those whose trainings need more than `ram_bytes` are ended.
 
-    Attributes:
-      needs: What each training is expected to need.
-      ram_bytes: The limit; a contestant whose training needs more is ended.
-      besides_steps_bytes: Memory that a training needs beyond its contestant's steps.
-      sampled_share: The share of the kept examples that a contestant holds.
-      own: The user's configurations, which may be the fastest however long their caches take.
+    `own` are the user's, which may be the fastest however long their caches take.
+    `besides_steps_bytes` and `sampled_share` are those of the survey.
     """
 
     def __init__(  # noqa: PLR0913 - what a search knows of its contestants
@@ -88,12 +84,9 @@ class SearchPool(Pool):
     def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
         """Time filling a contestant's cache, or loading, while all others are frozen.
 
-        If other programs disturb it, it is measured again in a new process. A second disturbance is
-        noted as a disturbed round.
-
-        Returns:
-          The time [s] and whether it was disturbed. None if the contestant was lost, given up at
-              the end of the time, or dropped because it takes most of the time.
+        If other programs disturb it, it is measured again in a new process. Returns the time [s]
+        and whether it was disturbed; None if the contestant was lost, given up at the end of the
+        time, or dropped because it takes most of the time.
         """
         whole_s = until - self._opened_at
         for again in (False, True):
@@ -138,12 +131,10 @@ class SearchPool(Pool):
         self.end(name)
 
     def _bytes(self, name: str) -> float:
-        """Return the memory that a contestant holds, as far as it is known."""
         if entrance := self._journal.pages.entrances.get(name):
             return entrance.held_bytes
         return self._needs[name].ram_bytes - self._besides_steps_bytes - self._lacking(name)
 
     def _lacking(self, name: str) -> float:
-        """Return the bytes that its training keeps in memory but the contestant does not."""
         kept = self._needs[name].ram_bytes - self._needs[CEILING].ram_bytes
         return (1 - self._sampled_share) * kept

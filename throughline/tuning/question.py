@@ -41,10 +41,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is searched: parameters of one process, the project, and the budgets.
-
-    `shared`: the training's batches are shared by processes, or cut to a multiple.
-    """
+    """What is searched. `shared`: processes share batches, or these are cut to a multiple."""
 
     params: Params
     root: Path
@@ -54,7 +51,6 @@ class Question:
 
     @property
     def epochs(self) -> int:
-        """The epochs of the training that is optimized."""
         given = self.budgets.epochs
         return given if isinstance(given, int) else self.params.train.epochs
 

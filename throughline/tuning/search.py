@@ -177,7 +177,6 @@ class Search:
         return standing
 
     def _find_neighbors(self, standing: Sequence[str]) -> list[str]:
-        """Find forms next to the fastest searched candidate that have not raced yet."""
         searched = [name for name in standing if name in self.rivals and self._is_searched(name)]
         if not searched:
             return []
@@ -186,7 +185,6 @@ class Search:
         return [form.name for form in forms if form.name not in self.race.names]
 
     def _is_compute_bound(self) -> bool:
-        """Return whether there is nothing to gain, because input is a negligible part of a step."""
         own = self._own
         if not own or self.race.disturbed_by():
             return False
@@ -213,10 +211,7 @@ class Search:
         return self._candidates[name].family not in (OWN, RULES)
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
-        """Keep the names that may be the fastest, and what they are compared with; end the rest.
-
-        At most `most` of the searched candidates stay.
-        """
+        """Keep candidates that may be the fastest, and what they are compared with; end others."""
         left = [name for name in names if name in self.rivals]
         searched = [name for name in left if self._is_searched(name)]
         kept = {CEILING, *pick_survivors(self.race, left, searched, most=most)}
@@ -230,10 +225,7 @@ class Search:
     def _heat(
         self, pool: SearchPool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS
     ) -> None:
-        """Race these names for `rounds` rounds, less those in the journal.
-
-        The heat ends early if the time is up or its result is decided.
-        """
+        """Race names for `rounds` rounds in all; fewer if the time is up, or all is decided."""
         names = [name for name in names if name not in self.journal.pages.dropped]
         done = self.journal.rounds_of(heat, names)
         if done >= rounds or (time.monotonic() > self._racing_until and heat != OWN_HEAT):
@@ -253,11 +245,7 @@ class Search:
             self.journal.add(pool.race(names, heat, number=number))
 
     def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
-        """Return whether the heat's question is settled.
-
-        A final is settled if one certainly beats all others, the first heat if there is nothing to
-        gain.
-        """
+        """Return whether a final has a winner, or the first heat shows nothing to gain."""
         if heat == OWN_HEAT:
             return self._is_compute_bound()
         rivals = [name for name in names if name in self.rivals]
@@ -300,7 +288,6 @@ class Search:
 
     @property
     def measured_needs(self) -> dict[str, Need]:
-        """What each contestant needs, with measured memory if it is known."""
         entrances = self.journal.pages.entrances
         return {
             name: replace(need, ram_bytes=entrances[name].ram_bytes) if name in entrances else need
@@ -317,5 +304,4 @@ class Search:
         return Entry(params=question.params, root=question.root, name=name, config=config)
 
     def job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
-        """Return the job of a contestant, and the arguments of its process."""
         return (MODEL_ALONE if name == CEILING else TRAINING), [(self._entry(name),)]

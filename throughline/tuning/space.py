@@ -47,18 +47,13 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A configuration that cannot be raced, and why."""
-
     name: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The candidates and the refusals.
-
-    Given candidates come first, then family by family, each with its likeliest form first.
-    """
+    """Candidates, given ones first, then by family, its likeliest form first; and refusals."""
 
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
@@ -69,8 +64,6 @@ class Conditions:
     """The conditions on which families depend.
 
     Attributes:
-      approximate: Whether pixels may be approximate.
-      unordered: Whether elements may come in the order of their timing.
       beyond_memory: Whether the snapshot exceeds the memory.
       accelerator: Whether there is an accelerator whose memory can hold a split.
       stored: The fraction of the snapshot's rows that is stored.
@@ -92,8 +85,7 @@ def lay_out_space(
 ) -> Space:
     """Lay out all candidates: own configurations, rules of thumb, then all forms of all families.
 
-    Equal plans occur once. All deliver what the first own configuration does: the same sampling and
-    batches.
+    Equal plans occur once. All have the sampling and batches of the first own configuration.
     """
     base = next(iter(own.values()))
     same = _delivered(own)
@@ -143,16 +135,12 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Make a configuration that reads a fraction of the snapshot.
-
-    It delivers what the first of the user's own configurations does.
-    """
+    """Make a configuration that reads a part of the snapshot, and delivers as the first own one."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
 
 def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
-    """Return the fields that decide what is delivered, from the first own configuration."""
     base = next(iter(own.values()))
     return {"sampling": base.sampling, "batch": base.batch}
 
@@ -194,7 +182,6 @@ def _find_difference(
 
 
 def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each family's name, and the fields that its forms share."""
     yield "snapshot", {"read": "snapshot", **GLOBAL}
     if conditions.beyond_memory:
         yield "snapshot_window", {"read": "snapshot", "shuffle": {"kind": "window"}}
@@ -280,7 +267,6 @@ def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidat
 
 
 def _differ(one: Candidate, other: Candidate) -> int:
-    """Count the respects in which two forms differ."""
     return sum(mine != yours for mine, yours in zip(_calls(one), _calls(other), strict=True))
 
 

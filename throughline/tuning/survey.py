@@ -44,10 +44,7 @@ from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_
 def survey(
     params: Params, root: Path, allow: Sequence[str], limits: Limits, shared: bool = False
 ) -> Survey:
-    """Lay out the candidates for a project's prepared data, and estimate what each needs.
-
-    `shared`: batches are shared by processes that train together, or cut to a multiple.
-    """
+    """Lay out the candidates for prepared data, and estimate what each needs."""
     configure_process(params.train)
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
     whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
@@ -99,18 +96,13 @@ class _KeptBytes:
         self._known: dict[tuple[object, ...], dict[str, float]] = {}
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
-        """Return the bytes that a candidate keeps in memory or on disk.
-
-        Records that are loaded into memory count twice, because they are briefly there before and
-        after parsing.
-        """
+        """Return the bytes kept in memory or on disk; arrays count twice: parsing copies them."""
         kept = sum(self._by_split(candidate, where).values())
         if where == "disk":
             return kept
         return kept * (2 if candidate.config.read == "arrays" else 1) + self._buffered(candidate)
 
     def at_once(self, candidate: Candidate) -> float:
-        """Return the memory that keeps all splits, as a training itself computes it."""
         return sum(self._by_split(candidate, "memory").values())
 
     def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
@@ -159,14 +151,10 @@ class SnapshotBytes:
         )
 
     def at(self, fraction: float) -> float:
-        """Return the bytes of a snapshot that stores this fraction."""
         return self.least + fraction * (self.most - self.least)
 
     def find_fitting(self, disk: float, memory: float) -> float:
-        """Return the largest fraction, in hundredths, that fits into `disk` and `memory` [bytes].
-
-        Memory must hold the values of the training split.
-        """
+        """Return the largest fraction, in hundredths, that `disk` and `memory` [bytes] can hold."""
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
 

@@ -83,5 +83,4 @@ def rule(
 
 
 def list_rules(topic: ModuleType) -> list[Rule]:
-    """List the rules of a module in the order of their definition."""
     return [value for value in vars(topic).values() if isinstance(value, Rule)]
