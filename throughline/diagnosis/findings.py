@@ -22,7 +22,7 @@ OTHERS_FIRST = f"not among the first {MOST_TRIED} to try"
 def find_all(name: str, facts: Facts) -> list[Finding]:
     """Return the findings about configuration `name`, the likeliest first.
 
-    Only the first few of the changes that can be tried are marked to be.
+    Only the first few changes that can be tried keep a `config`, with which the race tries them.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
     can_be_tried = (each for each in found if each.config is not None)
@@ -85,7 +85,6 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
 
 
 def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
-    """Say why the race cannot try a change; "" if it can."""
     if rule.effort == Effort.RESULTS:
         return "it changes the examples, their order or their batches"
     others = [key for key in change if not key.startswith(f"pipelines.{name}.")]

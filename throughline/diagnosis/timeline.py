@@ -9,7 +9,7 @@ from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
 from throughline.results.profiling import AUTOMATIC, Timeline
 
 STEPS_SHOWN = 6
-# of the window; closer spans could not be told apart, and would only make pages large
+# Points across the window: closer spans would look like one, and only make pages large.
 RESOLUTION = 1500
 
 

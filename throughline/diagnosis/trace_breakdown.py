@@ -22,7 +22,7 @@ from throughline.results.profiling import Breakdown, IteratorTime
 
 _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
-# how names end of what a thread of a prefetch or parallel map does for one element
+# Suffix of the span in which a thread of a prefetch or a parallel map makes an element.
 _PRODUCES = "Produce"
 TREE_ROWS = 14
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)

@@ -65,8 +65,8 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
 def standard_error_of_mean(distances: np.ndarray) -> float:
     """Return the standard error of the mean of distances (examples,), which are not negative.
 
-    Never 0 unless all distances are: if they all agree, the error is that of as many distances of
-    which only one is not 0.
+    At least the error of as many distances of which only one is not 0, because a few may agree by
+    chance.
     """
     count = len(distances)
     return float(max(distances.std() / math.sqrt(count), distances.mean() / count))

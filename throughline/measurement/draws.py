@@ -62,7 +62,6 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    """Return the rows of all steps of the first epoch, without those that only fill up a batch."""
     chunks = [
         collect_rows(
             pipeline.reader.order,
@@ -92,7 +91,7 @@ def _keys_only(plan: Plan) -> Plan:
     """Return the plan without work on values.
 
     Records are parsed for their keys only, files are not opened, and batches by length become
-    batches of one size.
+    batches of one size, because keys have no length.
     """
     steps: list[Step] = []
     first = True

@@ -97,7 +97,7 @@ def describe_outcomes(
     targets: Sequence[str],
     manifest: Path,
 ) -> Evaluation:
-    """Describe the outcomes in words; `classes` is empty for numbers, `manifest` is a folder."""
+    """Describe outcomes in words; no `classes` for numbers, `manifest` describes the examples."""
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
     inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []

@@ -224,7 +224,6 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
 
 
 def _check_code(spec: InferenceSpec, path: Path) -> None:
-    """Refuse a model that would import or run any code but this project's."""
     named = [reference.partition(":")[0] for reference in spec.objects.values()]
     named += [name.partition(":")[0] for stored in spec.ops for name in stored.op if ":" in name]
     foreign = sorted({module for module in named if module not in project_files(module)})

@@ -192,7 +192,6 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: A
 
 
 def _describe_example(ops: Sequence[Op], schema: Schema) -> tf.TypeSpec:
-    """Describe an example after the ops; a text is a string until it is tokenized."""
     dtype = schema.input.dtype
     if not schema.is_text:
         return tf.TensorSpec(output_shape(ops, schema), dtype)

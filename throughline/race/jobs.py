@@ -73,7 +73,6 @@ def _live_for_the_race() -> None:
     end_with_parent()
     # Through these, a forked process could start others. If they stayed open, the server and the
     # tracker would outlive the race.
-    # server and the tracker alive when the race is gone.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
     for descriptor in (server._forkserver_alive_fd, tracker._fd):

@@ -14,7 +14,7 @@ from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 
 PER_ROW = 6  # pictures
 LONGEST_NAME = 18  # characters
-DARK = 0.5  # from this color on, figures are white
+DARK = 0.5  # share of the color scale from which on numbers are white
 
 
 def plot_confusion(confusion: Confusion, stem: Path) -> None:

@@ -144,7 +144,6 @@ def _same_quality(top: Row, base: Row) -> str:
 
 
 def _other_order(top: Row, base: Row) -> str:
-    """Say if a smaller shuffle may explain a change of quality."""
     mixed = [
         f"`{row.pipeline}` mixes {row.mixed_examples:,} of {row.examples:,} examples at a time"
         for row in (base, top)

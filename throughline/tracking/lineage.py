@@ -10,7 +10,7 @@ from pathlib import Path
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 PARENT_TAG = "mlflow.parentRunId"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
-EXPERIMENT = "DVC_EXP_NAME"  # set by DVC for a run with changes
+EXPERIMENT = "DVC_EXP_NAME"  # DVC's variable; set for a run with changes
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 # What a run changes by itself. Its parameters are in MLflow; in dvc.yaml it changes a list.
 OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
@@ -43,7 +43,6 @@ def _differs(committed: str, file: Path) -> bool:
 
 
 def _git(*arguments: str) -> str:
-    """Return git's answer about the current folder; "" without a repository or git."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, errors="replace", check=False

@@ -211,7 +211,7 @@ class CheckpointCallback(StepFollower):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Pause the monitor if the next execution builds a graph; resume it otherwise."""
         steps = self._active_train_function.last_steps
-        if steps and not self._follows_steps:  # it may set the next step's rate
+        if steps and not self._follows_steps:  # callbacks may change the rate after each step
             self._rate = read_rate(self._training_model.optimizer, ahead=steps - 1)
         if self._monitor and self._active_train_function.builds_graph:
             self._monitor.pause()
@@ -307,7 +307,6 @@ class CheckpointCallback(StepFollower):
         return self._train_function
 
     def _keep_none(self, reason: str) -> None:
-        """Report that this training cannot be resumed, and write no incomplete checkpoints."""
         self._no_checkpoints = reason
         echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
 
@@ -340,7 +339,7 @@ class CheckpointCallback(StepFollower):
                 {CALLBACKS: dump_states(self._others, list_parts(self._training_model))},
                 position=(len(self.rows), step),
             )
-        except (OSError, TypeError, tf.errors.OpError) as error:  # what a callback holds
+        except (OSError, TypeError, tf.errors.OpError) as error:  # TypeError from callbacks' state
             reason = disk_reason(error) or first_line(error)
             echo_problem(
                 f"no checkpoint could be written ({reason}); training continues, the earlier one"

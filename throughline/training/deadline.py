@@ -56,7 +56,7 @@ class Deadline:
 
     @contextmanager
     def start_within(self, seconds: float) -> Iterator[None]:
-        """Limit the block, which connects to the others, to `seconds`; then end by SIGALRM."""
+        """Let SIGALRM end this process if the block, which meets the others, exceeds `seconds`."""
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(seconds)]
         command += [str(self._worker), *self._others]
         with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:

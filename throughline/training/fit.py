@@ -20,7 +20,7 @@ from throughline.training.one_ahead import StepFollower, follows_steps
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import find_network
 
-_WATCHED_LOSSES = 1000  # per epoch
+_WATCHED_LOSSES = 1000  # per epoch, at most
 
 
 @dataclass(frozen=True, kw_only=True)

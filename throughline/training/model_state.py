@@ -24,7 +24,6 @@ _DRAWING = re.compile(
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """Create the variables of a model's optimizer, which a checkpoint holds."""
     if model.optimizer and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

@@ -43,13 +43,13 @@ class StepFunction:
         trains: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.steps = 0  # that the last execution has run
+        self.steps = 0
         self.model, self._most = model, int(model.steps_per_execution)
         self.draws: set[str] = set()
         self._run = make_execution(
             model, trains=trains, traced=lambda graph: self.draws.update(find_draws(graph))
         )
-        self.builds_graph = True  # in its next execution, whose time and work are then others
+        self.builds_graph = True
         self.timer, self._ahead = StepTimer(clock), OneAhead()
         self._left = 0
 

@@ -15,7 +15,7 @@ from throughline.tuning.space import CEILING, Candidate
 
 
 def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningResult:
-    """Make the result of a search: raced candidates by time, then those that were dropped."""
+    """Make the result of a search: the choice, then raced candidates by time, then the rest."""
     race = search.race
     chosen = search.candidate(choice.name)
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]

@@ -46,7 +46,7 @@ from throughline.tuning.space import (
 
 ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
-MOST_OWN = 2  # of the user's own configurations in the final
+MOST_OWN = 2  # of the user's own configurations that stay in the race
 RACING_SHARE = 0.8  # of the time; the rest is for proving
 
 
@@ -61,7 +61,7 @@ class Search:
         self._candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
-        for name in journal.pages.entrances:  # those whose memory is known from before
+        for name in journal.pages.entrances:  # their memory is known from before
             journal.drop_large(name, question.limits.ram_bytes)
 
     def run(self) -> Choice:

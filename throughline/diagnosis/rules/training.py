@@ -6,7 +6,7 @@ from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.diagnosis.rules.base import Change, rule
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 
-STEPS_PER_EXECUTION = 8  # their Python runs once
+STEPS_PER_EXECUTION = 8  # for which Python runs once
 
 
 @rule(
