@@ -103,8 +103,6 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Tally:
-    """The events of one iterator on all threads."""
-
     step: str = ""
     tuned: int | None = None
     call_spans: list[tuple[float, float]] = field(default_factory=list)

@@ -97,7 +97,7 @@ def describe_outcomes(
     targets: Sequence[str],
     manifest: Path,
 ) -> Evaluation:
-    """Describe outcomes in words; no `classes` for numbers, `manifest` describes the examples."""
+    """Describe outcomes in words; `classes` is empty if the model predicts numbers."""
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
     inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []
@@ -246,7 +246,6 @@ def _describe_inputs(
 
 
 def _describe_row(row: np.ndarray, columns: TableColumns) -> str:
-    """Describe a table's row by columns; an array of more dimensions by its range."""
     if row.ndim > 1:
         extent = "×".join(map(str, row.shape))
         return f"{extent} values from {row.min():.4g} to {row.max():.4g}"

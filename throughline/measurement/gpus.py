@@ -25,7 +25,7 @@ _UUID_BYTES = 16
 
 @cache
 def visible_gpus() -> tuple[list[Any], str | None]:
-    """Return NVML handles of the GPUs in CUDA's order, and why there are none. Asks once."""
+    """Return NVML handles of the GPUs in CUDA's order, and the reason if there are none; cached."""
     try:
         pynvml.nvmlInit()
         uuids = cuda_uuids()

@@ -101,9 +101,7 @@ def share_of_cores(
     """Return what others took of the cores that this process may use, and what nobody took [%].
 
     Args:
-      busy_s: How long all cores were busy.
-      idle_s: How long all cores were idle.
-      own_s: How long they were busy with our own work.
+      busy_s, idle_s, own_s: How long all cores were busy, idle, and busy with our own work.
       usable: The share of their time that our quota allows. Others take something from us only if
           they take more than the rest, or share the quota.
       sharing_s: How long others used the shared quota.

@@ -30,7 +30,7 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
 
 
 def padding_in_buckets(pipeline: InputPipeline) -> float | None:
-    """Return the padding [%] left by `batch: {pad_to: auto}`; None for windows, and without text."""
+    """Return the padding [%] left by `batch: {pad_to: auto}`; None for windows, or without text."""
     if not pipeline.data.shards.schema.is_text or pipeline.plan.window:
         return None
     lengths = sequence_lengths(pipeline.data, pipeline.split)

@@ -135,7 +135,7 @@ class Race:
         return min(names, key=lambda name: self.seconds(name).value)
 
     def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
-        """Return the `most` fastest that the fastest one does not certainly beat, in given order."""
+        """Return at most `most` that the fastest does not certainly beat, in given order."""
         if not names:
             return []
         leader = self.fastest(names)

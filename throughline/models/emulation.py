@@ -25,7 +25,7 @@ OUTPUT_LAYER = "constant_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The duration of a train step: `step_ms` ± `spread` of it, uniformly, drawn from `seed`."""
+    """The duration of a train step: uniform within `step_ms` · (1 ± `spread`), given the `seed`."""
 
     step_ms: float
     spread: float = 0.0

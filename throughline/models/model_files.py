@@ -43,8 +43,7 @@ class LoadRequirements:
     Attributes:
       objects: The project's classes and functions, as module:name by their name in the file.
       unregistered: Names of those that are not registered with Keras.
-      safe: Whether Keras loads the file in safe mode. It does not if there is a Lambda layer, which
-          contains code.
+      safe: Whether Keras loads the file in safe mode; it does not with a Lambda layer.
     """
 
     objects: Mapping[str, str]
@@ -104,7 +103,6 @@ def _without_compile(model: keras.Model) -> Iterator[None]:
 
 
 def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:
-    """Load a model; `objects` are the project's classes and functions that it needs."""
     return keras.saving.load_model(
         path, custom_objects=imported(objects), compile=False, safe_mode=safe
     )
@@ -162,7 +160,6 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
 
 
 def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
-    """Find the project's classes and functions in a config, as module:name by name in the file."""
     searched = [name for name in project_files(*modules) if name in sys.modules]
     needed = {}
     for node in _nodes(config):

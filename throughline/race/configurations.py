@@ -94,10 +94,7 @@ class Measured:
         return next((each for each in self.models.values() if each in self.training.names), "")
 
     def input_speed(self, name: str) -> Estimate | None:
-        """Return the rate of a configuration's input alone; None if it has taken no turn.
-
-        The rate is scaled to the pace of the machine in the race of the trainings.
-        """
+        """Return the rate of an input alone at the trainings' pace; None if it had no turn."""
         gain = self.heat(INPUTS).gain(name, self.pace)
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
@@ -308,7 +305,7 @@ class _RacePool(Pool):
 
 
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find the pairs whose ratio may be 1 and is not known precisely; allows for many looks."""
+    """Find the pairs whose ratio may be 1 and is not known precisely; allows for repeated looks."""
     unclear = []
     for one, other in pairs:
         ratio = race.gain(one, other, compared=LOOKS * len(pairs))

@@ -131,10 +131,7 @@ class Contestant:
             each.signal(signal.SIGSTOP)
 
     def memory_bytes(self) -> int:
-        """Return the memory held by the processes and their tf.data service workers.
-
-        Pages of mapped files do not count, because they can be dropped.
-        """
+        """Return the memory of the processes and their service workers, without mapped files."""
         first = [each.process_id for each in self._processes]
         processes = {*first, *(child for each in first for child in list_children(each))}
         return sum(own_memory(Path(f"/proc/{each}")) for each in processes)

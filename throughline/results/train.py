@@ -103,11 +103,7 @@ class TrainResult(ResultFile):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(ResultFile):
-    """The MLflow run of a training.
-
-    If the server was away, `mlflow_run_id` is None, and the run is found by the tag `unsent` once
-    it is sent.
-    """
+    """The MLflow run of a training; if the server was away, it is found later by tag `unsent`."""
 
     FILE: ClassVar[str] = "run.json"
     STAGE: ClassVar[str] = "train@{name}"
@@ -137,10 +133,7 @@ def train_metrics(trained: TrainResult) -> dict[str, float | None]:
 
 
 def validation_metrics(trained: TrainResult) -> dict[str, float]:
-    """Return the validation metrics of the model that is kept, under their names in MLflow.
-
-    Early stopping may have kept an epoch before the last.
-    """
+    """Return the kept model's validation metrics by MLflow's names; not always the last epoch's."""
     return {
         f"val/{name.removeprefix('val_')}": value
         for name, value in trained.last_epoch.items()

@@ -71,7 +71,10 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
 
 
 def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
-    """Return the key of params.yaml that ended a training early; early stopping must come last."""
+    """Return the key of params.yaml that ended a training early.
+
+    Early stopping must be the last callback.
+    """
     stopping = callbacks[-1] if settings.early_stopping and callbacks else None
     stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0
     return "train.early_stopping" if stopped else "train.callbacks"

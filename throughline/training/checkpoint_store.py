@@ -81,7 +81,7 @@ class CheckpointStore:
 
     @property
     def unsent(self) -> str | None:
-        """The tag of that run if MLflow has not received it yet; else None."""
+        """The tag of the newest checkpoint's run if MLflow has not received it; else None."""
         return self._usable_checkpoints[0].state["unsent"] if self._usable_checkpoints else None
 
     def restore(

@@ -198,7 +198,6 @@ def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.O
 
 
 def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
-    """Make the learning rate: a number, or a Keras schedule."""
     warm_up = round(settings.warm_up_epochs * steps)
     rate, rest = settings.learning_rate, max(1, settings.epochs * steps - warm_up)
     schedules = keras.optimizers.schedules

@@ -29,7 +29,7 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def list_variables(model: keras.Model) -> list[tf.Variable]:
-    """List all variables in order: weights, optimizer slots and steps, random layers' state."""
+    """List all variables in a fixed order: weights, optimizers' state, random layers' state."""
     return [getattr(variable, "value", variable) for variable in _variables(model)]
 
 

@@ -55,7 +55,7 @@ class Replicas:
         return self.worker.index == 0
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the scope to make, compile and first run a model in, alike in all processes."""
+        """Return the scope in which to build, compile and first run the model of all processes."""
         return self.strategy.scope() if self.several else contextlib.nullcontext()
 
     def exchange(self, values: Sequence[int], *, timeout_s: float | None = None) -> np.ndarray:

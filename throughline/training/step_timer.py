@@ -15,7 +15,11 @@ EPOCH_WARM_UP_STEPS = 5  # excluded at the start of each epoch: they include tra
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """An epoch: `moments` [s] (executions + 1,), its start first, and `steps` (executions,)."""
+    """The times of an epoch.
+
+    `moments` are its start and the end of each execution [s], (executions + 1,); `steps` is how
+    many steps each execution had, (executions,).
+    """
 
     moments: np.ndarray
     steps: np.ndarray

@@ -139,7 +139,7 @@ def as_numbers(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, capped by what the machine has left; `kept_bytes` is for kept splits."""
+    """Budgets as numbers, capped by what the machine has left; splits may take `kept_bytes`."""
 
     ram_bytes: float
     kept_bytes: float

@@ -58,7 +58,11 @@ def choose(
     configs: Mapping[str, PipelineConfig],
     unraced: Sequence[str] = (),
 ) -> Choice:
-    """Choose among `rivals`, which all raced; `own` are the user's, `unraced` had no time."""
+    """Choose among `rivals`, which have all raced.
+
+    `own` of them are the user's; if there are none, the fastest rival is chosen. There was no time
+    to race the `unraced`.
+    """
     incumbent = race.fastest(own or rivals)
     ahead = [
         name
@@ -93,7 +97,11 @@ def choose(
 def _conclude(
     race: Race, incumbent: str, *, new: bool, short: Sequence[str], unraced: Sequence[str]
 ) -> tuple[Outcome, str]:
-    """Return the outcome, and a reason if it needs one; `short` lead the choice in few rounds."""
+    """Return the outcome, and the reason if it needs one.
+
+    If `new`, another one is ahead of the incumbent. `short` are ahead of the choice, in too few
+    rounds.
+    """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
     if new:

@@ -82,7 +82,10 @@ class Journal:
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant that takes too much memory, except the model alone; say whether."""
+        """Drop a contestant that takes too much memory, and return whether it did.
+
+        The model alone is never dropped.
+        """
         taken = self.pages.entrances[name].ram_bytes
         if taken <= allowed_bytes or name == CEILING:
             return False

@@ -53,7 +53,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Candidates, given ones first, then by family, its likeliest form first; and refusals."""
+    """The candidates (given ones, then families, likeliest forms first) and the refusals."""
 
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
@@ -135,7 +135,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Make a configuration that reads a part of the snapshot, and delivers as the first own one."""
+    """Return a configuration that reads part of the snapshot, and samples and batches as `own`."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 

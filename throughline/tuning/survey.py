@@ -154,7 +154,10 @@ class SnapshotBytes:
         return self.least + fraction * (self.most - self.least)
 
     def find_fitting(self, disk: float, memory: float) -> float:
-        """Return the largest fraction, in hundredths, that `disk` and `memory` [bytes] can hold."""
+        """Return the largest fraction, in hundredths, that fits.
+
+        Its rows must fit into `disk`, those of the training split into `memory` [bytes].
+        """
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
 
