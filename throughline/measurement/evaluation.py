@@ -25,7 +25,7 @@ THUMBNAIL = 96  # longest side of an image [pixels]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What a model predicts for a split.
+    """The predictions of a model for a split.
 
     Attributes:
       metric: Accuracy, or the mean absolute error of numbers.

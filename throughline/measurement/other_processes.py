@@ -67,7 +67,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """What others took beyond what was idle: while as much is idle, nobody misses it."""
+        """The share that others took beyond the idle share, which would not have been used."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:

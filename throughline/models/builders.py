@@ -46,7 +46,7 @@ INPUT_NAMES = {"uint8": "image", "int32": "text"}  # by dtype; "features" otherw
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a model predicts.
+    """The prediction target of a model.
 
     Attributes:
       kind: `soft_labels` are classes whose labels are vectors, because examples are mixed.

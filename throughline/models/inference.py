@@ -1,4 +1,4 @@
-"""What using a trained model takes besides its weights: its inputs, and what its outputs mean.
+"""The inputs of a trained model and the meaning of its outputs, which its file says.
 
 This is stored in model.keras itself, as members of the file that Keras ignores. So class names,
 vocabularies of columns and the tokenizer always belong to the model.

@@ -38,7 +38,7 @@ LOADABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequirements:
-    """What it takes to load a model's file.
+    """The requirements for loading a model's file.
 
     Attributes:
       objects: The project's classes and functions, as module:name by their name in the file.

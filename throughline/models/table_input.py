@@ -25,7 +25,7 @@ WIDTH = 64  # units of the layer between columns and outputs
 
 @dataclass(frozen=True, kw_only=True)
 class TableInput:
-    """What a model has to know about its columns: first numbers, then categories.
+    """The columns of a model's second input: first numbers, then categories.
 
     Attributes:
       mean: In the training split (columns,); 0 for categories.

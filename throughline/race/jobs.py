@@ -26,7 +26,7 @@ from throughline.shared.parent_death import end_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a contestant trains; `environment` is set for one of several processes."""
+    """A configuration for a contestant; `environment` is set for one of several processes."""
 
     params: Params
     root: Path
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a contestant says when it is open: whether it has a cache, or loads data into memory."""
+    """The first answer of a contestant: whether it has a cache, or loads data into memory."""
 
     has_cache: bool = False
     loads: bool = False

@@ -80,7 +80,7 @@ class Ranking:
 
     @cached_property
     def winners(self) -> list[str]:
-        """Those that are faster than the baseline beyond the noise."""
+        """The configurations that are faster than the baseline beyond the noise."""
         return [name for name in self.names if self.gains[name].low > 1 and name != self.baseline]
 
     @cached_property
@@ -108,7 +108,7 @@ class Ranking:
 
     @cached_property
     def open(self) -> list[str]:
-        """Those that may or may not be faster: their ratio's interval holds 1 and is wide."""
+        """The configurations that may be faster or not: their interval holds 1 and is wide."""
         return [
             name
             for name in self.names

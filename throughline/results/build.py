@@ -91,7 +91,7 @@ class PlanSummary(ResultFile):
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """What the model does besides the network, and how sequences are batched.
+        """The model's layers besides the network, and the batching of sequences.
 
         If these are equal, so is the model alone.
         """

@@ -56,7 +56,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a training takes besides its steady epochs.
+    """The cost of a training besides its steady epochs.
 
     `prepare_s` comes before it; the first epoch takes at least `fill_s`, in which a cache is
     filled.

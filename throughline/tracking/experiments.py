@@ -42,10 +42,10 @@ _NAME_LENGTH = 80
 
 @dataclass(frozen=True, kw_only=True)
 class RunKey:
-    """What a run is about; becomes its experiment, name and tags.
+    """The dataset, configuration and task of a run; becomes its experiment, name and tags.
 
     `sketch` are hexadecimal hashes in ascending order; if empty, the dataset is known by name only.
-    `task` identifies what is predicted: only results of the same task are comparable.
+    `task` is a digest of what is predicted: only results of the same task are comparable.
     """
 
     dataset: str

@@ -1,4 +1,4 @@
-"""What each kind of recorder call sends to MLflow's active run."""
+"""Sends each kind of recorder call to MLflow's active run."""
 
 from __future__ import annotations
 

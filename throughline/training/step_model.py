@@ -72,7 +72,7 @@ class StepModel(keras.Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """What train steps receive from an input pipeline, in epochs of `steps_per_epoch`.
+    """The input of train steps from an input pipeline, in epochs of `steps_per_epoch`.
 
     Attributes:
       stored: Whether inputs are stored values that are still to be postprocessed.

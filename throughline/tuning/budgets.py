@@ -1,4 +1,4 @@
-"""What a search may spend: memory, disk, preparation time, epochs and its own time.
+"""The budgets of a search: memory, disk, preparation time, epochs and its own time.
 
 Budgets are written as `8GiB` or `10min`, and capped by what the machine has left. Imports no
 TensorFlow.
@@ -71,7 +71,7 @@ def _check_search_time(text: str) -> str:
 
 
 class Budgets(Settings):
-    """What a search may spend, and how many epochs the training has that it optimizes."""
+    """The budgets of a search, and the epochs of the training that it optimizes."""
 
     ram: Annotated[str, AfterValidator(_check_size)] = Field(
         default=AVAILABLE,

@@ -1,4 +1,4 @@
-"""What a search has measured so far, in a file, so that an interrupted search continues."""
+"""The measurements of a search in a file, so that an interrupted search continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """What is known of a contestant that has opened.
+    """The costs and the memory of a contestant that has opened.
 
     Attributes:
       ram_bytes: Memory of its training, with the cache full.

@@ -1,4 +1,4 @@
-"""What configurations need, compared with the limits. Imports no TensorFlow."""
+"""The needs of configurations, compared with the limits. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from throughline.tuning.budgets import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a configuration needs.
+    """The memory, disk and preparation time that a configuration needs.
 
     `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
     disk that is not written yet. `prepare_s` comes before the first epoch.

@@ -23,7 +23,7 @@ SURVEY = "throughline.tuning.survey:survey"
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a search knows before it races.
+    """The result of a survey.
 
     Attributes:
       needs: What each candidate needs, by name.
@@ -41,7 +41,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is searched. `shared`: processes share batches, or these are cut to a multiple."""
+    """The question of a search. `shared`: processes share batches, or cut them to a multiple."""
 
     params: Params
     root: Path

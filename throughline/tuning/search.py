@@ -104,7 +104,7 @@ class Search:
 
     @cached_property
     def needs(self) -> dict[str, Need]:
-        """What each contestant is expected to need; the model alone needs the least of them."""
+        """The expected need of each contestant; that of the model alone is the least of them."""
         least = min(each.ram_bytes for each in self.survey.needs.values())
         alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
         return {**self.survey.needs, CEILING: alone}

@@ -89,7 +89,7 @@ def survey(
 
 
 class _KeptBytes:
-    """What candidates keep, including held-out splits; equal estimates are computed once."""
+    """Estimates the bytes that candidates keep, held-out splits included; equal ones once."""
 
     def __init__(self, data: PreparedData) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""What can be wrong with an input pipeline, one file per topic.
+"""Rules that find faults of an input pipeline, one file per topic.
 
 A rule is a detector, decorated with what it blames and the change that fixes it. A new rule needs
 nothing else; a new file also needs its name in `TOPICS`.
