@@ -1,7 +1,7 @@
 """The inputs of a trained model and the meaning of its outputs, which its file says.
 
-This is stored in model.keras itself, as members of the file that Keras ignores. So class names,
-vocabularies of columns and the tokenizer always belong to the model.
+Both are stored in model.keras itself, as members that Keras ignores. So class names, vocabularies
+of columns and the tokenizer always belong to the model.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def choose(
 ) -> Choice:
     """Choose among `rivals`, which have all raced.
 
-    `own` of them are the user's; if there are none, the fastest rival is chosen. There was no time
+    `own` of them are the user's; if there are none, any rival may be chosen. There was no time
     to race the `unraced`.
     """
     incumbent = race.fastest(own or rivals)
