@@ -125,7 +125,7 @@ class Ranking:
         ]
 
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
-        """Return the epoch from which on all time spent is less than with the baseline.
+        """Return the epoch from which on no more time is spent than with the baseline.
 
         None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch.
         """
