@@ -1,9 +1,8 @@
-"""What the DAG and a person run by `python -m tasks.NAME`: the stages of dvc.yaml, and a few
-commands. What they are made of is in throughline/; Prefect's tasks, which run them, in flows/.
+"""The stages of dvc.yaml and a few commands, each started by `python -m tasks.NAME`.
 
-Where Python is starting a stage, importing the package lets a process that has its libraries
-already run it; without one its parameters are checked before its libraries are imported, and while
-they are, TensorFlow's chatter is hidden and Python does not search for garbage.
+When Python starts a stage, importing this package hands it to a server process that has its
+libraries already, if one runs. Otherwise the parameters are checked before the libraries are
+imported; meanwhile TensorFlow's log messages and garbage collection are off.
 """
 
 import sys

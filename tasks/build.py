@@ -1,7 +1,7 @@
 """The build stage: lay out one configuration's plan, and prove that it delivers the right examples.
 
-Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (what was proven). How
-fast it is, the race says.
+Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (what was proven). Times
+nothing: the race does that.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ def build(
     *,
     about: Mapping[str, Any],
 ) -> BuildResult:
-    """Check `training` (all of the configuration, with whole batches), and digest `in_order` (the
-    same without shuffle, augmentation and postprocessing, by split).
+    """Check and digest a configuration's input pipelines, and write the results into `out`.
 
-    `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
-
-    The draws of one epoch of `training` are checked. Where decoding is approximate, `in_order` is
-    compared with `exact`, the snapshot's examples.
+    Args:
+      training: The pipeline with whole batches. The draws of one of its epochs are checked.
+      in_order: Per split, the pipeline without shuffle, augmentation and postprocessing; digested.
+      exact: Per split, the snapshot's examples; `in_order` is compared if decoding is approximate.
+      out: The configuration's results folder.
+      about: The PlanSummary's `pipeline`, `config` and `data_digest`.
 
     Raises:
-      UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or
-        a split has other examples or labels than the manifest.
+      UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or a
+        split has other examples or labels than the manifest.
       EmptyDataset: the configuration delivers nothing.
     """
     digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
     draws, rows = check_epoch(training) or (None, None)
-    if next(training.batches(), None) is None:  # all of it is computed once
+    if next(training.batches(), None) is None:  # computes a whole batch once
         raise EmptyDataset(
             f"the {training.split} split of this configuration delivers no batch; its plan is"
             f" {training.plan}"
@@ -87,7 +88,6 @@ def build(
 def _measure_difference(
     in_order: Mapping[str, InputPipeline], exact: Mapping[str, InputPipeline]
 ) -> Difference:
-    """How far a sample of each split is from the exact examples."""
     each = [measure_difference(pipeline, exact[split]) for split, pipeline in in_order.items()]
     examples = sum(one.examples for one in each)
     return Difference(
@@ -98,7 +98,6 @@ def _measure_difference(
 
 
 def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, float]:
-    """Share of each class among the rows of an epoch."""
     classes = pipeline.data.shards.classes
     labels = np.asarray(pipeline.data.memmap(pipeline.split, "label"))[rows]
     return dict(
@@ -109,7 +108,6 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
 
 
 def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSummary:
-    """Everything that was resolved: the steps in order, the element and the sizes."""
     spec = pipeline.element_spec
     inputs, label = spec[:2]
     return PlanSummary(
@@ -146,7 +144,7 @@ def main() -> None:
         params, name = context.params, context.name
         worker = training_worker(params)
         check_processes(params, name, worker, gpus=count_training_gpus())
-        if worker.index:  # the first of them does it for all
+        if worker.index:  # the first host does it for all
             return
         data = open_inputs(params, Layout())
         training = open_input_pipeline(

@@ -1,12 +1,13 @@
-"""Start a command as one of the tasks of a cluster that train together: with TF_CONFIG made of what
-numbers the tasks.
+"""Start a command as one task of a cluster that trains together.
+
+Sets TF_CONFIG from the variables by which a scheduler numbers its tasks.
 
     srun python -m tasks.cluster -- python -m tasks.train --pipeline NAME
     python -m tasks.cluster --hosts trainer-0.trainer,trainer-1.trainer -- python -m …
 
-Slurm's variables say all; in an Indexed Job of Kubernetes, whose tasks know their
-JOB_COMPLETION_INDEX, --hosts names them. A TF_CONFIG that is given stays. Set train.processes to
-auto. The task 0 is the chief, which writes.
+Slurm's variables are enough. In an Indexed Job of Kubernetes a task knows only its
+JOB_COMPLETION_INDEX, so --hosts names the hosts. A TF_CONFIG that is set already stays. Set
+train.processes to auto. Task 0 is the chief, which writes the results.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from throughline.shared.failures import report_user_errors
 
 
 def main() -> None:
-    """Become a command that knows which task of a cluster it is."""
+    """Replace this process with the command, with TF_CONFIG set."""
     parser = argparse.ArgumentParser(
         prog="python -m tasks.cluster",
         description=__doc__,

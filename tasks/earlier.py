@@ -1,5 +1,6 @@
-"""What the last run of a stage by DVC has written, in DVC's cache: DVC removes a stage's outputs
-before it runs, but dvc.lock says what they were.
+"""Finds in DVC's cache what the last run of a stage wrote.
+
+DVC removes a stage's outputs before it runs the stage, but dvc.lock still names them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 
 
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
-    """Where the shards and the snapshot are that the last run of a stage has read and written:
-    links to DVC's cache. None unless it ran with the settings, program, own code, files and
-    libraries of today: what it has written of the same input is what the stage would write. None,
-    too, where the variable THROUGHLINE_FRESH is set.
+    """Link the shards and the snapshot that the last run of a stage read and wrote.
 
-    The links last as long as `scratch`.
+    Returns links to DVC's cache, which last as long as `scratch`. Returns None unless settings,
+    program, own code, files and libraries are the same as in that run, so that the same input gives
+    the same output; also if the variable THROUGHLINE_FRESH is set.
 
     Raises:
-      WorkspaceProblem: DVC runs the stage, and would record another identity than that of today.
+      WorkspaceProblem: DVC runs the stage, and would record another identity than today's.
     """
     layout, lock = Layout(scratch.new_folder()), root / "dvc.lock"
     identity = _check_identity(stage, root, layout.root) if "DVC_STAGE" in os.environ else ""
@@ -54,9 +54,7 @@ def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
 
 
 def _check_identity(stage: str, root: Path, folder: Path) -> str:
-    """The digest of the identity that a stage has now; raises WorkspaceProblem where DVC would
-    record another one.
-    """
+    """Digest a stage's current identity; raise WorkspaceProblem if DVC would record another one."""
     identity = _digest_identity(stage, root, folder)
     written = root / "data" / "identities" / f"{stage}.json"
     if _md5(written) != identity:
@@ -68,7 +66,7 @@ def _check_identity(stage: str, root: Path, folder: Path) -> str:
 
 
 def _digest_identity(stage: str, root: Path, folder: Path) -> str:
-    """The digest, as DVC takes it, of the identity that a stage has now."""
+    """Return the digest of a stage's current identity, as DVC computes it."""
     ((name, identity),) = find_identities(root, stages=(stage,))
     path = folder / f"{name}.json"
     write_json(path, identity)
@@ -76,13 +74,13 @@ def _digest_identity(stage: str, root: Path, folder: Path) -> str:
 
 
 def _md5(path: Path) -> str:
-    """As DVC says it of a file; empty where there is none."""
+    """Digest a file as DVC does; empty if there is no file."""
     data = path.read_bytes() if path.exists() else None
     return "" if data is None else hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _link(cache: Path, digest: str, path: Path) -> None:
-    """Make a link to a file of the cache, or of a folder to each of its files."""
+    """Link a cached file at `path`, or each file of a cached folder below `path`."""
     for name, cached in list_cached(cache, digest):
         link = path / name
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +88,10 @@ def _link(cache: Path, digest: str, path: Path) -> None:
 
 
 def list_cached(cache: Path, digest: str) -> Iterator[tuple[str, Path]]:
-    """The files of an output in DVC's cache, by their names within it; one that is a file has none.
+    """Yield name and path of each file of an output in DVC's cache; a single file's name is empty.
 
     Raises:
-      OSError, ValueError, KeyError: a folder's list is not there, or is none.
+      OSError, ValueError, KeyError: the list of a folder's files is missing or malformed.
     """
     if not digest.endswith(".dir"):
         yield "", path_in_cache(cache, digest)
@@ -103,12 +101,11 @@ def list_cached(cache: Path, digest: str) -> Iterator[tuple[str, Path]]:
 
 
 def path_in_cache(cache: Path, digest: str) -> Path:
-    """Where DVC's cache has what has this digest."""
     return cache / "files" / "md5" / digest[:2] / digest[2:]
 
 
 def find_cache(root: Path) -> Path:
-    """The absolute path of DVC's cache.
+    """Return the absolute path of DVC's cache.
 
     Raises:
       WorkspaceProblem: DVC does not say where it is.

@@ -1,9 +1,8 @@
-"""Export a trained model as a SavedModel that takes what people have, for whatever serves it: image
-files, values by column, windows of a series, texts.
+"""Export a trained model as a SavedModel that takes raw inputs: image files, values by column,
+windows of a series, or texts.
 
-Not a stage: it reads runs/NAME/model.keras, and nothing follows from it. Load it with
-`tf.saved_model.load(FOLDER).serve(...)`; of text, unless tokens are bytes, `import tensorflow_text`
-comes first.
+Not a stage: nothing depends on its result. Load it with `tf.saved_model.load(FOLDER).serve(...)`;
+for text, unless tokens are bytes, `import tensorflow_text` first.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def export(trained: TrainedModel, out: Path) -> str:
-    """Write a trained model into the new folder `out`; returns what it takes.
+    """Write a trained model into the new folder `out`, and return what its `serve` takes.
 
     Raises:
-      UnexpectedFiles: there is something at `out`.
+      UnexpectedFiles: `out` exists.
     """
     from throughline.models.serving import export_model  # TensorFlow
 
@@ -34,7 +33,6 @@ def export(trained: TrainedModel, out: Path) -> str:
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """What the command line takes besides the model."""
     parser.add_argument(
         "--out", required=True, type=Path, metavar="FOLDER", help="a folder that is not there"
     )

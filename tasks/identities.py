@@ -1,9 +1,9 @@
-"""What decides results and is in no file that DVC could watch for one stage: settings with their
-defaults, own code, library versions.
+"""The identities stage: write what decides results but is in no file that DVC could watch for a
+single stage, such as settings with their defaults, own code and library versions.
 
-DVC runs this stage first. It writes one small file per stage, and per configuration, which that
-stage depends on: a change of a default, of an own op or model or of what they import, or of a
-library's version reruns the stages that it concerns, and no others.
+DVC runs this stage first. It writes one small file per stage and configuration, on which that stage
+depends. If a default, an own op or model, anything that these import, or a library's version
+changes, DVC reruns the stages concerned and no others.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def write_identities(root: Path, out: Path) -> None:
 def find_identities(
     root: Path, stages: Collection[str] = tuple(LIBRARIES)
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the identities of these stages of the project in `root`, by their names: that of the
-    stage, or `STAGE/CONFIGURATION`.
+    """Yield the identities of these stages of the project in `root`, each with its name.
+
+    The name is `STAGE`, or `STAGE/CONFIGURATION` for stages that run once per configuration.
 
     Raises:
       InvalidParams: params.yaml is not valid.
@@ -93,11 +94,11 @@ def find_identities(
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the defaults of what they leave out, and what follows from other values, such
-    as the model that `auto` stands for; ops as they are written. Imports no user code.
+    """Fill in defaults and derived values, such as the model that `auto` means; import no user
+    code.
 
     Raises:
-      InvalidParams: all problems of the parameters.
+      InvalidParams: lists all problems of the parameters.
     """
     try:
         return parse_document(document).model_dump()
@@ -107,9 +108,7 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
-    """The libraries of this program's ops among those of params.yaml; what own ops import is found
-    in their code.
-    """
+    """Yield the libraries of built-in ops; those of own ops are found in their code's imports."""
     for number, spec in enumerate(preprocess):
         op = None if [*named_modules([spec])] else parse_op(spec, where=f"preprocess[{number}]")[0]
         yield from op.libraries if op else ()
@@ -123,17 +122,14 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _rules() -> str:
-    """Digest of what the settings compute from their values."""
     return computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
 
 
 def main() -> None:
-    """Write what decides results beyond the program's files: one small file per stage in
-    data/identities/.
-    """
+    """Write data/identities/: what decides each stage's results and is in no other watched file."""
     with report_user_errors():
         parse_command(main)
-        check_store_address()  # of a whole `dvc repro` before its first stage
+        check_store_address()  # before the first stage of a `dvc repro`
         sys.path.insert(0, str(Path.cwd()))
         for change in watch_own_code(Path()):
             echo(f"identities: {change}")

@@ -1,5 +1,7 @@
-"""The ingest stage: look at every example of the source once, refuse what is unusable with a
-reason, write the manifest, and say what was read and how (throughline/data/ingest.py).
+"""The ingest stage: inspect every example of the source once, reject unusable ones with a reason,
+write the manifest, and report how the source was read.
+
+The work itself is in throughline/data/ingest.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ UNUSED = ("ignored", "empty")  # kinds of columns
 
 
 def count_splits(manifest: Manifest) -> str:
-    """How many examples each split has; of a series, time steps."""
+    """Say how many examples each split has; for a series, how many time steps."""
     if not manifest.schema.is_series:
         counts = manifest.stats["examples"].items()
         return ", ".join(f"{count:,} {split}" for split, count in counts)
@@ -31,8 +33,9 @@ def count_splits(manifest: Manifest) -> str:
 
 
 def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int) -> str:
-    """How the columns of a table were read, each in a few words; those that are not used come last.
-    Without `classes` the label is a number.
+    """Say in a few words how each column of a table was read. Unused columns come last.
+
+    `classes` is the number of classes; 0 means that the label is a number.
     """
     more = {"label": f" ({classes:,} classes)" if classes else " (a number)"}
     named = [
@@ -46,7 +49,7 @@ def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int)
 
 
 def report(manifest: Manifest) -> None:
-    """Say what is usable, what is not and why, and how the source was read."""
+    """Print what is usable, what was rejected and why, and how the source was read."""
     stats = manifest.stats
     kind = (
         f"{len(manifest.classes):,} classes: {name_some(manifest.classes)}"
@@ -77,7 +80,6 @@ def report(manifest: Manifest) -> None:
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of this stage."""
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -87,7 +89,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Look at every example of the source, refuse the unusable ones with a reason, write
+    """Inspect every example of the source, reject unusable ones with a reason, and write
     data/manifest/. Files that have not changed since an earlier ingest are not read again.
     """
     with options_stage_cli(main, declare_options) as (params, options):

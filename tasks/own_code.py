@@ -1,4 +1,4 @@
-"""Code of the user's own that params.yaml names, what it needs besides itself, and the list of its
+"""Finds the user's own code that params.yaml names and what it needs, and keeps the list of its
 files in dvc.yaml, by which DVC sees that they change.
 """
 
@@ -31,8 +31,9 @@ _MARK, _ITEM = "      # Own ops and models", "      - "
 
 
 def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
-    """What own code of a stage needs besides itself: `files` that it reads, by their digests, and
-    versions of the `libraries` that it imports. What was begun with other ones is not continued.
+    """Return `files`, with digests, and `libraries`, with versions, that a stage's own code needs.
+
+    Work that began with others must not be continued.
     """
     if not (root / PIPELINE_FILE).exists():  # a project that DVC does not run
         return {"files": {}, "libraries": {}}
@@ -47,7 +48,6 @@ def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
 
 
 def find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> list[str]:
-    """The user modules that a stage runs."""
     named = (
         module
         for section in CODE.get(stage, ())
@@ -57,7 +57,7 @@ def find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> lis
 
 
 def named_modules(section: Any) -> Iterator[str]:
-    """User modules that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
+    """Yield the user modules that a section of params.yaml names: `my_ops` for `my_ops:Sharpen`."""
     if isinstance(section, str):
         if ":" in section:
             yield section.partition(":")[0]
@@ -70,7 +70,7 @@ def named_modules(section: Any) -> Iterator[str]:
 
 
 def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
-    """Files of the user modules that params.yaml names, and of what they import, below `root`."""
+    """List the files of the user modules that params.yaml names and of their imports."""
     modules = {
         module
         for section in CODE["train"]
@@ -81,15 +81,14 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
 
 
 def watch_own_code(root: Path) -> Sequence[str]:
-    """List the files of own ops and models, of what they import, and others that params.yaml names
-    (a tokenizer, a model, weights) in dvc.yaml, and take off it the Python files that are gone;
-    return what was changed, in words.
+    """Bring the list of own files in dvc.yaml up to date, and return each change as a sentence.
 
-    Without this DVC would not see that they change, and would refuse to run without those that are
-    gone.
+    Adds the files of own ops and models, of what they import, and other files that params.yaml
+    names (a tokenizer, a model, weights); removes Python files that are gone. DVC does not see
+    changes of files that it does not list, and refuses to run if a listed file is gone.
 
     Raises:
-      WorkspaceProblem: another file that is listed is gone; somebody may have listed it by hand.
+      WorkspaceProblem: a listed file that is not Python is gone; it may have been listed by hand.
     """
     document = read_yaml(root / PARAMS_FILE)
     path = root / PIPELINE_FILE
@@ -115,13 +114,12 @@ def watch_own_code(root: Path) -> Sequence[str]:
 
 
 def list_watched_files(root: Path) -> list[str]:
-    """What is listed with own code in dvc.yaml and is no Python: files that it reads."""
     listed = _split((root / PIPELINE_FILE).read_text(encoding="utf-8"))[1]
     return [name for name in listed if not name.endswith(".py")]
 
 
 def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
-    """What of a section of params.yaml may name user code; of a model's file, what it needs."""
+    """Return the values of a section that may name user code; for a model's file, what it needs."""
     value = document.get(section)
     if section == "model" and isinstance(value, Mapping) and value.get("from"):
         return read_model_objects(root / value["from"])
@@ -132,7 +130,6 @@ def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
 
 
 def reads_files(stage: str, document: Mapping[str, Any]) -> bool:
-    """Whether a stage reads files that params.yaml names: a tokenizer's, a model's."""
     sections = CODE.get(stage, ())
     keys = {key for key, _ in find_named_files(document)}
     return ("preprocess" in sections and TOKENIZER in keys) or (
@@ -141,7 +138,7 @@ def reads_files(stage: str, document: Mapping[str, Any]) -> bool:
 
 
 def _quote(name: str) -> str:
-    """A file's name as YAML reads it back: in quotes where it would be taken for anything else."""
+    """Quote a file's name if YAML would read it as anything else."""
     try:
         plain = parse_yaml(f"it:\n{_ITEM}{name}\n", "") == {"it": [name]}
     except InvalidParams:
@@ -150,9 +147,7 @@ def _quote(name: str) -> str:
 
 
 def _split(text: str) -> tuple[str, list[str], str]:
-    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after
-    it.
-    """
+    """Split dvc.yaml into the text before the list of own code, the list, and the text after it."""
     lines = text.splitlines(keepends=True)
     start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
     if start is None:

@@ -1,9 +1,9 @@
-"""Predict with a trained model: images, rows of tables, texts, or what follows a series.
+"""Predict with a trained model: images, rows of tables, texts, or the next values of a series.
 
-Not a stage: it reads runs/NAME/model.keras, which holds all that it needs: the names of the
-classes, the vocabularies of columns, the tokenizer, and the ops by which evaluation prepares an
-example. Paths are files, folders or tables of what the model was trained on. Every input is a line
-of the result, a CSV; one that cannot be used has its reason there. A path that does not exist is
+Not a stage: it reads runs/NAME/model.keras, which holds everything needed: class names,
+vocabularies of columns, the tokenizer, and the ops by which evaluation prepares an example. Paths
+are files, folders or tables of the kind that the model was trained on. The result is a CSV with a
+line for every input; the line of an unusable input gives the reason. A path that does not exist is
 refused before anything is read.
 """
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def report_rejected(counts: Counts, *, strict: bool) -> None:
-    """List what could not be used on standard error.
+    """List the inputs that could not be used on standard error.
 
     Raises:
-      UnusableInputs: nothing was predicted, or, `strict`, not everything.
+      UnusableInputs: nothing was predicted; or, if `strict`, any input could not be used.
     """
     total, more = counts.predicted + counts.rejected, counts.rejected - len(counts.first)
     if total == counts.rejected == 1:
@@ -54,7 +54,7 @@ def _end_sentence(text: str) -> str:
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """Refuse inputs that are not there, before anything is loaded.
+    """Refuse paths that do not exist, before anything is loaded.
 
     Raises:
       DataNotFound: names them all.
@@ -66,8 +66,9 @@ def check_paths(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
-    """What the predictions are written to; where the block fails, a file stays as it was, and, if
-    `strict`, standard output empty.
+    """Open the output of the predictions; if the block fails, a file stays as it was.
+
+    If the block fails and `strict` is set, nothing is written to standard output.
     """
     if path is None:
         try:
@@ -76,7 +77,7 @@ def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
             if isinstance(out, StringIO):
                 sys.stdout.write(out.getvalue())
             sys.stdout.flush()
-        except BrokenPipeError:  # `| head` has what it wants
+        except BrokenPipeError:  # `| head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if path.is_dir():
@@ -86,7 +87,6 @@ def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """What the command line takes besides the model."""
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="files, folders or tables"
     )
@@ -106,10 +106,9 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _find_weakness(folder: Path) -> str | None:
-    """What the training in this folder found of its model's use; None where it says nothing."""
     try:
         return describe_weakness(TrainResult.read(folder))
-    except UserError:  # the file of a model may be anywhere, alone
+    except UserError:  # a model file may stand alone, without results
         return None
 
 

@@ -1,8 +1,8 @@
 """The profile stage: trace a window of real steps, and find what may be wrong with a configuration.
 
 Writes runs/NAME/profile/: the trace, breakdown.json, findings.json and a timeline. Runs in its own
-process with freshly initialized weights: the time of a step does not depend on their values. What
-the findings gain is tried by the race.
+process with freshly initialized weights, because their values do not change the time of a step. The
+race tries what the findings gain.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from throughline.training.fit import Position
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-WARM_UP_STEPS, WARM_UP_S = 10, 1.0  # before the trace: graphs are built, buffers find their level
+WARM_UP_STEPS, WARM_UP_S = 10, 1.0  # before the trace: builds graphs, fills buffers
 
 
 def open_steps(params: Params, pipeline: InputPipeline) -> Callable[[], object]:
-    """The train steps of a configuration, one after another, past the epoch that fills a cache."""
+    """Return a function that runs the next train step, after the epoch that fills a cache."""
     models = build_models_for(params, pipeline.data)
     single = params.train.model_copy(update={"steps_per_execution": 1})
     step = StepFunction(make_step_model(models, single, Feed.of(pipeline, single)))
@@ -62,9 +62,7 @@ def open_steps(params: Params, pipeline: InputPipeline) -> Callable[[], object]:
 
 
 def trace(step: Callable[[], object], folder: Path, *, steps: int) -> Trace:
-    """A window of real steps, when they have found their pace; where the profiler left no readable
-    trace, the rest is still said.
-    """
+    """Trace train steps after a warm-up; empty if the profiler leaves no readable trace."""
     done, until = 0, time.perf_counter() + WARM_UP_S
     while done < WARM_UP_STEPS or time.perf_counter() < until:
         step()
@@ -86,7 +84,6 @@ def collect_facts(
     built: BuildResult,
     trained: TrainResult,
 ) -> Facts:
-    """Everything that the rules look at."""
     data = pipeline.data
     shards = data.shards.for_split(pipeline.split)
     texts = built.sequence_batches

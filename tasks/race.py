@@ -1,9 +1,9 @@
-"""The race stage: how fast each configuration trains, what holds it up, and what helps.
+"""The race stage: measure how fast each configuration trains, what holds it up, and what helps.
 
-All configurations that have been trained race in turns against their models alone; the changes that
-the rules propose for those that wait for their input race, too. Writes race/race.json (every turn,
-and what is concluded) and race/metrics.json, and adds the figures to the MLflow runs of the
-trainings. With --pipeline only that one races, and nothing in race/ changes.
+All trained configurations race in turns against their models alone. The changes that the rules
+propose for configurations that wait for input race, too. Writes race/race.json (every turn and the
+conclusions) and race/metrics.json, and adds the figures to the MLflow runs of the trainings. With
+--pipeline only that configuration races, and race/ stays as it is.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ACCELERATOR = (
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The results of the stages before about a configuration."""
+    """The results of a configuration's build, train and profile stages."""
 
     plan: PlanSummary
     built: BuildResult
@@ -67,7 +67,6 @@ class Study:
 
     @classmethod
     def read(cls, folder: Path) -> Study:
-        """Read it from the configuration's folder; raises as `read_value`."""
         return cls(
             plan=PlanSummary.read(folder),
             built=BuildResult.read(folder),
@@ -78,11 +77,10 @@ class Study:
 
 
 def read_studies(names: Sequence[str], layout: Layout) -> tuple[dict[str, Study], dict[str, str]]:
-    """The studies of the configurations that have been trained and profiled, and why others have
-    none.
+    """Read the studies of the trained and profiled configurations, and what the others lack.
 
     Raises:
-      MissingInput: none has.
+      MissingInput: no configuration has been trained and profiled.
     """
     studies, lacking = {}, {}
     for name in names:
@@ -96,7 +94,6 @@ def read_studies(names: Sequence[str], layout: Layout) -> tuple[dict[str, Study]
 
 
 def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceResult:
-    """Race the configurations of these studies."""
     starters = {
         name: Starter(
             config=params.pipelines[name],
@@ -112,7 +109,7 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
     try:
         racing.run()
     finally:
-        clear_scratch(root)  # of contestants, which are killed when they are out
+        clear_scratch(root)  # contestants are killed at the end and leave theirs
     here = describe_machine()
     subjects = [
         Subject(
@@ -131,7 +128,7 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
 
 
 def print_result(name: str, raced: Raced) -> None:
-    """Print one configuration: verdict, rates, cause, fix, and what was tried."""
+    """Print one configuration's verdict, rates, cause, fix, and the changes that were tried."""
     training, low, high = (
         f"{each:,.0f}" for each in (raced.training.value, raced.training.low, raced.training.high)
     )
@@ -164,9 +161,7 @@ def print_result(name: str, raced: Raced) -> None:
 def record(
     params: Params, layout: Layout, result: RaceResult, studies: Mapping[str, Study]
 ) -> None:
-    """Add race and trace to the MLflow runs of the trainings; in a run with changes that has not
-    trained a configuration to a copy of that.
-    """
+    """Add race and trace to the trainings' MLflow runs, or to copies of runs that are reused."""
     from throughline.tracking.copied_runs import record_measurement
     from throughline.tracking.experiments import make_run_key
     from throughline.tracking.recorder import is_gone
@@ -200,11 +195,12 @@ def record(
 
 
 def emulate(params: Params, accelerator: Accelerator) -> Params:
-    """The parameters with the train step of an accelerator, and one process that has the whole
-    batches of all that train together.
+    """Replace the model by the emulated train step of an accelerator, in a single process.
+
+    The process takes the whole batches of all processes that would train together.
 
     Raises:
-      UnknownModel: next tokens are predicted.
+      UnknownModel: the model predicts next tokens.
     """
     if params.window.tokens is not None:
         raise UnknownModel(
@@ -221,7 +217,6 @@ def emulate(params: Params, accelerator: Accelerator) -> Params:
 
 
 def print_fed(raced: Raced, accelerator: Accelerator) -> None:
-    """Print how many of an accelerator this host feeds."""
     if raced.input is None:
         return
     fed = raced.input.value / accelerator.examples_per_s
@@ -236,17 +231,17 @@ def print_fed(raced: Raced, accelerator: Accelerator) -> None:
 def race_one(
     params: Params, name: str, *, accelerator: Accelerator | None, condition: Threshold | None
 ) -> None:
-    """Race one configuration by itself, perhaps for an accelerator, and print what it says.
+    """Race one configuration by itself, with an emulated accelerator if one is given, and print it.
 
     Raises:
       ThresholdExceeded: a figure meets the condition.
-      MissingInput: it has not been profiled, or was lost in the race.
+      MissingInput: the configuration has not been profiled, or dropped out of the race.
     """
     study = Study.read(Layout().results(name))
     title = name
     if accelerator:
         params = emulate(params, accelerator)
-        unlike = replace(study.trained, machine="")  # its epochs are of another model
+        unlike = replace(study.trained, machine="")  # its epochs ran another model
         study = replace(study, trained=unlike)
         title = f"{name} ({accelerator.model}, emulated)"
     result = race(params, {name: study}, root=Path())
@@ -261,7 +256,6 @@ def race_one(
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of this stage's command line."""
     add_run_option(parser)
     parser.add_argument("--pipeline", metavar="NAME", help="race this configuration by itself")
     parser.add_argument("--fail-if", metavar="CONDITION", help=f"with --pipeline: {FAIL_IF}")
@@ -283,7 +277,7 @@ def main() -> None:
             raise MissingInput(
                 "--fail-if and --accelerator are about one configuration: --pipeline"
             )
-        if find_worker(params).index:  # the first of several hosts does it for all
+        if find_worker(params).index:  # the first host does it for all
             return
         waiting = hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine"))
         with nullcontext() if os.environ.get(MACHINE_HELD) else waiting:

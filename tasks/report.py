@@ -1,8 +1,5 @@
-"""The report stage: put all configurations side by side, check that they did the same work, and
-write one page about it.
-
-Writes report/summary.json, report/plots/ and report/index.html, a single file that needs no
-network.
+"""The report stage: compare all configurations side by side, check that they did the same work, and
+write report/: summary.json, plots/ and index.html, a single page that needs no network.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ PICTURES = ("throughput", "timelines", "histories")
 
 
 def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
-    """Compare the configurations `names` from their result files and write the report into `out`.
+    """Compare the configurations by their result files, and write the report into `out`.
 
-    A configuration without results is left out and named, with what is missing of it.
+    A configuration that lacks results is left out; the report says what it lacks.
 
     Raises:
       MissingInput: no configuration has been built, trained and profiled.
@@ -68,7 +65,6 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
 
 
 def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) -> None:
-    """Timelines over the same length of real time, one below the other."""
     folders = {name: layout.results(name) for name in names}
     lanes = {
         name: Timeline.read(folder).lanes
@@ -128,9 +124,7 @@ def _page(
 
 
 def _picture(path: Path, kind: str = "svg+xml") -> str:
-    """The picture as an address for an image, in which a browser runs no script whatever the file
-    holds; empty where there is none.
-    """
+    """Return the picture as a data URL, in which browsers run no scripts; empty if none exists."""
     return (
         f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}" if path.exists() else ""
     )

@@ -1,5 +1,5 @@
-"""The snapshot stage: run the deterministic preprocessing once and keep its results as mapped
-columns (throughline/pipelines/write/snapshot.py).
+"""The snapshot stage: run the deterministic preprocessing once, and keep its results as mapped
+columns, by throughline/pipelines/write/snapshot.py.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ from throughline.shared.scratch import Scratch
 
 
 def _names(manifest: Path) -> Mapping[int, str]:
-    """Ids of the examples by their keys, where the manifest is there; nothing that is written
-    depends on it.
-    """
+    """Return the examples' ids by key, used in messages only; empty without a manifest."""
     if not (manifest / "manifest.json").exists():
         return {}
     examples = read_manifest(manifest).examples
@@ -53,15 +51,13 @@ def _read_cost(earlier: Layout) -> SnapshotCost | None:
 
 
 def main() -> None:
-    """Preprocess every example of data/shards/ once and keep the results as mapped columns in
-    data/snapshot/.
-    """
+    """Preprocess data/shards/ once, and keep the results as mapped columns in data/snapshot/."""
     with stage_cli(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards)
         files = ShardFiles(folder=layout.shards, storage=Storage.of(params.storage, layout))
         files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
-        # Refuse now what could not be computed, or not be batched in the end.
+        # Refuse now what could not be computed, or could not be batched later.
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
         unfit = find_ops_problems(encoding, params.ops)
         unfit += find_fraction_problems(part, encoding)
@@ -95,9 +91,9 @@ def main() -> None:
         seconds, index = time.perf_counter() - started_at, written.index
         examples = sum(split.count for split in index.splits.values())
         computed = examples - written.copied - written.resumed
-        if known and written.copied:  # a fresh one would take as long as then
+        if known and written.copied:  # as long as a fresh snapshot would take
             seconds = examples / known.examples_per_s
-        elif computed:  # what an interrupted run has done took its time, too
+        elif computed:  # plus the interrupted run's time
             seconds += written.rows_s * written.resumed / computed
         size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for shard in shards.shards)
@@ -105,7 +101,7 @@ def main() -> None:
         sizes = "×".join(str(length or "any") for length in image.shape)
         copied = f", {written.copied:,} of them copied" if written.copied else ""
         share = "" if part == 1 else f", the first {part:.0%} of each split stored"
-        # A file of its own: what follows depends on what was written, not on how long that took.
+        # A file of its own: later stages depend on the snapshot, not on how long it took.
         SnapshotCost(
             seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
         ).write(layout.snapshot.parent)

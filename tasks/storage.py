@@ -1,10 +1,10 @@
-"""Look after the shards and snapshots in the object store of `storage.url`.
+"""Check or clean up the shards and snapshots in the object store of `storage.url`.
 
-verify reads every object of this project's shards and snapshot and compares it with its digests;
-nothing is kept. gc lists snapshots and shards that no commit, branch, tag, stash, experiment or
-worktree of this clone reaches and that nobody has written to for a day; with --yes it removes them.
-Those of another project with the same storage.url are among them, and what others have pushed and
-this clone has not fetched. Where a part of the history cannot be read, nothing is removed.
+verify compares every object of this project's shards and snapshot with its digests. gc lists the
+snapshots and shards that no commit, branch, tag, stash, experiment or worktree of this clone
+reaches and that nobody has written to for a day; with --yes it removes them. These include those of
+other projects with the same storage.url, and those that others have pushed and this clone has not
+fetched. If a part of the history cannot be read, nothing is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from throughline.shared.object_store import ObjectStore, StoredObject, open_stor
 from throughline.shared.progress import echo, echo_result, in_threads, progress
 from throughline.shared.scratch import Scratch
 
-LEFT_ALONE = timedelta(days=1)  # since the last object of a snapshot: somebody may be writing it
+LEFT_ALONE = timedelta(days=1)  # after a snapshot's last write
 SHOWN = 3
 THREADS = 8
 DELETED_TOGETHER = 500
@@ -44,11 +44,10 @@ NOTES = ".done-*.json"
 
 
 def verify(params: Params, layout: Layout) -> str:
-    """Read every object of the project's shards and snapshot and compare it with its digests;
-    returns what was found in order.
+    """Compare every object of the project's shards and snapshot with its digests.
 
     Raises:
-      ObjectStoreFailed: an object is missing or damaged; names it and the shard or rows.
+      ObjectStoreFailed: an object is missing or damaged; names it and its shard or rows.
     """
     scratch = Scratch()
     data = open_prepared_data(
@@ -65,7 +64,7 @@ def verify(params: Params, layout: Layout) -> str:
 
 
 def _verify_shards(data: PreparedData, store: ObjectStore) -> Iterator[int]:
-    """The sizes of the shards in the store, which are as they should be."""
+    """Check the shards in the store, and yield their sizes [bytes]."""
 
     def verify_shard(shard: Shard) -> int:
         verify_stored(store, shard)
@@ -77,13 +76,13 @@ def _verify_shards(data: PreparedData, store: ObjectStore) -> Iterator[int]:
 
 
 def _verify_columns(data: PreparedData) -> Iterator[int]:
-    """The sizes of the objects with columns, which are as they should be."""
+    """Check the objects that hold columns, and yield their sizes [bytes]."""
     fetched = data.fetched
     if fetched is None:
         return
     for split in data.snapshot.splits:
         for column in data.snapshot.columns:
-            if column.ragged:  # its offsets say how long its objects are
+            if column.ragged:  # its offsets tell how long its objects are
                 data.memmap(split, column.extent.name)
             objects = list(list_objects(data.snapshot, data.shards, split, column, fetched.folder))
             sizes = in_threads(
@@ -96,9 +95,10 @@ def _verify_columns(data: PreparedData) -> Iterator[int]:
 def find_unreachable(
     objects: Sequence[StoredObject], reachable: set[str], *, now: datetime
 ) -> dict[str, list[StoredObject]]:
-    """The objects of the snapshots, by key, and those of shards, that are not reachable and that
-    nobody has written to of late, of a snapshot to none of its objects; what else is in the bucket
-    is none of them.
+    """Group the unreachable objects of snapshots and shards by their first folder.
+
+    Leaves out snapshots of which any object, and shards that, were written within LEFT_ALONE.
+    Objects of another kind are never included.
     """
     found: dict[str, list[StoredObject]] = {}
     for one in objects:
@@ -114,8 +114,8 @@ def find_unreachable(
 
 
 def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
-    """Keys of the snapshots, and names of the objects of shards, that a commit or experiment of the
-    project in `root` has, or one of its worktrees, those of runs among them, finished or not.
+    """Collect the keys of snapshots and the names of shards' objects that the project uses, in all
+    commits, experiments and worktrees, including those of unfinished runs.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read; says which, and what to do.
@@ -152,7 +152,7 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
 
 
 def _list_worktrees(root: Path) -> set[Path]:
-    """The folder of the project in every worktree of its repository, and those of its runs."""
+    """Return the project's folder in every worktree of its repository and of its runs."""
     entries = _git(root, "worktree", "list", "--porcelain").split("\n\n")
     heads = {one: one.partition("\n")[0].removeprefix("worktree ") for one in entries if one}
     tops, runs = [Path(head) for head in heads.values()], root.absolute() / WORKSPACES
@@ -168,9 +168,7 @@ def _list_worktrees(root: Path) -> set[Path]:
 
 
 def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
-    """What says, in a folder, which objects are there for it: indexes, also of unfinished outputs,
-    and the notes of their shards.
-    """
+    """Yield indexes, also those of unfinished outputs, and notes about finished shards."""
     for one in outputs:
         yield from folder.glob(f"data/{one}/{INDEX}")
         yield from folder.glob(f"data/{one}.*{PARTIAL}/{INDEX}")
@@ -178,8 +176,8 @@ def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
 
 
 def _commits_of_lock(root: Path) -> list[str]:
-    """Commits of all refs, DVC's experiments and the reflog among them, in which dvc.lock changed
-    and is there.
+    """List the commits of refs, experiments and the reflog that change dvc.lock and still
+    have it.
     """
     words = ("rev-list", "--all", "--reflog", "--full-history", "HEAD", "--", "dvc.lock")
     changed = _git(root, *words).split()
@@ -187,7 +185,7 @@ def _commits_of_lock(root: Path) -> list[str]:
 
 
 def _read_lock(lock: str, cache: Path, outputs: Sequence[str]) -> set[str]:
-    """The same of the outputs that a dvc.lock names, from DVC's cache."""
+    """Return the keys and objects' names of the outputs in a dvc.lock, read from DVC's cache."""
     found = set[str]()
     for stage in (YAML(typ="safe").load(lock) or {}).get("stages", {}).values():
         for out in stage.get("outs", []):
@@ -198,9 +196,7 @@ def _read_lock(lock: str, cache: Path, outputs: Sequence[str]) -> set[str]:
 
 
 def _read_names(path: Path) -> set[str]:
-    """The key of the snapshot that an index is of, or the names of the objects of its shards; what
-    a note says of one shard.
-    """
+    """Read a snapshot's key, or the names of shards' objects, from an index or a shard's note."""
     index = json.loads(path.read_bytes())
     if "key" in index:
         return {index["key"]}
@@ -220,8 +216,9 @@ def _git(root: Path, *words: str) -> str:
 def collect_garbage(
     store: ObjectStore, root: Path, *, now: datetime, removes: bool
 ) -> Iterator[str]:
-    """Remove, or only list, the snapshots and the shards in a store that nothing reaches; yields a
-    line for each snapshot, and one for all shards.
+    """Remove what nothing reaches in a store, or only list it.
+
+    Yields a line per snapshot, and one for all shards.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read.
@@ -230,7 +227,7 @@ def collect_garbage(
     with_shards = any(is_of_shard(one.name) for one in objects)
     unreachable = find_unreachable(objects, find_reachable(root, with_shards=with_shards), now=now)
     for key, objects in unreachable.items():
-        # The index first: what lacks some objects is not complete.
+        # The index first: a snapshot that lacks objects must not look complete.
         names = sorted((one.name for one in objects), key=lambda name: "/index/" not in name)
         for start in range(0, len(names) if removes else 0, DELETED_TOGETHER):
             store.delete(names[start : start + DELETED_TOGETHER])
@@ -249,7 +246,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Look after shards and snapshots in the object store: `verify` or `gc`."""
+    """Check or clean up shards and snapshots in the object store: `verify` or `gc`."""
     with command_cli(main, _add_options) as (params, options):
         url = params.storage.url
         if not url:

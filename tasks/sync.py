@@ -1,4 +1,4 @@
-"""Send to MLflow what could not be sent while its server was away: `python -m tasks.sync`."""
+"""Send to MLflow what was kept while its server was away: `python -m tasks.sync`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ PATIENCE_S = "120"
 
 
 def main() -> None:
-    """Send to MLflow what could not be sent while its server was away, all of
-    .throughline/unsent/.
-    """
+    """Send to MLflow all of .throughline/unsent/, which was kept while its server was away."""
     argparse.ArgumentParser(
         prog="python -m tasks.sync", description=inspect.getdoc(main)
     ).parse_args()
-    # Nothing waits for this, and a server may take long to store what it was sent.
+    # Nobody waits for this command, and a server may take long to store a kept run.
     if os.environ[TIMEOUT] == DEFAULT_ENVIRONMENT[TIMEOUT]:
         os.environ[TIMEOUT] = PATIENCE_S
     hide_tensorflow_chatter()

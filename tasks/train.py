@@ -1,4 +1,4 @@
-"""The train stage: train the model through one configuration's input pipeline and record all.
+"""The train stage: train the model through one configuration's input pipeline.
 
 Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of
 the same work resumes from the last one. Results are written to files first, then to MLflow.
@@ -57,16 +57,16 @@ from throughline.training.compiling import describe_own_compile
 from throughline.training.gpus import count_training_gpus, describe_idle_gpus
 from throughline.training.processes import run_one_of_several
 
-LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split
+LEAST_STEPS = 3  # per epoch; with fewer, a batch is about as large as the split
 
 
 def log_inputs(
     recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
 ) -> None:
-    """Log the resolved configuration, the dataset and, where it is so, the absence of a GPU.
+    """Log the resolved configuration, the dataset and the machine.
 
-    What an interrupted training may go on with otherwise, MLflow's parameters never change, is a
-    tag.
+    The number of processes is logged as a tag: an interrupted training may resume with another
+    number, and MLflow's parameters never change.
     """
     config = params.pipelines[name].model_dump()
     ops = {section: [op.identity for op in getattr(params, section)] for section in OP_SECTIONS}
@@ -90,9 +90,7 @@ def log_inputs(
 
 
 def summarize(result: TrainResult, *, stopped: str = "") -> str:
-    """The result in one line: the rate of warm epochs, the metric by which people judge it, and
-    where it was stopped early.
-    """
+    """Return one line: the rate of warm epochs, the metric that people judge by, an early stop."""
     rate, timed = "no epoch timed", result.throughput
     if timed:
         alone = timed.train_examples_per_s == timed.cold_examples_per_s
@@ -110,7 +108,7 @@ def summarize(result: TrainResult, *, stopped: str = "") -> str:
 def find_few_steps(
     examples: int, batch_size: int, *, steps_per_epoch: int, epochs: int, what: str = "examples"
 ) -> str | None:
-    """What to say where an epoch is hardly a training: so few batches; None where it is."""
+    """Warn of an epoch with so few batches that it hardly trains; None if it has enough."""
     if steps_per_epoch >= LEAST_STEPS:
         return None
     batches = "1 batch" if steps_per_epoch == 1 else f"{steps_per_epoch} batches"
@@ -122,7 +120,7 @@ def find_few_steps(
 
 
 def describe_stop(training: TrainingOutcome, settings: TrainSettings) -> str:
-    """How a training ended before its last step; empty where it has trained all."""
+    """Say how a training ended before its last step; empty if it ran to the end."""
     if not training.ended_by:
         return ""
     if len(training.rows) == settings.epochs:
@@ -137,8 +135,9 @@ def find_weakness(
     stopped: str = "",
     ended_by: str = "train.early_stopping",
 ) -> str | None:
-    """Why a model of so many train `steps` is of no use, and what to do; None where it is. Where a
-    training `stopped`, `ended_by` is the key of params.yaml that decided so.
+    """Say why the trained model is of no use and what to do; None if it is of use.
+
+    `stopped` says how the training ended early; the key `ended_by` of params.yaml decided so.
     """
     weakness = describe_weakness(result)
     more = (
@@ -152,7 +151,7 @@ def find_weakness(
 
 
 def echo_start(name: str, params: Params, training: InputPipeline, models: Models) -> None:
-    """Say what is trained, and what about it may not be meant."""
+    """Print what is trained, and warn of what may not be intended."""
     what = "windows" if training.plan.window else "examples"
     echo(
         f"train {name}: {training.plan}; {models.network.count_params():,} weights,"

@@ -1,10 +1,9 @@
-"""Search for the configuration through which this model trains on this data and machine in the
-least time, within budgets of memory, disk, preparation and time.
+"""Search for the configuration that trains this model in the least time on this data and machine,
+within budgets of memory, disk, preparation and time.
 
-The data has to be prepared (`python -m flows.tuning` does that first). Candidates are raced in
-processes of their own, in training; the last line says what the best of them gains. What has been
-measured is in .throughline/tuning/: the same question again is answered from there, and an
-interrupted search goes on.
+The data has to be prepared (`python -m flows.tuning` does that first). Candidates race in training,
+each in its own process; the last line says what the best of them gains. Measurements are kept in
+.throughline/tuning/: the same question is answered from there, and an interrupted search goes on.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from throughline.tuning.search import Search
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
-    """Answer the question from an earlier search, or search, when nothing else measures here.
+    """Answer from an earlier search, or search once nothing else measures on this machine.
 
     Raises:
       Untunable, InvalidBudget: there is nothing that could be searched.
@@ -61,7 +60,7 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     answer = read_answer(folder, stored, time_s)
     if answer is None:
         with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
-            # What is asked of is there now; another search may have answered meanwhile.
+            # While waiting, the inputs may have changed, or another search may have answered.
             folder = layout.project / FOLDER / find_key(params, layout, budgets)
             answer = read_answer(folder, stored, time_s) or search(params, layout, budgets, folder)
     if answer.recorded:
@@ -76,7 +75,6 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
 
 
 def find_key(params: Params, layout: Layout, budgets: Budgets) -> str:
-    """The key of a question, by what decides its answer now."""
     document = read_yaml(layout.root / PARAMS_FILE)
     named = [name for _, name in find_named_files(document) if (layout.root / name).is_file()]
     return digest_question(
@@ -89,10 +87,10 @@ def find_key(params: Params, layout: Layout, budgets: Budgets) -> str:
 
 
 def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> TuningResult:
-    """Search for the answer to a question, and keep it in its folder.
+    """Search for the answer to a question, and write it into the question's folder.
 
     Raises:
-      Untunable: what decides the answer was changed meanwhile, so that there is none.
+      Untunable: data, code or libraries changed during the search, so that it has no answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     started_at = time.monotonic()
@@ -109,7 +107,7 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
         searching = Search(question, journal)
         choice = searching.run()
     finally:
-        clear_scratch(layout.root)  # of contestants, which are killed when they are out
+        clear_scratch(layout.root)  # contestants are killed at the end and leave theirs
     result = summarize(searching, choice, searched_s=time.monotonic() - started_at)
     if find_key(params, layout, budgets) != folder.name:
         journal.forget()
@@ -124,11 +122,10 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
 
 
 def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | None:
-    """The answer of an earlier search; None where there is none that was decided, or where it
-    lacked what may race now: time, contestants that it has lost, more of the snapshot than was
-    `stored`.
+    """Return the answer of an earlier search, unless it is undecided, has lost contestants, had
+    less time, or had less than `stored` of the snapshot.
     """
-    with suppress(UserError):  # none yet, or one of another form
+    with suppress(UserError):  # no answer yet, or one of an older form
         answer = TuningResult.read(folder)
         short = answer.stored < stored or answer.time_s < time_s
         if answer.outcome != "undecided" and not answer.lost and not short:
@@ -137,7 +134,7 @@ def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | No
 
 
 def record(params: Params, layout: Layout, result: TuningResult, folder: Path) -> str | None:
-    """Write the search to MLflow; returns which run that is, None where it cannot be reached."""
+    """Write the search to MLflow; return the run's id, or None if MLflow cannot be reached."""
     from throughline.reporting.tuning_plots import plot_search
     from throughline.tracking.experiments import make_run_key
     from throughline.tracking.tuning_run import record_search
@@ -150,10 +147,10 @@ def record(params: Params, layout: Layout, result: TuningResult, folder: Path) -
 
 
 def apply(result: TuningResult, path: Path, before: str) -> None:
-    """Add what was found to params.yaml, of which `before` is the text that was searched with.
+    """Add what was found to params.yaml, whose text was `before` when the search began.
 
     Raises:
-      Untunable: it has changed meanwhile, or cannot be added; says what to add by hand.
+      Untunable: the file has changed since, or cannot be edited; says what to add by hand.
     """
     if result.outcome != "found":
         why = (
@@ -173,7 +170,6 @@ def apply(result: TuningResult, path: Path, before: str) -> None:
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
-    """The budgets."""
     described = {name: field.description for name, field in Budgets.model_fields.items()}
     for name, metavar in (("ram", "SIZE"), ("disk", "SIZE"), ("prepare", "TIME"), ("time", "TIME")):
         parser.add_argument(f"--{name}", metavar=metavar, help=described[name])
@@ -191,7 +187,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Search for the best configuration, and say what it gains."""
-    exit_on_sigterm()  # contestants end with the block
+    exit_on_sigterm()  # the block then ends its contestants
     with command_cli(main, declare_options) as (params, options):
         check_store_address()
         budgets = read_budgets(**{name: getattr(options, name) for name in Budgets.model_fields})
@@ -213,7 +209,7 @@ def main() -> None:
         try:
             if options.apply:
                 apply(result, PARAMS_FILE, before)
-        finally:  # what cannot be added was found all the same
+        finally:  # report it even if it cannot be added
             echo(result.sentence)
 
 

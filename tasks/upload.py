@@ -1,9 +1,9 @@
-"""Put a folder, or a file, into a bucket, from where `data.path` reads it. A file keeps its name
-where the URL ends with a slash, or is that of a bucket.
+"""Put a folder, or a file, into a bucket, from where `data.path` can read it.
 
-Every file becomes an object, also one that is there already; objects without a file stay, and what
-has a name that begins with a dot is left out, as ingest does. A link counts as what it leads to.
-What cannot be read, or leads out of the folder, is refused before anything is put there.
+A file keeps its name if the URL ends with a slash or names only a bucket. Every file becomes an
+object and replaces one of the same name; other objects stay. Names that begin with a dot are left
+out, as by ingest. Links are followed. A file that cannot be read, or a link out of the folder, is
+refused before anything is uploaded.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from throughline.shared.progress import echo_result, in_threads, progress
 
 
 def upload(source: Path, url: str) -> str:
-    """Put what is at `source` into a bucket: a file as the object of this URL, a folder's files
-    below it. Returns what has been put there.
+    """Upload a file as the object of this URL, or a folder's files below it; say what was uploaded.
 
     Raises:
       DataNotFound: there is no such file or folder, or no file in it.
-      UnexpectedFiles: the file, or a part of the folder, is none that ingest would read; names it.
-      InvalidParams: the URL is none of a bucket.
+      UnexpectedFiles: ingest could not read the file or a part of the folder; names it.
+      InvalidParams: the URL is not that of a bucket.
       ObjectStoreFailed: the store was not reached or refuses; names the object.
     """
     try:
@@ -57,7 +56,7 @@ def upload(source: Path, url: str) -> str:
 
 
 def _list_files(source: Path) -> Iterator[Path]:
-    """The files below a folder; real folders come before those that links lead to."""
+    """Yield the files below a folder; those in linked folders come last."""
     root, starts, listed = source.resolve(), [source], set[Path]()
     for start in starts:
         if not start.resolve().is_relative_to(root) or start.resolve() in listed:

@@ -1,9 +1,9 @@
 """Compare everything that is read of data/shards/ and data/snapshot/ with the digests that were
 taken when it was written.
 
-Opening checks sizes and keys only; this reads every byte. Exit code 2 and a list of what is damaged
-(file, record or rows), if anything is. Where the snapshot holds repaired shards, these are read
-instead of the damaged ones.
+Opening checks sizes and keys only; this reads every byte. If anything is damaged, lists it (file,
+record or rows) and exits with code 2. If the snapshot holds repaired shards, these are read instead
+of the damaged ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from throughline.shared.progress import echo, progress
 
 
 def find_damaged_shards(stored: PreparedData) -> Iterator[CorruptShard]:
-    """What is wrong with the shards."""
+    """Yield an error for each damaged record of the shards."""
     shards = stored.shards.shards
     for shard in progress(shards, total=len(shards), label="verify", unit="shards"):
         yield from map(CorruptShard, stored.find_damage(shard))
 
 
 def find_damaged_columns(stored: PreparedData) -> Iterator[CorruptColumn | ObjectStoreFailed]:
-    """What is wrong with each column of the snapshot; those in an object store are fetched."""
+    """Yield an error for each damaged column of the snapshot, fetching those in an object store."""
     snapshot = stored.snapshot
 
     def check(split: str, column: Column) -> None:
@@ -48,7 +48,7 @@ def find_damaged_columns(stored: PreparedData) -> Iterator[CorruptColumn | Objec
         except CorruptColumn as error:
             yield error
         except ObjectStoreFailed as error:
-            yield error  # one is enough: of a store that is away each would say so, a minute later
+            yield error  # a store that is away would fail each check, a minute later
             return
 
 
