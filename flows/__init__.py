@@ -1,8 +1,7 @@
-"""Prefect flows: the order in which stages run, what people see of it, and nothing of what the
-stages compute.
+"""Prefect flows: they order the stages and show the progress of runs, but compute nothing.
 
-Where Python is starting one of the commands, importing the package checks what it is asked for
-before Prefect is imported, which takes seconds.
+Importing this package from one of its commands checks the command line before Prefect is imported,
+which takes seconds.
 """
 
 from throughline.shared.fork_client import find_started_module

@@ -1,4 +1,4 @@
-"""Every configuration of params.yaml through all stages, then the report: `python -m
+"""Run all configurations through all stages, then write the report: `python -m
 flows.comparison`.
 """
 
@@ -36,7 +36,7 @@ from throughline.tracking.experiments import RunKey, make_run_key
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult:
-    """What a comparison says, and the folder of its report; None where that was left out."""
+    """What a comparison found, and the folder of its report; None if no report was written."""
 
     compared: Comparison
     report: Path | None
@@ -53,16 +53,16 @@ def comparison(
     """Run configurations through every stage and compare them.
 
     Args:
-      pipelines: the configurations; as they are, or none: all, with those that a preset brings. The
-        report of a run without changes compares all, and is left out where some are missing
+      pipelines: the configurations; unchanged or empty: all, with those of a preset. In a run
+        without changes the report compares all, and is left out if some are missing
       changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
         fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
-        goes when the run is kept
-      promote: let a run with changes choose MLflow's `champion`, too; one without changes does.
-        Either way its quality must not be worse; one set by hand is replaced only with this
-      measure_again: configurations to race once more although nothing has changed, such as those
-        that are undecided; all race, and none is trained again
+        is removed once the run is kept
+      promote: let a run with changes choose MLflow's `champion`, as runs without changes do, and
+        let it replace a champion that was set by hand; never by one of worse quality
+      measure_again: configurations to race once more although nothing has changed, such as
+        undecided ones; all race, and none is trained again
     """
     selected = select_pipelines(list(dict.fromkeys(pipelines)))
     with start_run(changes, name, only=selected) as run:
@@ -121,7 +121,7 @@ def comparison(
                 " selected"
             )
             return ComparisonResult(compared=compared, report=None)
-        with run.hold_results():  # when its run has ended, whatever becomes of what is shown
+        with run.hold_results():  # until the run has ended, whatever is shown
             show_comparison(compared, layout.report, parent)
         report = run.save_experiment(changed=changed) or layout.report
         link_to_report(report)
@@ -131,11 +131,10 @@ def comparison(
 def open_parent(
     run: Run, stages: list[str], run_key: RunKey, *, certain: bool
 ) -> AbstractContextManager[str | None]:
-    """Open the MLflow run that the configurations' runs belong to, unless all of a comparison's
-    `stages` is up to date and MLflow has what they say; without any stages there is no comparison.
+    """Open the comparison's MLflow run, the parent of the configurations' runs.
 
-    `certain`: DVC will be asked about them, whatever it said at the start, or a champion is asked
-    for.
+    Opens none if `stages` is empty, or if all are up to date and MLflow has the comparison, unless
+    it is `certain` that DVC will be asked again or a champion is asked for.
     """
     stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
     if not stages:
@@ -162,9 +161,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     ] = False,
     measure_again: cli.MeasureAgainOption = None,
 ) -> None:
-    """Run every configuration of params.yaml (or those given) through all stages, then write
-    report/index.html.
-    """
+    """Run every configuration of params.yaml (or those given) and write report/index.html."""
     selected = pipeline or []
     with cli.flow_command(
         "comparison",
@@ -183,7 +180,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         compared = result.compared
         if result.report:
             where = [f"The page about it: {from_here(result.report / 'index.html')}"]
-        else:  # some of the project's
+        else:  # a selection of the project's configurations
             where = [f"Their files: {', '.join(str(Layout().results(one)) for one in selected)}"]
         if compared.measure_again:
             again = cli.compose_measure_again("comparison", sys.argv[1:], compared.measure_again)

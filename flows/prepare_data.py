@@ -1,4 +1,4 @@
-"""The data alone, up to the snapshot: `python -m flows.prepare_data --set data.path=my/photos`."""
+"""Prepare the data up to the snapshot: `python -m flows.prepare_data --set data.path=my/photos`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from flows.run.parameters import UNCHANGED, Changes, RunName
 
 @flow(name="prepare-data", **REPORTED)
 def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
-    """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns
-    whether anything had to be done.
+    """Fetch, ingest, shard and snapshot; later runs find the data in DVC's cache.
 
     Args:
       changes: what differs from params.yaml in this run only; without a configuration's results it
         is no experiment
-      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
+      name: of the run's worktree; empty: the flow run's name, and the worktree is removed at the
+        end
+
+    Returns:
+      Whether anything had to be done.
     """
     with start_run(changes, name) as run:
         last = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)

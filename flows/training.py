@@ -1,4 +1,4 @@
-"""One configuration through all stages: `python -m flows.training --pipeline NAME`."""
+"""Run one configuration through all stages: `python -m flows.training --pipeline NAME`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """All figures of a configuration by their names, what they say, the folder of its files, and of
-    a run with changes its report; nothing is said of what was not `measured`.
+    """A training's figures by name, its verdict if it was measured, and the folder of its files.
+
+    `report` is the folder of the report, which only a measured run with changes has.
     """
 
     figures: Mapping[str, Any]
@@ -61,11 +62,11 @@ def training(
       changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
         fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
-        goes when the run is kept
+        is removed once the run is kept
       measure_again: the configuration, to race it once more although nothing has changed; it is not
         trained again
-      measure: whether to measure where time goes; without, the run ends with the training, which
-        waits for no other that measures, and is no experiment yet
+      measure: measure where time goes; otherwise the run ends with the training, does not wait for
+        others that measure, and is no experiment yet
     """
     if measure_again and not measure:
         raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
@@ -73,7 +74,7 @@ def training(
         run = run.with_forced(list_again(measure_again, [pipeline]))
         run = run if measure else run.without_measuring()
         each = OF_EACH if measure else [stage for stage in OF_EACH if stage != "profile"]
-        # An experiment is complete with the report, which is then about this configuration alone.
+        # An experiment is complete with the report, which here is about this configuration only.
         stages = [
             *PREPARATION,
             *(f"{stage}@{pipeline}" for stage in each),

@@ -1,6 +1,4 @@
-"""The best configuration for the data, the model and this machine, within budgets: `python -m
-flows.tuning --ram 8GiB --epochs 30`.
-"""
+"""Search for the best configuration: `python -m flows.tuning --ram 8GiB --epochs 30`."""
 
 from __future__ import annotations
 
@@ -42,12 +40,13 @@ def tuning(
     Args:
       budgets: what the search, and the training that it is for, may spend
       changes: what differs from params.yaml in this run only
-      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
+      name: of the run's worktree; empty: the flow run's name, and the worktree is removed at the
+        end
       apply: add what is found to params.yaml, as `pipelines.tuned`; not of a run with changes
 
     Raises:
-      Untunable: TF_CONFIG names several workers, or it is to be applied, and the run has changes;
-        nothing is prepared or searched.
+      Untunable: TF_CONFIG names several workers, or a run with changes is to be applied; nothing is
+        prepared or searched.
       InvalidBudget: the snapshot would take more disk than is allowed.
     """
     refuse_several_hosts(os.environ)
@@ -70,9 +69,7 @@ def tuning(
 
 
 def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
-    """Run the search in the run's workspace, as a task of its own, and show what it found, also
-    where that cannot be applied.
-    """
+    """Run the search as a task, and show what it found, even if that cannot be applied."""
     out = Scratch(run.workspace.root)
     arguments = [f"--out={out.folder}", *list_options(budgets)]
     arguments += ["--apply"] if apply else []
@@ -88,7 +85,6 @@ def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
 
 
 def show_result(folder: Path) -> TuningResult:
-    """Show the result that a search has written there, and return it."""
     result = TuningResult.read(folder)
     show_search(result, folder)
     return result
@@ -101,7 +97,7 @@ def run_search(arguments: list[str], stage_env: StageEnvironment) -> None:
 
 
 def list_options(budgets: Budgets) -> list[str]:
-    """The options by which `tasks.tune` gets these budgets.
+    """Return the options by which `tasks.tune` gets these budgets.
 
     >>> list_options(Budgets(ram="8GiB", epochs=30, allow=("unordered",)))
     ['--ram=8GiB', '--epochs=30', '--allow=unordered']
@@ -112,7 +108,6 @@ def list_options(budgets: Budgets) -> list[str]:
 
 
 def budget_option(name: str) -> Any:
-    """The option of a budget, whose field describes it."""
     return typer.Option(help=str(Budgets.model_fields[name].description))
 
 

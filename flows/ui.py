@@ -1,8 +1,8 @@
 """`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine
-alone. Ctrl-C stops all three.
+only. Ctrl-C stops all three.
 
-Everything listens on loopback, asks for a password unless started with --open, answers no page of
-another origin, keeps its state in SQLite files unless configured otherwise, and writes its log to
+All servers listen on loopback, ask for a password unless started with --open, and refuse pages of
+other origins. They keep their state in SQLite files unless configured otherwise, and write logs to
 .throughline/logs/.
 """
 
@@ -44,11 +44,10 @@ LISTENING = ("--host", HOST, "--port")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and what their environments hold: databases,
-    secrets.
+    """Where the servers listen and keep their state, and what environments hold besides.
 
-    `server` goes to the Prefect server alone, `tracking` to MLflow alone, `worker` to the worker
-    and its runs alone, `client` to everybody who asks them, the stages included.
+    `server` goes to the Prefect server only, `tracking` to MLflow, `worker` to the worker and its
+    runs, and `client` to every client, stages included.
     """
 
     prefect_port: int
@@ -63,19 +62,15 @@ class Endpoints:
 
     @property
     def prefect(self) -> str:
-        """Address of the Prefect server and its UI."""
         return f"http://{HOST}:{self.prefect_port}"
 
     @property
     def mlflow(self) -> str:
-        """Address of MLflow's server and its UI."""
         return f"http://{HOST}:{self.mlflow_port}"
 
     @property
     def own_pages_only(self) -> dict[str, str]:
-        """What lets the Prefect server answer its own UI, under both names of this machine, and no
-        page of another origin.
-        """
+        """Variables with which the Prefect server answers its own UI, but no other page."""
         names = (HOST, "localhost")
         return {
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
@@ -86,7 +81,7 @@ class Endpoints:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to talk to both servers."""
+        """Variables for a process that talks to both servers."""
         return {
             "PREFECT_API_URL": f"{self.prefect}/api",
             "PREFECT_UI_URL": self.prefect,
@@ -100,11 +95,9 @@ class Endpoints:
 
 @contextmanager
 def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
-    """Both servers and a worker with the deployments; yields a function that looks after them, to
-    be called now and then.
+    """Run both servers and a worker; yield a function to call now and then, which looks after them.
 
-    It starts again what has died; what a worker was running can be retried. It updates the forms
-    when params.yaml changes.
+    It restarts what has died, whose runs can be retried, and updates forms if params.yaml changes.
 
     Raises:
       ServiceFailed: a port is taken, something did not start, or dies again and again.
@@ -143,8 +136,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def tracking_process(endpoints: Endpoints) -> ServerProcess:
-    """MLflow's server; its store, which may name a password, is in its environment, since all users
-    of the machine see its command line.
+    """Return MLflow's server; its store is in the environment, not on the command line, because all
+    users of the machine see command lines and the store may name a password.
     """
     artifacts = endpoints.artifacts
     if "://" not in artifacts:
@@ -171,8 +164,9 @@ def _report_updated_forms(endpoints: Endpoints) -> None:
 
 
 def _has_worker(endpoints: Endpoints, pool: str) -> bool:
-    """Whether a pool has a worker that is online; its state is asked for, which needs no CSRF
-    token as a search would. Of a paused pool it does not say.
+    """Return whether a pool has a worker online; a paused pool counts as if it had.
+
+    Reads the pool's state because a search for workers would need a CSRF token.
     """
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
@@ -187,15 +181,11 @@ def _has_worker(endpoints: Endpoints, pool: str) -> bool:
 
 
 class _Interrupted(BaseException):
-    """Ctrl-C or SIGTERM, which may come while a server is waited for that is being started again;
-    no error of what is called then.
-    """
+    """Raised by Ctrl-C or SIGTERM; no Exception, so that nothing else handles it."""
 
 
 def run_until_interrupted(check_services: Callable[[], None]) -> None:
-    """Look after what runs, once a second, until Ctrl-C or SIGTERM; what comes after the first of
-    them is ignored, while all is ended.
-    """
+    """Look after services until Ctrl-C or SIGTERM; later signals are ignored."""
 
     def end(*_: object) -> None:
         signal_all(lambda *_: None)
@@ -245,11 +235,9 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Start the Prefect server, a worker with the deployments, and MLflow; print where they are;
-    stop them on Ctrl-C.
-    """
+    """Start the Prefect server, a worker and MLflow, print where they are, stop them on Ctrl-C."""
     configure_logging()
-    os.umask(0o077)  # databases, logs and results are their owner's
+    os.umask(0o077)  # makes databases, logs and results private
     with report_user_errors():
         credentials = load_credentials(Path.cwd())
         take_from_others(Path.cwd())
@@ -292,18 +280,15 @@ def command(
 
 
 def take_from_others(project: Path) -> None:
-    """Make the servers' databases, artifacts and logs their owner's alone where earlier runs have
-    left them readable.
-    """
+    """Make databases, artifacts and logs private that earlier runs have left readable by others."""
     prefect = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     for path in (prefect, project / LOGS, project / "mlartifacts", *project.glob("mlflow.db*")):
-        # Nothing there; another user's, who decides.
+        # Nothing is there, or it belongs to another user.
         with suppress(FileNotFoundError, PermissionError):
             path.chmod(path.stat().st_mode & 0o700)
 
 
 def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
-    """Print where both UIs are and what runs."""
     typer.echo(
         f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison,"
         " tuning, prepare-data"

@@ -1,10 +1,9 @@
-"""The worker that takes runs from the Prefect server, and what it lets the server decide: which
-deployment, which parameters.
+"""The worker that takes runs from the Prefect server, which decides only deployment and parameters.
 
-Command, environment, working directory and entrypoint of a run come from this project alone. A work
-pool, a deployment or a flow run in the server's database could name others (job variables, pull
-steps, entrypoints); none of that is looked at, so whoever reaches the server's API cannot run
-commands through the worker. What parameters may reach is decided in `flows/run/access_policy.py`.
+Command, environment, working directory and entrypoint of a run come from this project. The server's
+database could name others (job variables, pull steps, entrypoints), but the worker ignores these,
+so access to the server does not give a way to run commands. `flows/run/access_policy.py` limits the
+parameters.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from throughline.shared.failures import report_user_errors
 from throughline.shared.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():
-    # It takes Prefect's place for this type of pool on purpose.
+    # It replaces Prefect's worker for this type of pool on purpose.
     warnings.filterwarnings("ignore", message="Type 'ProjectWorker'")
 
     class ProjectWorker(ProcessWorker):
-        """A process worker for the deployments of prefect.yaml in the current folder, and nothing
-        else.
-        """
+        """A process worker that runs only the deployments of prefect.yaml in the current folder."""
 
         async def run(
             self,
@@ -49,12 +46,12 @@ with warnings.catch_warnings():
             configuration: ProcessJobConfiguration,
             task_status: anyio.abc.TaskStatus[int] | None = None,
         ) -> ProcessWorkerResult:
-            """Run a flow of the project in a process of its own; `configuration`, which the server
-            decides, is not used.
+            """Run a flow of the project in its own process; the server's `configuration` is
+            ignored.
 
             Raises:
-              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
-                marks it as crashed.
+              ServiceFailed: the flow run belongs to no deployment of this project; it counts as
+                crashed.
             """
             entrypoint = await find_entrypoint(flow_run)
 
@@ -89,7 +86,6 @@ with warnings.catch_warnings():
 
 
 def run_environment(limits: Limits) -> Mapping[str, str]:
-    """What a run's environment has besides the worker's own."""
     return {
         CONFINED: "1",
         "PREFECT_FLOWS_DEFAULT_RETRIES": str(limits.retries),
@@ -128,10 +124,8 @@ def command(
         bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")
     ] = False,
 ) -> None:
-    """Take flow runs of this project's deployments from the server that PREFECT_API_URL names,
-    until it is stopped.
-    """
-    # Prefect makes a folder for each worker.
+    """Take this project's flow runs from the server that PREFECT_API_URL names, until stopped."""
+    # Prefect makes a temporary folder for each worker.
     with report_user_errors(), temporary_files_in_scratch(Path.cwd()):
         load_limits(Path.cwd())
         if with_deployments:

@@ -1,6 +1,4 @@
-"""Artifacts of a run in the Prefect UI: tables, Markdown, images and links; and what failed, with
-its log.
-"""
+"""Artifacts on a run's page in the Prefect UI, including the reason of a failure."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ LONGEST_REASON = 4000  # characters
 
 @contextmanager
 def _for_the_page() -> Iterator[None]:
-    """Nothing depends on what a run's page shows: that the server is away is logged."""
+    """Log a warning instead of failing if the server is away: no result depends on a run's page."""
     try:
         yield
     except Exception as error:
@@ -53,7 +51,7 @@ def _for_the_page() -> Iterator[None]:
 
 
 class StageProgress:
-    """A bar on the run's page: how many of its stages are done."""
+    """A progress bar on the run's page that counts the finished stages."""
 
     def __init__(self, stages: int) -> None:
         self._stages, self._done, self._artifact = stages, 0, None
@@ -66,7 +64,6 @@ class StageProgress:
 
     @_for_the_page()
     def advance(self, stage: str) -> None:
-        """One more stage is done."""
         self._done += 1
         self._artifact = self._artifact or self._create()
         update_progress_artifact(
@@ -78,16 +75,14 @@ class StageProgress:
 
 @_for_the_page()
 def show_data(layout: Layout) -> None:
-    """What each class has in each split, what of the data was left out, and sample pictures."""
+    """Show the classes in each split, the data that was left out, and sample pictures."""
     create_markdown_artifact(key="data", markdown=layout.glance.read_text(encoding="utf-8"))
     _show_picture("data-pictures", layout.sheet, "Examples of the training split, by class")
 
 
 @_for_the_page()
 def show_comparison(comparison: Comparison, report: Path, run_id: str | None) -> None:
-    """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
-    run.
-    """
+    """Show the comparison as a table, in words, as pictures, and as links to MLflow."""
     shown = dict.fromkeys([comparison.baseline, comparison.best])
     table: list[dict[str, Any]] = [*to_records(comparison_table(comparison))]
     create_table_artifact(key="comparison", table=table, description=comparison.headline)
@@ -109,9 +104,7 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
 
 @_for_the_page()
 def show_search(result: TuningResult, folder: Path) -> None:
-    """A search as a table of its candidates with the sentence, in words, as the picture in
-    `folder`, and a link to its MLflow run.
-    """
+    """Show a search as a table of candidates, in words, as a picture, and as a link to MLflow."""
     create_table_artifact(
         key="tuning", table=tuning_table.to_records(result), description=result.sentence
     )
@@ -123,7 +116,7 @@ def show_search(result: TuningResult, folder: Path) -> None:
 
 @_for_the_page()
 def link_to_report(report: Path) -> None:
-    """Where the page is on the disk of the machine that made it; MLflow's run has it, too."""
+    """Link to the report on the disk of the machine that made it; MLflow's run has a copy."""
     page = (report / "index.html").resolve()
     create_link_artifact(key="comparison-page", link=page.as_uri(), link_text=f"the report: {page}")
 
@@ -132,9 +125,7 @@ def link_to_report(report: Path) -> None:
 def show_training(
     pipeline: str, result: Mapping[str, Any], folder: Path, compared: Comparison | None
 ) -> None:
-    """One configuration's result as a table, and a link to its MLflow run; where it was measured
-    and so `compared`, in words and with its timeline, too.
-    """
+    """Show a configuration's figures and a link to MLflow; if it was measured, a timeline, too."""
     figures = {
         key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
     }
@@ -152,8 +143,9 @@ def show_training(
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The comparison in words, as Markdown: headline, and cause and fix of each configuration. With
-    the table it would not fit into a note of MLflow, which has 8,000 characters.
+    """Describe the comparison in Markdown: the headline, then each configuration's cause and fix.
+
+    The table would not fit: MLflow limits a note to 8,000 characters.
     """
     fixes = [
         f"- **{row.pipeline}** ({row.verdict}): {row.cause}. Fix: `{row.fix}`"
@@ -163,15 +155,15 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def report_failure(flow: Any, run: Any, state: Any) -> None:
-    """Say on the run's page what failed and where its log is."""
+    """Show on the run's page what failed and where its log is."""
     log = (
         f"{os.environ[UI_URL]}/runs/flow-run/{run.id}"
         if os.environ.get(UI_URL)
         else f"`prefect flow-run logs {run.id}`"
     )
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
-    # A cut run's hook is called outside of the run, where Prefect's own function does not know of
-    # which run the artifact is.
+    # Prefect runs this hook of a stopped run outside the run, where its own function cannot tell to
+    # which run the artifact belongs.
     with get_client(sync_client=True) as client:
         client.create_artifact(
             ArtifactCreate(
@@ -184,11 +176,10 @@ def report_failure(flow: Any, run: Any, state: Any) -> None:
 
 
 def name_flow_run() -> str:
-    """The name that the current run was given, or else the one that Prefect has made up."""
     return str(flow_run.parameters.get("name") or flow_run.name)
 
 
-# What all flows are declared with.
+# Options of every flow.
 REPORTED: dict[str, Any] = {
     "log_prints": True,
     "flow_run_name": name_flow_run,
@@ -197,14 +188,12 @@ REPORTED: dict[str, Any] = {
 
 
 def describe_failure(name: str, state: State) -> str:
-    """Markdown that says how the run of this name ended, and why."""
+    """Return Markdown that says how a run ended and why."""
     return f"# {name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
 
 
 def failure_reason(state: State) -> str:
-    """All that is known of why a run failed: the message of its state, which may be the first line
-    of what a stage said, or, in the process of the flow, the whole of it.
-    """
+    """Return why a run failed; outside of the flow's process perhaps only the first line of it."""
     error = getattr(state.data, "result", state.data)
     if isinstance(error, StageFailed) and error.failure:
         return f"{error.stage}: {error.failure}"
@@ -212,15 +201,13 @@ def failure_reason(state: State) -> str:
 
 
 def fenced(text: str) -> str:
-    """Markdown that shows a text as it is: between fences longer than any run of backquotes in it,
-    so that nothing in it ends them.
-    """
+    """Return Markdown that shows a text unchanged, by a fence longer than any backquotes in it."""
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
 
 def _show_picture(key: str, path: Path, description: str) -> None:
-    """Pictures travel inside the artifact: any browser that reaches the server sees them."""
+    """Show a picture, embedded so that every browser that reaches the server sees it."""
     if path.exists():
         create_image_artifact(
             key=key,

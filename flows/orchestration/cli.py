@@ -79,7 +79,6 @@ MeasureAgainOption = Annotated[
 
 
 def run_command(command: Callable[..., None]) -> None:
-    """Parse the command line and run the command."""
     collect_garbage_as_usual()
     if several := find_lonely_override(sys.argv[1:]):
         raise SystemExit(f"{several} has no --set before it: --set KEY=VALUE --set KEY=VALUE")
@@ -89,7 +88,7 @@ def run_command(command: Callable[..., None]) -> None:
 
 
 def find_lonely_override(arguments: Sequence[str]) -> str | None:
-    """The first argument that is KEY=VALUE and follows no option.
+    """Return the first KEY=VALUE argument that follows no option, or None.
 
     >>> find_lonely_override(["--set", "batch_size=8", "train.epochs=1"])
     'train.epochs=1'
@@ -102,7 +101,7 @@ def find_lonely_override(arguments: Sequence[str]) -> str | None:
 
 
 def print_comparison(compared: Comparison, where: str) -> None:
-    """Print the table, what it says in a sentence, and where more is."""
+    """Print the table, the conclusion, and where to find more."""
     lines = ["", to_text(comparison_table(compared)), ""]
     lines += [TIED_NOTE] if len(compared.tied) > 1 else []
     lines += [""] if lines[-1] else []
@@ -114,8 +113,8 @@ def print_comparison(compared: Comparison, where: str) -> None:
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
-    """The line that says how to measure these configurations again; `arguments` are those of the
-    flow's command that has measured them.
+    """Return the line that says how to race these configurations again, from a command's
+    `arguments`.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, ["b"])
@@ -133,9 +132,7 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What every flow's command line takes: how the run differs from params.yaml, its name, how
-    much is shown of it, and whether its parameters alone are shown.
-    """
+    """Options of every flow's command line."""
 
     set_: list[str] | None
     overlay: list[Path] | None
@@ -147,9 +144,10 @@ class RunOptions:
 
 @contextmanager
 def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> Iterator[Changes]:
-    """Yield the changes that a command asks for, in a block in which flows can be run: with
-    servers, their stages shown on the terminal, a failure reported in one panel. Where the
-    parameters alone are to be shown, the process ends with them.
+    """Yield the changes that a command asks for, in a block that is ready to run flows.
+
+    The block has servers, shows stages on the terminal, and reports a failure in one panel. If only
+    the parameters are to be shown, prints them and ends the process.
     """
     configure_logging()
     project = Path.cwd()
@@ -170,21 +168,19 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
 
 
 def configure_logging() -> None:
-    """Set Prefect's defaults for running without a server set up by hand; what the user has set
-    stays.
-    """
+    """Set Prefect's defaults for runs without a configured server; variables that are set stay."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
     logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
-    for name in ("APILogWorker", "EventsWorker"):  # that they send their last lines is no news
+    for name in ("APILogWorker", "EventsWorker"):  # they warn that they send their last lines
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_users_traceback)
 
 
 def _without_users_traceback(record: logging.LogRecord) -> bool:
-    """A user error is reported in one paragraph; only bugs keep their traceback."""
+    """Drop the traceback of a user error, which is reported in one paragraph."""
     if record.exc_info and isinstance(record.exc_info[1], UserError):
         record.msg, record.args = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}", ()
         record.exc_info = record.exc_text = None

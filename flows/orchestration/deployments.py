@@ -1,6 +1,4 @@
-"""The deployments of prefect.yaml and the work pool they belong to, as the project has them and as
-they are sent to the Prefect server.
-"""
+"""Read the deployments of prefect.yaml, and send them and their work pool to the Prefect server."""
 
 from __future__ import annotations
 
@@ -46,8 +44,9 @@ def read_pool(file: Path) -> str:
 
 
 def deploy(environment: Mapping[str, str]) -> None:
-    """Make the work pool and the deployments of prefect.yaml; their forms offer what params.yaml
-    holds now, and schedules stay as they were set in the UI.
+    """Send the work pool and deployments of prefect.yaml, with forms that show today's params.yaml.
+
+    Schedules stay as they were set in the UI.
 
     Raises:
       ServiceFailed: with what Prefect said.
@@ -56,8 +55,7 @@ def deploy(environment: Mapping[str, str]) -> None:
 
 
 def update_forms(environment: Mapping[str, str]) -> None:
-    """Let the forms of the deployments show what params.yaml holds now; nothing else of them
-    changes.
+    """Update the forms of the deployments to today's params.yaml, and nothing else of them.
 
     Raises:
       ServiceFailed: with the output of the module.

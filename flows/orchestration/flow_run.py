@@ -1,5 +1,5 @@
-"""What every flow does around its stages: open a workspace, know the stages' order and environment,
-keep the experiment.
+"""What every flow does around its stages: it opens a workspace, asks DVC what is out of date, runs
+stages in order, and keeps the experiment.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from throughline.shared.scratch import clear_scratch
 from throughline.tracking import lineage
 from throughline.tracking.store import use_store
 
-IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
+IDENTITIES = "identities"  # the stage that all others depend on
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedStage:
-    """A stage that has finished, and whether it or one before it may have `changed`: it ran, came
-    from DVC's cache, or was another run's meanwhile. The run's graph has an edge from it to those
-    that come after it.
+    """A stage that has finished; the run's graph has edges from it to the stages after it.
+
+    `changed` says whether it or an earlier stage ran, came from DVC's cache, or was run by another
+    run meanwhile.
     """
 
     state: State
@@ -74,8 +75,9 @@ def _run_stage(
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One flow run: its name, where it happens, its checked parameters, and where and how its
-    stages run.
+    """One flow run with its checked parameters, and the environment of its stages.
+
+    All stages come after `identified`: the stage `identities`, if it was out of date.
     """
 
     name: str
@@ -83,12 +85,11 @@ class Run:
     params: Params
     stage_env: StageEnvironment
     progress: StageProgress | None = None
-    # What the stages come after: the identities, if they were out of date.
     identified: Sequence[FinishedStage] = ()
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags by which a run of MLflow leads to this one, as those of configurations do."""
+        """Tags by which an MLflow run leads to this run."""
         environment = self.stage_env.environment
         tags = {
             lineage.EXPERIMENT_TAG: environment.get(lineage.EXPERIMENT, ""),
@@ -97,27 +98,27 @@ class Run:
         return {tag: value for tag, value in tags.items() if value}
 
     def with_parent_run(self, parent: str | None) -> Run:
-        """The same run with its configurations' MLflow runs below the run `parent`."""
+        """Return a copy whose configurations' MLflow runs are children of the run `parent`."""
         if parent is None:
             return self
         environment = {**self.stage_env.environment, lineage.PARENT_RUN: parent}
         return replace(self, stage_env=replace(self.stage_env, environment=environment))
 
     def with_forced(self, stages: Sequence[str]) -> Run:
-        """The same run in which these stages run although they are up to date."""
+        """Return a copy in which these stages run although they are up to date."""
         return replace(self, stage_env=replace(self.stage_env, forced=frozenset(stages)))
 
     def without_measuring(self) -> Run:
-        """The same run whose training waits for no other run that measures on this machine."""
+        """Return a copy whose training does not wait for runs that measure on this machine."""
         return replace(self, stage_env=replace(self.stage_env, measures=False))
 
     def with_progress_bar(self, stages: int) -> Run:
-        """The same run with a bar on its page that is full after so many stages."""
         return replace(self, progress=StageProgress(stages))
 
     def chain(self, stages: Sequence[str], *, after: Sequence[FinishedStage] = ()) -> FinishedStage:
-        """Run stages one after another, the first of them after others; once one may have changed,
-        the later ones ask DVC. Returns the last.
+        """Run stages in order, the first one after `after`; return the last.
+
+        Once a stage may have changed, DVC is asked about each later one.
         """
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
@@ -129,22 +130,22 @@ class Run:
 
     @contextmanager
     def hold_results(self) -> Iterator[None]:
-        """Let no other run in the same folder change its results, while they are read."""
+        """Prevent other runs in the same folder from changing its results during the block."""
         with _hold(self.workspace):
             yield
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
-        """Ask DVC whether all these stages, which the run was to bring up to date, are; only where
-        something `changed`, since each stage reads params.yaml and code by itself. `saves`: an
-        isolated run is to be an experiment.
+        """Check that no stage went out of date during the run; only if something `changed`.
+
+        `saves` says that an isolated run is to become an experiment.
 
         Raises:
-          WorkspaceProblem: some are not, so that the run's results may not belong together.
+          WorkspaceProblem: stages are out of date again, so the results may not belong together.
         """
         if not changed:
             return
-        # New data since then, as where photos keep arriving, are in none of the run's results, and
-        # another run may have measured again; an experiment would still not match its dvc.lock.
+        # New data are in no result of the run, and another run may have measured again; only an
+        # experiment has to match its dvc.lock.
         late = set() if self.workspace.isolated and saves else {*PREPARATION, "report"}
         stale = ({*stages} - late) & _identify(self.workspace, self.stage_env)[1].stale
         if stale:
@@ -156,13 +157,13 @@ class Run:
             )
 
     def save_experiment(self, *, changed: bool) -> Path | None:
-        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
-        its report. One of which nothing `changed` is kept where it was cut before it was.
+        """Keep an isolated run as a DVC experiment; return where its report moved to, if anywhere.
 
-        Returns where the report has moved to, if it has.
+        A run without a name leaves only its report. If nothing `changed`, the run is kept unless it
+        is an experiment already.
 
         Raises:
-          WorkspaceProblem: DVC could not save it.
+          WorkspaceProblem: DVC could not save the experiment.
         """
         if not self.workspace.isolated or (not changed and is_saved(self.workspace, self.name)):
             return None
@@ -181,20 +182,17 @@ class Run:
         return self.cleanup()
 
     def cleanup(self) -> Path | None:
-        """Remove the worktree of a run that nobody named. Returns where the report has moved to, if
-        it has.
-        """
+        """Remove the worktree of a run without a name; return where its report moved to."""
         return remove_workspace(self.workspace) if self.workspace.ephemeral else None
 
 
 @contextmanager
 def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Iterator[Run]:
-    """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold
-    it for the block.
+    """Open and hold the workspace of the current flow run, and ask DVC once what is out of date.
 
-    `only` are the configurations that the run is about; none: all. In a workspace of its own there
-    are no others, since an experiment would hold results for them that nobody has made. A run whose
-    name another run is using waits for that one.
+    `only` are the run's configurations; empty means all. A run with changes has no others, because
+    its experiment would hold results for them that nobody made. A run waits while another run uses
+    the worktree of its name.
 
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the
@@ -219,7 +217,8 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         ),
     )
     with disk_errors(), opened as workspace:
-        # MLflow's store stays the project's, for this process and, by its environment, the stages.
+        # MLflow's store stays the project's: for this process, and for the stages by their
+        # environment.
         os.environ[STORE_HOME] = str(workspace.project)
         use_store()
         environment = {
@@ -258,14 +257,12 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                     identified=identified,
                 )
         finally:
-            clear_scratch(workspace.root)  # of stages that were ended
+            clear_scratch(workspace.root)  # what stages left that were stopped
 
 
 @contextmanager
 def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
-    """Say in one line how a run that is cut in the block, by Ctrl-C or SIGTERM, goes on, or one
-    that fails and was given no name: without one the same command would start another worktree.
-    """
+    """Log how to resume a run that is stopped, or that fails without a name to resume it by."""
     same = f"the same command with --name {name}" if workspace.isolated else "the same command"
     try:
         yield
@@ -280,9 +277,9 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Have a server of stages for the length of the block where more than one stage will run, as
-    after `identities`, and the environment names none; a single one has imported what it needs as
-    soon as the server.
+    """Run a server of imports during the block, unless only one stage runs or a server exists.
+
+    A single stage imports its libraries as fast as the server would.
     """
     alone = len(stage_env.stale) < 2 and IDENTITIES not in stage_env.stale  # noqa: PLR2004
     if alone or os.environ.get(STAGE_SERVER):
@@ -295,7 +292,6 @@ def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
 def _identify(
     workspace: Workspace, stage_env: StageEnvironment
 ) -> tuple[Sequence[FinishedStage], StageEnvironment]:
-    """As `_run_identities`, once DVC has been asked what is out of date now."""
     stale = _stale_stages(workspace, stage_env.environment)
     return _run_identities(workspace, replace(stage_env, stale=stale))
 
@@ -303,9 +299,7 @@ def _identify(
 def _run_identities(
     workspace: Workspace, stage_env: StageEnvironment
 ) -> tuple[Sequence[FinishedStage], StageEnvironment]:
-    """Write the identities where they are out of date, and ask DVC again, so that only stages that
-    they concern run.
-    """
+    """Update the identities if needed, and ask DVC again, so that only the stages concerned run."""
     if IDENTITIES not in stage_env.stale:
         return [], stage_env
     identified = replace(_run_stage(IDENTITIES, stage_env, []), changed=False)
@@ -314,7 +308,7 @@ def _run_identities(
 
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
-    """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
+    """Bring the list of own code up to date and ask DVC what is stale, in turn with other runs."""
     logger = get_run_logger()
     with _hold(workspace) as folder_fds:
         for change in watch_own_code(workspace.root):
@@ -324,7 +318,6 @@ def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> froze
 
 
 def _hold(workspace: Workspace) -> AbstractContextManager[tuple[int, ...]]:
-    """Hold the folder of a run, in turn with other runs in the same."""
     logger = get_run_logger()
     return hold_folder(
         workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")

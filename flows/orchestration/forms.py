@@ -1,6 +1,6 @@
 """Brings the forms of the deployments up to date with params.yaml: `python -m
-flows.orchestration.forms`, which `make ui` runs when it changes. Schedules stay as they were set in
-the UI.
+flows.orchestration.forms`, which `make ui` runs when params.yaml changes. Schedules stay as they
+were set in the UI.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from throughline.shared.failures import report_user_errors
 
 
 def send_forms() -> None:
-    """Send the parameters of all deployments as params.yaml of the current folder has them now."""
+    """Send the current folder's params.yaml to the forms of all deployments."""
     with get_client(sync_client=True) as client:
         for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
             flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)

@@ -1,10 +1,8 @@
-"""Sends the deployments of prefect.yaml with their work pool to the Prefect server, and keeps what
-people have set there: `python -m flows.orchestration.schedules`, which `make ui` runs when it
-starts.
+"""Sends the deployments of prefect.yaml and their work pool to the Prefect server: `python -m
+flows.orchestration.schedules`, which `make ui` runs when it starts.
 
-`prefect deploy` alone replaces all schedules of a deployment: one that was switched on is off
-again, one that was made in the UI is gone. What they were is in a file until they are restored, so
-that a kill in between loses none.
+`prefect deploy` alone would reset schedules that were switched on and remove those made in the UI.
+A file keeps them until they are restored, so that a kill loses none.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
-SET_FOLDER = ".set_working_directory"  # a step of Prefect's
+SET_FOLDER = ".set_working_directory"  # a step of Prefect
 KEPT = "schedules.json"  # deployments whose schedules are not restored yet
 DEPLOYMENTS = TypeAdapter(list[DeploymentResponse])
-# Of the work pool: no variables, so the server refuses any.
+# The work pool's template has no variables, so the server refuses job variables.
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
@@ -51,11 +49,11 @@ def deploy_all() -> None:
     """Send all deployments of the current folder's prefect.yaml.
 
     Raises:
-      ServiceFailed: with what Prefect said; or deployments of these names are another project's.
+      ServiceFailed: with Prefect's output; or another project has deployments of these names.
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     ours = DeploymentFilter(name=names)
-    # One worker at a time, of several that start together.
+    # If several workers start together, they deploy one at a time.
     held = hold_briefly(Path.cwd(), "deploy", "deploys")
     with held, get_client(sync_client=True) as client:
         present = client.read_deployments(deployment_filter=ours)
@@ -73,15 +71,16 @@ def deploy_all() -> None:
 def keep_until_restored(
     present: Sequence[DeploymentResponse], project: Path
 ) -> Iterator[list[DeploymentResponse]]:
-    """Keep deployments as they are now in a file of the project's until the block has come to its
-    end; yields them, those that an earlier block has left there, which was cut, as they were then.
+    """Keep the deployments in a file until the block has succeeded; yield them as they were before.
+
+    What an interrupted block has left in the file takes precedence over `present`.
     """
     file = private_folder(project / STATE_DIR / "ui") / KEPT
     left: dict[UUID, DeploymentResponse] = {}
-    with suppress(OSError, ValueError):  # there is none, or another version's
+    with suppress(OSError, ValueError):  # no file, or that of another version
         left = {one.id: one for one in DEPLOYMENTS.validate_json(file.read_bytes())}
     before = [left.pop(one.id, one) for one in present]
-    others = list(left.values())  # of another server
+    others = list(left.values())  # on another server
     write_private(file, DEPLOYMENTS.dump_json([*before, *others]).decode())
     yield before
     if others:
@@ -91,8 +90,8 @@ def keep_until_restored(
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:
-    """Make the work pool; one that is there gets the template alone: whether it is paused, and how
-    many runs it takes at once, is set in the UI.
+    """Create the work pool, or replace an existing one's template; its other settings belong to the
+    UI.
     """
     template = json.loads(JOB_TEMPLATE.read_text())
     pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
@@ -105,8 +104,9 @@ def make_pool(client: SyncPrefectClient, name: str) -> None:
 def refuse_other_project(
     deployments: Sequence[DeploymentResponse], project: Path, server: str
 ) -> None:
-    """Refuse to replace deployments that were sent from another folder, unless it is this machine's
-    and no longer a project: this one may have been moved.
+    """Refuse to replace deployments that another project's folder has sent.
+
+    A folder on this machine that is no project any more does not count: this one may have moved.
 
     Raises:
       ServiceFailed: names the folder, and what to do.
@@ -136,7 +136,7 @@ def refuse_other_project(
 
 
 def _read_folder(deployment: DeploymentResponse) -> Path | None:
-    """The folder that a deployment was sent from, which Prefect notes as that of its runs."""
+    """Return the folder that a deployment was sent from, which Prefect notes for its runs."""
     steps = (step for one in deployment.pull_steps or () for step in one.items())
     folders = [inputs.get("directory") for name, inputs in steps if name.endswith(SET_FOLDER)]
     return Path(folders[0]) if folders and folders[0] else None
@@ -145,9 +145,7 @@ def _read_folder(deployment: DeploymentResponse) -> Path | None:
 def restore_schedules(
     client: SyncPrefectClient, before: DeploymentResponse, after: DeploymentResponse
 ) -> None:
-    """Make the schedules of a deployment what they were: those of prefect.yaml, which have a slug
-    and run when that says, switched on or off, and those that were made in the UI.
-    """
+    """Switch a deployment's schedules on or off as before, and make those of the UI again."""
     kept = {schedule.id for schedule in after.schedules}
     by_slug = {schedule.slug: schedule for schedule in after.schedules if schedule.slug}
     for schedule in before.schedules:

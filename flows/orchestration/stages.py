@@ -1,8 +1,5 @@
-"""Thin Prefect tasks: run one DVC stage as a subprocess, stream its log, say whether it ran or was
-up to date.
-
-DVC decides whether a stage must run; TensorFlow gets a fresh process; cancelling the task ends the
-process tree.
+"""Prefect tasks that run DVC stages: each as a subprocess, whose log is streamed, and which ends
+with its task. DVC decides whether a stage must run.
 """
 
 from __future__ import annotations
@@ -35,13 +32,12 @@ from throughline.shared.machine_lock import MACHINE_HELD
 from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25
-OF_EACH = ("build", "train", "profile")  # run once for each configuration
+OF_EACH = ("build", "train", "profile")  # once for each configuration
 MEASURED = ("train", "profile", "race")  # one at a time on a machine
-TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; the worker sets it
-# They touch networks and shared disks; measured stages are not retried.
+TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # for one stage; the worker sets it
+# These use networks and shared disks, so they are retried; measured stages are not.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
-# DVC's advice for people at a terminal, and its report of a failure that the stage itself has
-# reported.
+# DVC's advice for people at a terminal, and its report of a failure that the stage has reported.
 _NOISE = re.compile(
     r"To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`"
     r"|Updating lock file|Generating lock file"
@@ -51,12 +47,12 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True)
 class StageEnvironment:
-    """Where stages run and with which environment; `stale` are the stages that DVC held for out of
-    date at the start, `forced` those that run even if they are not.
+    """Where stages run, and how.
 
-    `lock`: the file to lock around each call of DVC, where runs share the folder; `lock_fds`: file
-    descriptors of locks that are held for the run's whole length. `owner` is what others are shown
-    who wait. `measures`: the run is to measure where time goes; else its training waits for none.
+    `stale` are stages that DVC considered out of date at the start, `forced` those that run anyway.
+    `lock` is held around each call of DVC if runs share the folder; `lock_fds` are locks held for
+    the whole run. `owner` is shown to runs that wait. A run that `measures` waits for others that
+    do.
     """
 
     root: Path
@@ -70,10 +66,10 @@ class StageEnvironment:
 
 
 def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The stages that measure these configurations once more, which are among those of the run.
+    """Return the stages that measure these configurations again.
 
     Raises:
-      UnknownPipeline: one of them is not.
+      UnknownPipeline: one of them is not among the configurations of the run.
     """
     check_pipelines_exist(chosen, names, option="--measure-again")
     return ["race"] if names else []
@@ -87,8 +83,10 @@ def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.data),
 )
 def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool) -> State:
-    """Bring one DVC stage up to date; the state's data is False where DVC was not asked, since it
-    already was. Named Cached is one whose command did not run.
+    """Bring one DVC stage up to date.
+
+    The returned state is named Cached if the command did not run; its data is False if DVC was not
+    asked because the stage was up to date.
 
     Raises:
       StageFailed: the stage ended with an error, which is reported in its own words.
@@ -107,11 +105,10 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool
 
 @contextmanager
 def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[int, ...]]:
-    """Wait until the stage may run: no other run on this machine measures, if it does, and none
-    works in the folder.
+    """Hold the folder, and the machine if the stage measures; yield the locks' file descriptors.
 
-    Yields the file descriptors of all locks; they are the kernel's, so they hold without a server,
-    too, and are free when nothing of the stage is left, even by kill -9.
+    The kernel holds these locks, so they need no server and are free once no process of the stage
+    is left, even after kill -9.
     """
     logger = get_run_logger()
     lock, owner = stage_env.lock, stage_env.owner
@@ -127,16 +124,13 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
 
 
 def _measures(stage: str, stage_env: StageEnvironment) -> bool:
-    """Whether a stage is to have the machine for itself."""
     return stage.partition("@")[0] in MEASURED and stage_env.measures
 
 
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
-    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the
-    stage's command ran.
+    """Run `dvc repro --single-item`, log its output, and return whether the stage's command ran.
 
-    Tried again for as long as another DVC process, such as one started by hand, uses the
-    same files.
+    Tries again while another DVC process uses the same files.
 
     Raises:
       StageFailed: the stage ended with an error, or took longer than is allowed.
@@ -158,8 +152,7 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
-    """Run `python -m tasks.NAME` with these arguments, no stage of the DAG, as a stage is run:
-    below supervisors, its output in the task's log, while no other run is at work in the folder.
+    """Run `python -m tasks.NAME` as stages run: supervised, logged, and alone in the folder.
 
     Raises:
       StageFailed: the command ended with an error, or took longer than is allowed.
@@ -179,9 +172,7 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
 def _with_failure_file(
     stage_env: StageEnvironment, scratch: Scratch
 ) -> tuple[StageEnvironment, Path]:
-    """Have a stage leave the reason why it failed in a file, which is returned, too; it is there
-    as long as `scratch`.
-    """
+    """Return an environment in which a stage writes why it failed to a file, and its path."""
     path = scratch.folder / "failure.json"
     environment = {**stage_env.environment, FAILURE_FILE: str(path)}
     return replace(stage_env, environment=environment), path
@@ -190,12 +181,10 @@ def _with_failure_file(
 def _describe_failure(
     stage: str, code: int, tail: Iterable[str], failure_file: Path
 ) -> StageFailed:
-    """The error of a stage that has ended with this exit code, in its own words where it has left
-    some.
-    """
+    """Return the error of a failed stage, in the stage's own words if it left any."""
     try:
         failure = Failure(**json.loads(failure_file.read_text()))
-    except (OSError, ValueError, TypeError):  # there is none, or a full disk, or a kill, has cut it
+    except (OSError, ValueError, TypeError):  # no file, or cut short by a full disk or a kill
         last_lines = "\n".join(tail)
         if problem := find_site_problem(Path.cwd(), last_lines):
             return StageFailed(f"DVC cannot run {stage}: {problem}", stage=stage)
@@ -225,8 +214,8 @@ def _run_once(
         ) as process,
         with_timeout(process) as timed_out,
     ):
-        # Ends when no process is left that could write, not already with the supervisor: a killed
-        # one leaves that to another.
+        # Ends once no process is left that could write, which may be after the supervisor is gone:
+        # if it is killed, another one takes over.
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -247,9 +236,7 @@ def _run_once(
 
 @contextmanager
 def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
-    """End a supervised process that takes longer than THROUGHLINE_STAGE_TIMEOUT_S; yields what is
-    set when that has happened.
-    """
+    """End a process that exceeds THROUGHLINE_STAGE_TIMEOUT_S; yield an event that is then set."""
     timed_out = threading.Event()
 
     def end() -> None:
@@ -268,8 +255,6 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
 
 
 def _should_retry(stage: str, error: object) -> bool:
-    """Whether trying again can help: not where a user must act first, nor where a measurement would
-    be repeated.
-    """
+    """Return whether a retry helps: not if a user must act first, nor after a measurement."""
     known = isinstance(error, StageFailed) and error.failure
     return stage in PREPARATION and not (known and not known.traceback)

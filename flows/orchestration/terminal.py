@@ -1,8 +1,7 @@
-"""What a flow shows on a terminal: a line for each stage with its time and its result, what is
-wrong in between, and at the end of a failed one a panel that says why.
+"""What a flow shows on a terminal: a line per finished stage, problems, and a panel if it fails.
 
-All that Prefect, DVC and the stages print is in a log file below .throughline/logs; what stages
-print is shown with --verbose, Prefect's own lines with --debug alone.
+A log file below .throughline/logs has everything that Prefect, DVC and the stages print; --verbose
+shows what stages print, --debug also Prefect's lines.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from throughline.shared.progress import FACT_MARK, PROBLEM_MARK, RESULT_MARK
 
 LOGS = Path(".throughline") / "logs"
 KEPT_LOGS = 50
-# Set on a log record: what has happened to its stage, a line that the stage printed, or what is for
-# the log file alone.
+# Attributes of a log record: an event of its stage, a line that the stage printed, or a record for
+# the log file only.
 STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
-STARTED, RAN = "started", "ran"  # events; others are reasons for not running
+STARTED, RAN = "started", "ran"  # events; other values are reasons for not running
 DVC_WARNING = "WARNING: "
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
-# In a log, where nothing can be drawn over, a running stage says something after so long, then
-# after twice as long, and so on.
+# If the output is no terminal, a running stage shows a line after this long, then after twice as
+# long, and so on.
 FIRST_SIGN_S = 60.0
-FACT_LINES = 3  # so many a fact may fill; the log has all of it
+FACT_LINES = 3  # longest fact on the terminal; the log has all of it
 _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Detail(Enum):
-    """How much is shown: results and problems; also what stages print; also what Prefect says."""
+    """How much is shown: results and problems; also what stages print; also what Prefect prints."""
 
     RESULTS = "results"
     OUTPUT = "output"
@@ -55,16 +54,14 @@ class Detail(Enum):
 
     @classmethod
     def of(cls, *, verbose: bool, debug: bool) -> Detail:
-        """What the options --verbose and --debug ask for."""
         return cls.ALL if debug else cls.OUTPUT if verbose else cls.RESULTS
 
 
 class StageView(logging.Handler):
-    """Shows records of a flow as a list: a line per finished stage with its result, and problems as
-    they come.
+    """Shows a flow's log records: a line per finished stage, and problems as they come.
 
-    On a terminal the last line says what the running stage does. With `verbose` all that stages
-    print is shown.
+    On a terminal the last line shows what the running stage does. With `verbose` everything that
+    stages print is shown.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
@@ -86,7 +83,6 @@ class StageView(logging.Handler):
         self._running = self.progress.add_task("", stage="starting", total=None)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record, unless it is Prefect's own or for the log file alone."""
         stage, event = getattr(record, "task_run_name", ""), getattr(record, STAGE_EVENT, None)
         if event == STARTED:
             self._started_at[stage] = time.monotonic()
@@ -110,8 +106,9 @@ class StageView(logging.Handler):
             self._print(record.getMessage())
 
     def _take_output(self, stage: str, text: str) -> None:
-        """Keep a line of a stage if it is its result, or a fact after that, show it if it is a
-        problem or another fact, else let it be the sign that the stage is at work.
+        """Show a stage's problem or fact, or keep its result and the facts after that for later.
+
+        Other lines only show that the stage is at work.
         """
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
@@ -135,7 +132,6 @@ class StageView(logging.Handler):
             self._print(f"  {_title(stage):<22}{_duration(seconds):>8}  {text.strip()}")
 
     def _seconds(self, stage: str) -> float:
-        """Since the stage has started."""
         now = time.monotonic()
         return now - self._started_at.get(stage, now)
 
@@ -144,9 +140,7 @@ class StageView(logging.Handler):
 
 
 def _fill(text: str, width: int, *, indent: int) -> str:
-    """A text in the width of a terminal, parted between its items, in as many lines as there are
-    for a fact.
-    """
+    """Wrap a fact to the terminal's width, between its items and in at most FACT_LINES lines."""
     margin = " " * indent
     whole = text.replace(" ", "\N{NO-BREAK SPACE}").replace(
         "\N{NO-BREAK SPACE}·\N{NO-BREAK SPACE}", " · "
@@ -164,7 +158,6 @@ def _fill(text: str, width: int, *, indent: int) -> str:
 
 
 def _title(stage: str) -> str:
-    """A stage as people call it: `train naive` for train@naive."""
     return stage.replace("@", " ")
 
 
@@ -173,10 +166,10 @@ def _duration(seconds: float) -> str:
 
 
 def _concerns_users(record: logging.LogRecord) -> bool:
-    """Whether it is a message of this project, or a warning that nothing else shows."""
+    """Return whether a record is this project's, or a warning that nothing else shows."""
     if record.name.startswith("prefect"):
         ours = record.pathname.startswith(_ROOT) and "site-packages" not in record.pathname
-        return ours or record.pathname == loggers.__file__  # which prints in our place
+        return ours or record.pathname == loggers.__file__  # which prints for us
     return record.levelno >= logging.WARNING
 
 
@@ -184,11 +177,10 @@ def _concerns_users(record: logging.LogRecord) -> bool:
 def show_on_terminal(
     flow: str, project: Path, *, detail: Detail = Detail.RESULTS
 ) -> Iterator[None]:
-    """Show what a flow that starts in the block does, and end the process with one panel where it
-    fails: exit code 2 where the user can do something about it, 1 for a bug.
+    """Show what the flow in the block does; if it fails, print one panel and end the process.
 
-    With `Detail.ALL` everything that Prefect says is shown, and the traceback of a bug. A run that
-    is cut, by Ctrl-C or SIGTERM, ends without one: what to do is said by the run itself.
+    The exit code is 2 if the user can do something about it, 1 for a bug. `Detail.ALL` shows all
+    that Prefect prints and a bug's traceback. A stopped run has no panel.
     """
     debug = detail is Detail.ALL
     console, root = Console(stderr=True), logging.getLogger()
@@ -212,17 +204,16 @@ def show_on_terminal(
     finally:
         root.handlers = handlers
         if log:
-            with suppress(OSError):  # what a full disk does not take
+            with suppress(OSError):  # a full disk refuses the rest
                 log.close()
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may refuse, which is said once; the run goes on without its log."""
+    """A log file that reports a full disk once; the run goes on without its log."""
 
     _refused = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, which opens the file if it is the first."""
         if not self._refused:
             try:
                 super().emit(record)
@@ -230,7 +221,7 @@ class _LogFile(logging.FileHandler):
                 self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say why records are left out from now on; of one that is wrong, what logging says."""
+        """Say once that the log ends here if the disk refuses; otherwise report as logging does."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
         elif not self._refused:
@@ -239,7 +230,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _open_log(project: Path, flow: str) -> logging.FileHandler:
-    """The log file of this run, which its first line creates; the oldest ones go."""
+    """Return the log file of this run, created by its first line, and remove the oldest ones."""
     folder = project / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob(f"{flow}-*.log"))[: -KEPT_LOGS + 1]:
@@ -253,7 +244,7 @@ def _open_log(project: Path, flow: str) -> logging.FileHandler:
 def _show_failure(
     console: Console, error: Exception, failure: Failure, log: str, *, debug: bool
 ) -> None:
-    """Say once what failed, where and why; of a stage in its own words."""
+    """Print what failed, where and why; for a stage, in its own words."""
     stage = error.stage if isinstance(error, StageFailed) else ""
     reason = (isinstance(error, StageFailed) and error.failure) or failure
     lines = [str(error) if reason is failure and stage else str(reason)]

@@ -1,9 +1,8 @@
-"""What runs started from the Prefect UI may access: data and code of the project, and what its own
-params.yaml names already.
+"""Limits what runs from the Prefect UI may access: data and code of the project, and what its own
+params.yaml names. Not everybody who may start runs may read every file of the worker's machine or
+run any code there.
 
-Whoever may start runs in the UI does not have to be one who may read every file of the worker's
-machine, or run any code on it. All of it is decided from the parameters as they were written,
-before anything they name is imported or opened.
+The limits apply to the parameters as written, before anything they name is imported or opened.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from throughline.shared.errors import InvalidParams
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
-# Of a worker's environment: the tf.data service of the stack that it belongs to.
+# A variable of the worker: the tf.data service of the stack that it belongs to.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
-LAYERS = "throughline.models."  # whose classes a model's file may need
-# Their functions are not made to be called with anybody's options.
+LAYERS = "throughline.models."  # a model's file may need its classes
+# Their functions are not meant to be called with options that anybody chooses.
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
 class Limits(BaseModel):
-    """What worker.yaml grants to runs from the UI."""
+    """What worker.yaml allows runs from the UI to use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +54,7 @@ class Limits(BaseModel):
 
 
 def load_limits(project: Path) -> Limits:
-    """Read worker.yaml of a project; where there is none, nothing is granted.
+    """Read worker.yaml of a project; without the file, nothing is granted.
 
     Raises:
       InvalidParams: the file has unknown keys or wrong values.
@@ -75,10 +74,10 @@ def load_limits(project: Path) -> Limits:
 
 
 def is_confined() -> bool:
-    """Whether the current run was started from the UI."""
+    """Return whether the current run was started from the UI."""
     if os.environ.get(CONFINED):
         return True
-    if "prefect" not in sys.modules:  # which runs what is started there, and takes seconds
+    if "prefect" not in sys.modules:  # not imported here, because that takes seconds
         return False
     from prefect.runtime import deployment
 
@@ -94,12 +93,12 @@ class AccessPolicy:
     limits: Limits
 
     def check(self, asked: Mapping[str, Any]) -> None:
-        """Compare the parameters of a run, as they were asked for, with what it may reach.
+        """Check the parameters that a run asks for against what it may reach.
 
         Raises:
-          InvalidParams: data outside the project and the granted folders, or hidden; code that is
-            no tracked module of the project; a dispatcher that nobody granted; a Dask cluster, or
-            a bucket and a folder for what is fetched from it, that params.yaml does not name.
+          InvalidParams: the parameters name data that are hidden or outside the project and the
+            granted folders; code that is no tracked module of the project; a dispatcher that nobody
+            granted; or a Dask cluster, bucket or cache folder other than those of params.yaml.
         """
         problems = [
             *self._data(asked),
@@ -113,7 +112,7 @@ class AccessPolicy:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Whether links below `data.path` may lead outside of it, as where params.yaml says so."""
+        """Return whether links below `data.path` may lead outside: only if params.yaml says so."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 
@@ -144,7 +143,7 @@ class AccessPolicy:
         inside = any(address == one or address.startswith(f"{one}/") for one in granted)
         if not inside or ".." in address.split("/"):
             where = ", ".join(granted) or "none"
-            shown = "this URL" if {"@", "?"} & {*address} else address  # it may hold a secret
+            shown = "this URL" if {"@", "?"} & {*address} else address  # the URL may hold a secret
             yield (
                 f"data.path: {shown} is outside of what runs from the UI may read, which is what"
                 f" params.yaml names, and of buckets: {where}; data_buckets of {LIMITS_FILE} names"
@@ -158,9 +157,7 @@ class AccessPolicy:
                 yield from self._file(key, file, shown=file)
 
     def _file(self, key: str, file: str, *, shown: object) -> Iterator[str]:
-        """What is against reading a file or folder, which is relative to the project or absolute;
-        `shown` is how `key` names it.
-        """
+        """Yield what forbids reading a file or folder, which `key` names as `shown`."""
         roots = [self.project, *self.limits.data_roots]
         root = self._find_root(file, roots)
         if root is None:
@@ -177,11 +174,11 @@ class AccessPolicy:
 
     def _find_root(self, file: str, roots: list[Path]) -> Path | None:
         if is_address(file):
-            return None  # as a path it would be a folder of the project
+            return None  # as a path it would be inside the project
         try:
             path = (self.project / file).resolve()
         except (ValueError, OSError, RuntimeError):
-            # A null byte, a name too long, links in a circle.
+            # A null byte, a name too long, or a circle of links.
             return None
         return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
 
@@ -199,8 +196,8 @@ class AccessPolicy:
                 )
 
     def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What would be imported, and where it is named: in a section, or by the file of a model
-        that the project's own parameters do not name.
+        """Yield where code is named and its import path: in sections, and in files of models that
+        the project's own parameters do not name.
         """
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
@@ -241,14 +238,12 @@ class AccessPolicy:
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """The value, or an empty mapping where it is none."""
+    """Return the value, or an empty mapping if it is no mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
-    """Whether a path below a root, links followed or not, leads through a name that begins with a
-    dot: secrets, git, DVC, our state.
-    """
+    """Return whether a path leads through a name with a leading dot, followed links included."""
     spelled = Path(os.path.normpath(file))
     ways = [file.resolve().relative_to(root).parts]
     if spelled.is_relative_to(root):
@@ -266,9 +261,7 @@ def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _import_paths(value: object) -> Iterator[str]:
-    """Every text with a colon in a section, as a value or as a key, whatever else is in it: it
-    could be imported.
-    """
+    """Yield every text with a colon in a section, as value or key: it could be imported."""
     if isinstance(value, str):
         if ":" in value:
             yield value
@@ -282,16 +275,13 @@ def _import_paths(value: object) -> Iterator[str]:
 
 
 def _is_own_layer(name: str) -> bool:
-    """Whether an import path names a class of this program that a model's file may hold."""
+    """Return whether an import path names a class of this program that a model's file may hold."""
     module, _, attribute = name.partition(":")
     return module.startswith(LAYERS) and attribute.lstrip("_")[:1].isupper()
 
 
 def _is_module(module: str, tracked: frozenset[str]) -> bool:
-    """Whether a dotted name is a module among the tracked files.
-
-    Untracked files are no code of the project: artifacts that others have uploaded, data, results.
-    """
+    """Return whether a dotted name is a module among the files that git tracks."""
     parts = module.split(".")
     if (
         not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts)

@@ -1,6 +1,4 @@
-"""Changes of params.yaml as a document that keeps its order and comments: overlays and single
-values merged into it, and which of them a problem comes from.
-"""
+"""Merges overlays and single values into params.yaml, and keeps its order and comments."""
 
 from __future__ import annotations
 
@@ -23,22 +21,20 @@ from throughline.config.params import OP_SECTIONS
 from throughline.config.params_file import PARAMS_FILE, apply_overrides
 from throughline.config.source_guess import name_source
 
-# Words and paths: plain text wherever they stand.
+# Words and paths: YAML reads them as plain text anywhere.
 _PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
 _PROBLEM = re.compile(rf"{re.escape(PARAMS_FILE.name)}: (?P<path>[\w-]+(?:\.[\w-]+)*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedChanges:
-    """What a run changes: overlays by the names that errors give them, merged in their order, then
-    `KEY=VALUE` overrides.
-    """
+    """The changes of a run: overlays by name, merged in order, then `KEY=VALUE` overrides."""
 
     overlays: Mapping[str, Mapping[str, Any]]
     overrides: Sequence[str]
 
     def apply(self, text: str) -> Any:
-        """The document of a text of params.yaml with these changes."""
+        """Apply the changes to a text of params.yaml, and return the document."""
         document = YAML().load(text)
         source = as_mapping(document.get("data")).get("source")
         for overlay in self.overlays.values():
@@ -48,24 +44,23 @@ class NamedChanges:
         if isinstance(data, dict) and data.get("source") == "auto":
             data["source"] = name_source(document)["data"]["source"]
         if data.get("source") != source:
-            for section in OP_SECTIONS:  # those of params.yaml are for its own data
+            for section in OP_SECTIONS:  # ops in params.yaml suit its own data
                 if not self._name(section):
                     document.pop(section, None)
         for override in self.overrides:
             *parents, key = _split_key(override)
-            with suppress(KeyError, TypeError):  # a later one has replaced what it is in
+            with suppress(KeyError, TypeError):  # a later change has replaced the parent
                 _drop_comment(reduce(getitem, parents, document), key)
         return document
 
     def _name(self, section: str) -> bool:
-        """Whether the changes say something of a section."""
         return any(_reaches(overlay, [section]) for overlay in self.overlays.values()) or any(
             _split_key(override)[0] == section for override in self.overrides
         )
 
     def name_origin(self, problem: str) -> str:
-        """A problem of the changed parameters with what it comes from in place of params.yaml; of
-        an override its key, since the value may hold a secret.
+        """Name the change that caused a problem; for an override only the key, as values may be
+        secret.
         """
         found = _PROBLEM.match(problem)
         path = found["path"].split(".") if found else []
@@ -85,7 +80,7 @@ def _split_key(override: str) -> list[str]:
 
 
 def _reaches(overlay: Any, path: Sequence[str]) -> bool:
-    """Whether an overlay has a value at a path, or one in which it ends."""
+    """Return whether an overlay sets the value at a path, or a parent of it."""
     for part in path:
         if not isinstance(overlay, Mapping):
             break
@@ -97,9 +92,9 @@ def _reaches(overlay: Any, path: Sequence[str]) -> bool:
 
 
 def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
-    """Merge nested mappings into a document; everything but mappings is replaced, and so is a
-    mapping that ends in `!`. A comment next to a value goes with it; what the document says
-    elsewhere of the same YAML anchor stays.
+    """Merge nested mappings into a document; replace other values, and mappings marked by `!`.
+
+    Comments next to replaced values are dropped. Other uses of a YAML anchor stay as they are.
     """
     for key, value in overlay.items():
         replaces = isinstance(key, str) and key.endswith("!")
@@ -116,14 +111,13 @@ def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
 
 
 def _drop_comment(document: dict[Any, Any], key: Any) -> None:
-    """Drop the comment on the line of a key; those on the lines below it stay."""
+    """Drop the comment on the line of a key, and keep comments on the lines below it."""
     comments = document.ca.items.get(key) if isinstance(document, CommentedMap) else None
     if comments and (after := comments[2]) and after.value.startswith("#"):
         after.value = "\n" + after.value.partition("\n")[2]
 
 
 def drop_pipelines(text: str, names: Collection[str]) -> str:
-    """The text of params.yaml without these configurations."""
     document = YAML().load(text)
     for name in names:
         del document["pipelines"][name]
@@ -131,7 +125,7 @@ def drop_pipelines(text: str, names: Collection[str]) -> str:
 
 
 def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay that changes what two change one after the other.
+    """Return one overlay that does what two overlays do one after the other.
 
     >>> join_overlays({"pipelines!": {"a": {}}}, {"pipelines": {"b": {}}, "batch_size": 8})
     {'pipelines!': {'a': {}, 'b': {}}, 'batch_size': 8}
@@ -155,7 +149,7 @@ def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 
 
 def dump_params(document: Any) -> str:
-    """The text of a document, with its comments, that any parser reads as the same values."""
+    """Dump a document with its comments, so that every parser reads the same values."""
     yaml = YAML()
     yaml.width = 160
     text = StringIO()
@@ -164,9 +158,7 @@ def dump_params(document: Any) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """A document in which texts are quoted that are more than words or paths: what a plain one may
-    hold depends on where it stands, and on the parser.
-    """
+    """Quote all texts but words and paths, which parsers read alike in every place."""
     if isinstance(value, dict):
         for key in list(value):
             if _quoted(key) is not key:

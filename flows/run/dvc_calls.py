@@ -1,9 +1,8 @@
-"""Calls of DVC that survive what DVC does not: another process in the project, and lock
-files of killed ones.
+"""Calls of DVC that cope with other DVC processes in the project and with lock files of killed
+ones.
 
-DVC refuses paths that another process reads or writes (`.dvc/tmp/rwlock`), also if asked to wait
-for its other lock. That file is written in place, so a kill can leave it empty, and its entries are
-by process id, which may be in use again.
+DVC refuses paths that another process uses (`.dvc/tmp/rwlock`), even if it is asked to wait. It
+writes that file in place, so a kill can leave it empty; its process ids may be in use again.
 """
 
 from __future__ import annotations
@@ -28,30 +27,28 @@ from flows.run.git_calls import find_repository_problem
 from flows.run.processes import run_supervised
 from throughline.shared.errors import StageFailed, WorkspaceProblem
 
-# --wait-for-lock comes before the subcommand; after it, DVC would not know it.
+# --wait-for-lock comes before the subcommand: DVC does not know it after.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
-# As DVC says that it may not write a file, or SQLite a database.
+# DVC's message if it may not write a file, and SQLite's if it may not write a database.
 DENIED = re.compile(
     r"unexpected error - (?:\[Errno \d+\][^:]*: '(?P<path>[^']+)'|.*readonly database)"
 )
 SITE_VARIABLE, SITE_KEY = "DVC_SITE_CACHE_DIR", "core.site_cache_dir"
-OWN_SITE = Path(".dvc", "tmp", "site")  # DVC's databases of a project alone
+OWN_SITE = Path(".dvc", "tmp", "site")  # databases of this project only
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
 BUSY_POLL_S = 1.0
-# Where DVC processes are alive in the project, perhaps not those that matter.
+# Used while any DVC process is alive in the project, since it may not be the one that blocks.
 ATTEMPT_EVERY_S = 60.0
 GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment, this interpreter first on the path: dvc.yaml calls plain `python`. Whatever
-    the locale, files and output are UTF-8.
-    """
+    """Return our environment, in UTF-8, with this interpreter first: dvc.yaml calls `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ours = {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
-    # PYTHONIOENCODING would have its way over UTF-8 mode.
+    # PYTHONIOENCODING would override UTF-8 mode.
     return {**os.environ, **ours, "PYTHONIOENCODING": "utf-8:surrogateescape", **extra}
 
 
@@ -65,7 +62,7 @@ def stale_stages(
 
     Raises:
       StageFailed: DVC cannot read the project.
-      WorkspaceProblem: it is no git repository.
+      WorkspaceProblem: the project is no git repository, or DVC may not write its databases.
     """
     for _ in attempts(root, on_wait):
         done = run_supervised(
@@ -87,9 +84,7 @@ def stale_stages(
 def find_site_problem(
     root: Path, said: str, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why DVC fails at the databases that it keeps outside of projects, by what it has `said`, and
-    what to do; None where something else is wrong.
-    """
+    """Return why DVC may not write its databases outside of projects, and what to do, or None."""
     found = DENIED.search(said)
     if found is None:
         return None
@@ -111,9 +106,9 @@ def find_site_problem(
 
 
 def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
-    """Numbers of attempts to call DVC, without end: leave the loop when DVC was not busy.
+    """Number attempts to call DVC, without end: leave the loop once DVC was not busy.
 
-    Repairs DVC's lock files before each attempt, waits between them, and calls `on_wait` once.
+    Repairs DVC's lock files before each, waits in between, and calls `on_wait` once.
     """
     number = 0
     while True:
@@ -136,9 +131,7 @@ def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
 
 
 def repair_locks(root: Path) -> None:
-    """Remove from `.dvc/tmp/rwlock` what no living DVC process holds; a damaged file is emptied
-    once none lives.
-    """
+    """Remove dead processes' entries from `.dvc/tmp/rwlock`; empty a damaged file if none lives."""
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
@@ -162,11 +155,10 @@ def repair_locks(root: Path) -> None:
 
 
 def set_damaged_lock_aside(root: Path) -> bool:
-    """Rename a dvc.lock that holds no YAML mapping with a schema, unless DVC is writing it; returns
-    whether it was one.
+    """Rename a damaged dvc.lock, unless DVC is writing it; return whether there was one.
 
-    DVC writes it in place, and refuses to do anything with a damaged one. A merge conflict is left
-    to the user.
+    DVC writes it in place and refuses to work with a damaged one. A merge conflict is left to the
+    user.
     """
     path = root / LOCK_FILE
     try:
@@ -182,17 +174,16 @@ def set_damaged_lock_aside(root: Path) -> bool:
 
 
 def _mapping(content: bytes) -> dict[str, Any]:
-    """The mapping of a YAML file; an empty one where there is none."""
     try:
         document = YAML(typ="safe").load(content.decode())
     except (YAMLError, UnicodeDecodeError):
         return {}
-    # DVC has no key without a value; a file cut at the end of a line has.
+    # DVC writes no key without a value; a file that was cut after a key has one.
     return document if isinstance(document, dict) and None not in document.values() else {}
 
 
 def dvc_processes(root: Path) -> list[psutil.Process]:
-    """Living DVC processes that work in the DVC project `root`, not in one below it."""
+    """List living DVC processes in the DVC project `root`, without projects below it."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError):
@@ -216,9 +207,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _lives(info: Mapping[str, Any]) -> bool:
-    """Whether an entry's process is still the one that made it: its id may belong to another one by
-    now.
-    """
+    """Return whether an entry's process still lives; its id may belong to another one."""
     arguments = str(info["cmd"]).partition(" ")[2]
     try:
         process = psutil.Process(int(info["pid"]))
@@ -232,7 +221,6 @@ def _lives(info: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _guard(path: Path) -> Iterator[None]:
-    """Hold the lock under which DVC reads and writes its rwlock."""
     deadline = time.monotonic() + GUARD_WAIT_S
     with path.open("a") as file:
         while True:

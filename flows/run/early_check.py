@@ -1,6 +1,4 @@
-"""What a command is asked for, looked at before it imports Prefect, which takes seconds: its
-parameters, its configurations, and the table that it is to learn from.
-"""
+"""Checks a command's parameters before it imports Prefect, which takes seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from throughline.shared.store_address import check_store_address
 
 
 def check_started_command() -> None:
-    """Check the command line of this process and keep the parameters for the flow. What cannot be
-    read of it here the command itself reports.
+    """Check this process's command line, and keep the parameters for the flow.
+
+    The command itself reports what cannot be read here.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--pipeline", "--set", "--overlay"):

@@ -1,4 +1,4 @@
-"""A run with changes, kept as a DVC experiment below the commit that the project is at."""
+"""Keeps a run with changes as a DVC experiment on top of the project's current commit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ LAST_STAGE = "report"
 
 
 def is_saved(workspace: Workspace, name: str) -> bool:
-    """Whether the project's commit has a DVC experiment `name` of the results and parameters that
-    are in the workspace: not of an earlier run, nor of one that was cut while it was kept.
-    """
+    """Return whether an experiment `name` has exactly the workspace's results and parameters."""
     root, experiment = workspace.root, _experiment(workspace.root, name)
     params = workspace.params or (root / PARAMS_FILE).read_text(encoding="utf-8")
     present = {LOCK_FILE: (root / LOCK_FILE).read_text(encoding="utf-8"), PARAMS_FILE: params}
-    with suppress(WorkspaceProblem):  # there is none, or one without such a file
+    with suppress(WorkspaceProblem):  # no experiment, or one without such a file
         return all(
             run_git(root, "show", f"{experiment}:{file}") == text.removesuffix("\n")
             for file, text in present.items()
@@ -32,26 +30,25 @@ def is_saved(workspace: Workspace, name: str) -> bool:
 
 
 def _experiment(root: Path, name: str) -> str:
-    """The git reference of an experiment `name` of the commit that is checked out in `root`."""
+    """Return the git reference of experiment `name` on the commit that is checked out in `root`."""
     head = run_git(root, "rev-parse", "HEAD")
     return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
 
 
 def find_experiment(workspace: Workspace, name: str) -> str:
-    """The git commit of the experiment `name`; empty where there is none."""
+    """Return the git commit of the experiment `name`, or an empty string."""
     with suppress(WorkspaceProblem):
         return run_git(workspace.root, "rev-parse", "--verify", _experiment(workspace.root, name))
     return ""
 
 
 def save_experiment(workspace: Workspace, name: str) -> str | None:
-    """Keep an isolated run, whose last stage is the report, as the DVC experiment `name`; returns
-    why it could not be saved, or None.
+    """Save an isolated run as the DVC experiment `name`; return why that failed, or None.
 
-    Saving is serialized: several at once clash in shared git references.
+    Runs take turns, because saving at once clashes in shared git references.
     """
-    # DVC commits the stages that it is given, all by default: it would write down of each that it
-    # has run with what is there now, such as files that have come into `data.path` since ingest.
+    # DVC commits the stages that it is given, by default all. For each that it has run it would
+    # record today's files, including those that came into `data.path` since ingest.
     command = [*DVC, "exp", "save", "--force", "--name", name, LAST_STAGE]
     environment = (
         find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
@@ -64,10 +61,9 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 
 
 def _replace_params(root: Path, name: str, params: str) -> None:
-    """Give the experiment `name` of a worktree another params.yaml.
+    """Replace params.yaml in a worktree's experiment, so that it also has other configurations.
 
-    Its own holds what the run was about alone: DVC would save results of other configurations, too,
-    which the run has not made. Whoever applies it keeps the others.
+    DVC would save results for these, which the run has not made, if they were in the worktree's.
     """
     experiment = _experiment(root, name)
     with own_index(root) as own:

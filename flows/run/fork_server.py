@@ -1,15 +1,14 @@
-"""Processes that have imported what others import, and fork themselves to be those.
+"""A server that has imported the libraries of stages, and forks itself to run them.
 
-Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and
-serves (`throughline/shared/fork_client.py` is the other side). Each program has a process of its
-own, as without a server: the interpreter's import state is all that they share. TensorFlow has no
-runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
+Importing TensorFlow, Keras and MLflow takes 5 s on 2 cores, half of a short stage; a fork starts in
+10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
+(`throughline/shared/fork_client.py` is the other side). Programs still have processes of their own,
+and share only imported modules. TensorFlow has no runtime yet when it is forked, so a fork loses no
+threads or devices.
 
-A program is refused, and then imports for itself, once a file of it or the set of installed
-packages is not what it was when the server imported them, and so is one of another Python
-environment. A program in another folder than the server's takes only its libraries from the server:
-its own modules come from that folder.
+The server refuses a program, which then imports by itself, if an imported file or the set of
+installed packages has changed, or if the program belongs to another Python environment. A program
+in another folder takes only libraries from the server, and its own modules from that folder.
 """
 
 from __future__ import annotations
@@ -38,18 +37,19 @@ from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_
 from throughline.shared.program import digest_code
 from throughline.shared.scratch import Scratch
 
-# The last is what no stage imports before it needs it, and train and profile do need.
+# The last one is imported late by stages, but train and profile need it.
 STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
 )
-LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
+LONGEST_REQUEST = 1 << 22  # bytes; an environment has a few thousand
 
 
 @contextmanager
 def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start the server of a folder's stages for the length of the block; yields the environment by
-    which they find it. It ends with this process, however that ends.
+    """Run the server of a folder's stages, which ends with the block or this process.
+
+    Yields the environment by which stages find it.
     """
     scratch = Scratch(root)
     address = scratch.new_folder() / "server"
@@ -57,7 +57,7 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
         *(sys.executable, "-m", "flows.run.fork_server"),
         *(str(address.relative_to(root.absolute())), *STAGE_MODULES),
     ]
-    # What it cannot import is said by the stage, which then tries itself.
+    # If an import fails here, the stage tries it again and reports it.
     with supervised(
         command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
     ):
@@ -70,17 +70,17 @@ def main() -> None:
     address, *modules = sys.argv[1:]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
-    listener.listen()  # who asks from now on waits for the end of the imports
+    listener.listen()  # clients that connect from now on wait for the imports
     pause_garbage_collection()
     for module in modules:
         importlib.import_module(module)
     collect_garbage_as_usual()
     imported = list_imported_files()
     if max(imported.values()) > started_ns:
-        return  # imported before or after the change?
+        return  # unclear whether the import came before the change
     Path(address + READY).touch()
     fill_caches()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process is left to be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not wait for child processes
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -92,17 +92,15 @@ def main() -> None:
 
 
 def fill_caches() -> None:
-    """Do once what takes each training a second: read the program, of which it keeps a digest, and
-    list the installed packages, which MLflow checks a model's requirements against.
-    """
+    """Do once what takes each training a second: digest the program, list packages for MLflow."""
     digest_code("train")
     if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
         requirements.warn_dependency_requirement_mismatches(["mlflow"])
 
 
 def list_imported_files() -> dict[str, int]:
-    """Times of change, in ns since 1970, of the imported modules' files and of the folder of
-    installed packages; 0 where a file is gone.
+    """Return when imported files and the packages' folder were changed [ns since 1970]; 0 if
+    gone.
     """
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {path: _changed_ns(path) for path in {*files, sysconfig.get_path("purelib")} if path}
@@ -116,11 +114,10 @@ def _changed_ns(path: str) -> int:
 
 
 def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
-    """Run the program that a connection asks for in a process below this one, end it when the
-    connection is shut, and return the answer: its exit code, or that it is refused.
+    """Run a requested program in a child process until it ends or the connection shuts.
 
-    In the program's own process this leaves by SystemExit, through which Python ends it as any
-    other.
+    Returns the answer: its exit code, or a refusal. In the program's own process this leaves by
+    SystemExit, so that Python ends normally.
     """
     request, streams = _receive(connection)
     changed = any(_changed_ns(path) != at for path, at in imported.items())
@@ -141,7 +138,7 @@ def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What a program hands over: its request and its standard streams."""
+    """Receive a program's request and its standard streams."""
     header, streams, _, _ = socket.recv_fds(connection, 4, STREAMS)
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
@@ -156,7 +153,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _run(request: Mapping[str, Any], streams: list[int]) -> None:
-    """Be the process `python -m MODULE ARGUMENTS`."""
+    """Turn this process into `python -m MODULE ARGUMENTS`."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.set_wakeup_fd(-1)
@@ -174,12 +171,12 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
     module = request["module"]
     sys.argv[:] = [module, *request["arguments"]]
     if not hasattr(sys.modules.get(module), "__path__"):
-        sys.modules.pop(module, None)  # it is run as the main module, as -m does
+        sys.modules.pop(module, None)  # it runs as the main module, as with -m
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _import_program_from(folder: str) -> None:
-    """Let the program's modules be those of another folder than the server's."""
+    """Import the program's own modules from another folder than the server's."""
     for name in list(sys.modules):
         if name.partition(".")[0] in PROGRAM:
             del sys.modules[name]

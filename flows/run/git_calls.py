@@ -1,5 +1,5 @@
-"""How git is called: in a folder's own repository, without hooks, and without a name where the user
-has given it none.
+"""Calls of git: in a folder's own repository, without hooks, and with a name if the user has
+none.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from flows.run.processes import run_supervised
 from throughline.shared.errors import WorkspaceProblem
 
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
-DUBIOUS = "dubious ownership"  # as git says of a repository of another user
-SUBMODULE = "160000 "  # git's mode of one
-# Commits what is on no branch.
+DUBIOUS = "dubious ownership"  # git's words for a repository of another user
+SUBMODULE = "160000 "  # git's mode of a submodule
+# The author of commits that are on no branch.
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
 
 
 def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of git prints in a folder, whose repository is its own.
+    """Run git in the top folder of a repository, and return what it prints.
 
     Raises:
-      WorkspaceProblem: it failed; says why.
+      WorkspaceProblem: git failed; says why.
     """
-    # Up to `folder` and no further: within a damaged worktree git would find the project's
+    # Look no further up than `folder`: within a damaged worktree git would find the project's
     # repository.
     ceiling = {
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
         "GIT_OPTIONAL_LOCKS": "0",
-        "LC_ALL": "C.UTF-8",  # what it says is compared
+        "LC_ALL": "C.UTF-8",  # its messages are compared
     }
-    # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
+    # Hooks, such as those of `dvc install`, would call DVC in an incomplete worktree.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
     variables = {**_environment(), **ceiling, **(environment or {})}
-    # These take time, and a killed run must not leave them at work.
+    # These take time, and must end if the run is killed.
     if arguments[0] in CHANGE_WORKTREES:
         done = run_supervised(command, folder, variables)
     else:
@@ -61,7 +61,7 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
 
 
 def find_repository_problem(project: Path) -> str | None:
-    """Why a project is no repository that has a commit, and what makes it one; None: it is."""
+    """Return why a project is no git repository with a commit, and the remedy, or None."""
     problem = "is not the top folder of a git repository"
     if (project / ".git").exists():
         problem = "is a git repository without a commit"
@@ -81,9 +81,7 @@ def find_repository_problem(project: Path) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what a hook of git in which we may run says of another repository; settings
-    stay.
-    """
+    """Return our environment without what a git hook may have set for another repository."""
     return {
         key: value
         for key, value in os.environ.items()
@@ -92,24 +90,20 @@ def _environment() -> dict[str, str]:
 
 
 def list_files(folder: Path, *arguments: str) -> list[str]:
-    """What `git ls-files` lists in a folder, by which no program that the repository names is run;
-    nothing where git fails.
-    """
+    """List files by `git ls-files`, which runs no program of the repository; empty if git fails."""
     command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *arguments]
     done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, check=False)
     return os.fsdecode(done.stdout).split("\0")[:-1] if done.returncode == 0 else []
 
 
 def list_submodules(folder: Path) -> list[Path]:
-    """The submodules of git in a folder, of which a worktree has empty folders."""
+    """List the git submodules in a folder; in a worktree their folders are empty."""
     entries = (entry.partition("\t") for entry in list_files(folder, "--stage"))
     return [Path(name) for entry, _, name in entries if entry.startswith(SUBMODULE)]
 
 
 def find_committer(project: Path) -> dict[str, str]:
-    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to
-    commit without.
-    """
+    """Return a placeholder committer if git knows no name: DVC refuses to commit without."""
     with contextlib.suppress(WorkspaceProblem):
         if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
             return {}
@@ -117,12 +111,11 @@ def find_committer(project: Path) -> dict[str, str]:
 
 
 def sign_as_nobody() -> dict[str, str]:
-    """The author and committer of what is on no branch."""
     return {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
 
 
 def without_hooks() -> dict[str, str]:
-    """What keeps DVC's own calls of git from running hooks, after other settings of ours."""
+    """Return the variables that keep DVC's own calls of git from running hooks."""
     number = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     return {
         "GIT_CONFIG_COUNT": str(number + 1),
@@ -133,7 +126,7 @@ def without_hooks() -> dict[str, str]:
 
 @contextmanager
 def own_index(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which git has an index that is nobody else's, in an empty folder."""
+    """Yield the environment in which git uses a private index in an empty folder."""
     own = folder / STATE_DIR / "index"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)

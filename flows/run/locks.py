@@ -1,8 +1,8 @@
-"""Locks between runs: of a folder that they share, alone or with that of the machine, which is in
-`throughline/shared/machine_lock.py`.
+"""Locks between runs: of a folder that they share, and of the machine
+(`throughline/shared/machine_lock.py`).
 
-A lock's file descriptor is passed on to the supervisors of a stage (`supervise.py`), so that it is
-free when nothing of the run is left, not already when the flow is gone.
+A stage's supervisors inherit the file descriptor, so that a lock is free once no process of the run
+is left.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ STATE_DIR = ".throughline"
 
 
 def lock_path(project: Path, name: str) -> Path:
-    """File of one of the project's locks."""
     return project / STATE_DIR / "locks" / f"{name}.lock"
 
 
 def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager[int]:
-    """Hold one of the project's locks that are held for moments only; yields its descriptor."""
+    """Hold one of the project's short locks; yields its descriptor."""
     return hold(lock_path(project, name), owner, lambda who: None)
 
 
@@ -31,9 +30,7 @@ def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager
 def hold_folder(
     path: Path | None, owner: str, on_wait: Callable[[str], object]
 ) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a folder that runs share; yields its descriptor, none where they do not
-    share it.
-    """
+    """Hold the lock of a folder that runs share; yield its descriptor, if there is one."""
     if path is None:
         yield ()
     else:
@@ -45,13 +42,13 @@ def hold_folder(
 def hold_machine_and_folder(
     path: Path | None, owner: str, on_wait: Callable[[str], object]
 ) -> Iterator[tuple[int, ...]]:
-    """Hold the machine's lock, and that of a folder where runs share it; yields their descriptors.
+    """Hold the machine's lock and a shared folder's; yield their descriptors.
 
-    `on_wait` is called with who does what whenever this process has to wait. While the folder is
-    another's, the machine is free for whoever measures elsewhere.
+    Calls `on_wait` with who does what whenever this process has to wait. The machine stays free
+    while another run has the folder.
     """
     while True:
-        # First the machine's: the folder is not locked while this run waits for another folder's.
+        # The machine first, so that the folder stays unlocked while this run waits for the machine.
         with (
             hold_machine(lambda who: on_wait(f"{who} is measuring on this machine")) as machine,
             hold_if_free(path, owner) if path else nullcontext(machine) as folder,

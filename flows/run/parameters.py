@@ -1,8 +1,7 @@
-"""Flow parameters as typed values: the Prefect UI's form is made from them, and so is the command
-line.
+"""Flow parameters as typed values, which make the Prefect UI's form and the command line.
 
-A form shows what params.yaml of the current folder holds at the moment of deploying: every field
-has one type and a value, and a run in which none was changed is a run without changes.
+A form shows the values of params.yaml at the time of deploying; a run with an unchanged form is a
+run without changes.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.shared.errors import UserError, WorkspaceProblem
 
 LONGEST_NAME = 64
-NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
+NAME_PATTERN = (  # for a run's name, which becomes a folder and a git reference
     rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{LONGEST_NAME - 1}}}$"
 )
-OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=[^\n\r]*$")  # KEY=VALUE, a dotted key
+OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=[^\n\r]*$")  # KEY=VALUE with a dotted key
 OVERLAYS = ("infra/demo", "infra/presets")
 
 
 NO_PRESET = "none"
 LARGEST_NUMBER = 1e15
-NUMBERS = {  # of the form, and their keys in params.yaml
+NUMBERS = {  # fields of the form, and their keys in params.yaml
     "epochs": "train.epochs",
     "batch_size": "batch_size",
     "learning_rate": "train.learning_rate",
@@ -38,7 +37,7 @@ NUMBERS = {  # of the form, and their keys in params.yaml
 
 
 def _read(file: str | Path) -> dict[str, Any]:
-    """A document, empty where it cannot be read; the run itself then reports that."""
+    """Read a document; empty if it cannot be read, which the run itself reports."""
     try:
         return read_yaml(Path(file))
     except (UserError, OSError):
@@ -46,15 +45,12 @@ def _read(file: str | Path) -> dict[str, Any]:
 
 
 def _configurations(*documents: Mapping[str, Any]) -> list[str]:
-    """Names below `pipelines:` in any of the documents."""
     sections = [one.get(key) for one in documents for key in ("pipelines", "pipelines!")]
     return list(dict.fromkeys(str(name) for one in sections for name in as_mapping(one)))
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of the form in a document of params.yaml, or their defaults where it has none
-    that can be shown.
-    """
+    """Return the form's numbers in params.yaml, or defaults for what a form cannot show."""
     train = as_mapping(document.get("train"))
     values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields
@@ -67,7 +63,7 @@ def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _can_be_shown(value: object) -> bool:
-    """Whether a value is a number that JSON has and a form keeps as it is."""
+    """Return whether a value is a number that JSON and a form can represent."""
     return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
 
 
@@ -76,10 +72,10 @@ def _overlays() -> tuple[str, ...]:
 
 
 def form_sources() -> dict[Path, int]:
-    """The files that the forms are made from, and when each was changed, in ns."""
+    """Return the files that the forms are made from, and when each was changed [ns since 1970]."""
     changed_at = {}
     for file in (PARAMS_FILE, *map(Path, _overlays())):
-        with contextlib.suppress(FileNotFoundError):  # between two moments of a checkout
+        with contextlib.suppress(FileNotFoundError):  # missing for a moment during a checkout
             changed_at[file] = file.stat().st_mtime_ns
     return changed_at
 
@@ -89,11 +85,10 @@ _OWN_NUMBERS = find_numbers(_OWN)
 OWN_PIPELINES = _configurations(_OWN)
 NO_PIPELINES: list[str] = []
 _PIPELINE_NAMES = _configurations(_OWN, *map(_read, _overlays()))
-PREFERRED = "optimized"  # offered first where there is one of that name
+PREFERRED = "optimized"  # offered first if it exists
 
-# The names are offered by the form, and checked by the server, but no part of the type: an overlay
-# can bring configurations of its own, so that the run alone, when it has its parameters, knows them
-# all.
+# The form offers the names and the server checks them, but they are not part of the type: an
+# overlay can add configurations, so only the run knows all of them.
 Pipeline = Annotated[
     str, Field(json_schema_extra={"enum": [*_PIPELINE_NAMES]} if _PIPELINE_NAMES else None)
 ]
@@ -105,7 +100,7 @@ else:
     Overlay = Literal[(NO_PRESET, *_overlays())]
     DEFAULT_PIPELINE = PREFERRED if PREFERRED in OWN_PIPELINES else (PREFERRED, *OWN_PIPELINES)[-1]
 
-# Empty: the flow run's own.
+# Empty: the flow run's own name.
 RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
@@ -148,23 +143,17 @@ class Changes(BaseModel):
     )
 
     def overlays(self) -> dict[str, Mapping[str, Any]]:
-        """Preset and overlay by their names, in the order in which they are merged into
-        params.yaml.
-        """
+        """Return preset and overlay by name, in the order in which they are merged."""
         preset = {} if self.preset == NO_PRESET else read_yaml(Path(self.preset))
         named = {self.preset: preset, "overlay": self.overlay}
         return {name: overlay for name, overlay in named.items() if overlay}
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:
-        """Everything else, as KEY=VALUE; of the numbers those that differ from `own`, the document
-        of params.yaml.
-        """
+        """Return all other changes as KEY=VALUE; of the numbers those that differ from `own`."""
         return [*self.numbers(own), *self.overrides]
 
     def numbers(self, own: Mapping[str, Any]) -> list[str]:
-        """The numbers that were given, as by a form that may be older than `own`, the document of
-        params.yaml, and differ from it, as KEY=VALUE.
-        """
+        """Return the given numbers that differ from the document `own`, as KEY=VALUE."""
         present = find_numbers(own)
         given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
         return [
@@ -176,18 +165,18 @@ UNCHANGED = Changes()
 
 
 def select_pipelines(names: Sequence[str]) -> list[str]:
-    """The configurations of a run; none, which is all of the run's parameters, where they are what
-    the form of the UI shows before anybody chooses.
+    """Return a run's configurations; empty, meaning all, for the unchanged selection of the UI's
+    form.
     """
     as_they_are = is_confined() and set(names) == set(OWN_PIPELINES)
     return [] if as_they_are else list(names)
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name that has other characters than letters, digits, - and _.
+    """Refuse a run's name with characters other than letters, digits, - and _.
 
     Raises:
-      WorkspaceProblem: it could lead out of the workspaces, or is no git reference.
+      WorkspaceProblem: the name could lead out of the workspaces, or is no git reference.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise WorkspaceProblem(
@@ -196,8 +185,8 @@ def check_name(name: str) -> None:
 
 
 def derive_name(called: str, flow_run_id: str) -> str:
-    """The name of a run that was given none, from what Prefect calls it, which may be anything: as
-    it stands where it can be one, else with the beginning of the flow run's id.
+    """Make a valid name for a run out of Prefect's, with part of the flow run's id if it is
+    changed.
 
     >>> derive_name("proud-owl", "1f2e3d4c-5b6a"), derive_name("Nightly #3", "1f2e3d4c-5b6a")
     ('proud-owl', 'Nightly-3-1f2e3d4c')

@@ -1,4 +1,4 @@
-"""Processes that end with this one, however that ends: each runs under two supervisors."""
+"""Starts processes that end with this one, however it ends: each runs under two supervisors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-# By its file, not as a module: a worktree may have another version of it. -P: no folder is put on
-# the import path.
+# Run as a file, because a worktree may have another version of the module. -P adds no folder to the
+# import path.
 SUPERVISE = (sys.executable, "-P", str(Path(__file__).with_name("supervise.py")))
 
 
@@ -24,11 +24,9 @@ def supervised(
     output: int | IO | None = subprocess.PIPE,
     lock_fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen]:
-    """Start a command whose `output` is both of its streams; however the block is left, nothing of
-    it stays.
+    """Start a command; once the block is left, end everything that it started.
 
-    `lock_fds` are file descriptors of locks that stay locked for as long as anything of the command
-    is left.
+    `output` takes both of its streams. The locks of `lock_fds` stay locked until nothing is left.
     """
     process = subprocess.Popen(
         [*SUPERVISE, *command],
@@ -47,9 +45,9 @@ def supervised(
         yield process
     finally:
         if process.stdin:
-            process.stdin.close()  # the supervisor takes this for our death
+            process.stdin.close()  # the supervisor then ends the command
         if process.stdout:
-            while process.stdout.read(1 << 16):  # until the last process that could write is gone
+            while process.stdout.read(1 << 16):  # until no process that could write is left
                 pass
         process.wait()
 
@@ -60,7 +58,7 @@ def run_supervised(
     environment: Mapping[str, str],
     lock_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; returns its code and what it printed."""
+    """Run a command to its end; return its exit code and what it printed."""
     lifeline, ours = os.pipe()
     try:
         return subprocess.run(

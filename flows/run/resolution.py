@@ -1,8 +1,7 @@
-"""The parameters of a run, resolved and checked once: those of params.yaml with the changes of the
-run, if it may make them.
+"""Resolves and checks a run's parameters once: params.yaml with the changes that the run may make.
 
-A command resolves them before it starts a flow, so that what is wrong is said at once, and hands
-them on; a flow that was started from the UI resolves them itself.
+A command does so before it starts a flow, so that mistakes show at once, and hands them on; a flow
+that is started from the UI does so itself.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ from throughline.shared.errors import InvalidParams, WorkspaceProblem
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks for: changes in a project's params.yaml; `only` these configurations, or all
-    where there are none.
-    """
+    """What a run asks for: changes of params.yaml, for the configurations `only`, or for all."""
 
     project: Path
     changes: Changes
@@ -45,11 +42,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams:
-    """The parameters of a run: its params.yaml, whose values are `params`, and whether it differs
-    from the project's.
+    """The parameters of a run: its params.yaml (`text`), and whether that differs from the
+    project's.
 
-    A changed one holds the configurations asked for alone, since an experiment would hold results
-    for the others that nobody has made; `complete` holds all, for whoever applies the experiment.
+    If it is changed, it holds only the selected configurations, because an experiment would hold
+    results for the others that nobody made. `complete` has all, for whoever applies the experiment.
     """
 
     request: Request
@@ -64,7 +61,7 @@ _SHARED: ContextVar[ResolvedParams | None] = ContextVar("shared", default=None)
 
 @contextmanager
 def share_resolved(resolved: ResolvedParams) -> Iterator[None]:
-    """Let flows that are started in the block have these parameters where they ask for the same."""
+    """Let flows that are started in the block reuse these parameters for the same request."""
     token = _SHARED.set(resolved)
     try:
         yield
@@ -73,7 +70,7 @@ def share_resolved(resolved: ResolvedParams) -> Iterator[None]:
 
 
 def keep_resolved(resolved: ResolvedParams) -> None:
-    """Let all that this process resolves from now on be these, where it is the same."""
+    """Let this process reuse these parameters for the same request from now on."""
     _SHARED.set(resolved)
 
 
@@ -84,8 +81,7 @@ def resolved_changes(
     name: str | None,
     pipelines: Sequence[str],
 ) -> Iterator[Changes]:
-    """Yield what a command asks for, checked as a whole before a flow starts; flows of the block
-    have their parameters from here.
+    """Yield the checked changes of a command; flows in the block reuse the resolved parameters.
 
     Raises:
       as `resolve_command`.
@@ -101,12 +97,12 @@ def resolve_command(
     name: str | None,
     pipelines: Sequence[str],
 ) -> tuple[Changes, ResolvedParams]:
-    """What a command asks for, and the parameters that it makes.
+    """Resolve what a command asks for.
 
     Raises:
       InvalidParams: an override is not KEY=VALUE, the file cannot be read, or a parameter is wrong.
       UnknownPipeline: a configuration does not exist.
-      WorkspaceProblem: the name cannot be one, or nothing changes.
+      WorkspaceProblem: the name is not valid, or is given although nothing changes.
     """
     if wrong := [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]:
         raise InvalidParams(
@@ -129,7 +125,7 @@ def resolve_command(
 def _resolve_named(
     changes: Changes, files: Mapping[str, Mapping[str, Any]], pipelines: Sequence[str]
 ) -> ResolvedParams:
-    """As `resolve`; a problem of an overlay is said of its file."""
+    """Call `resolve`, and report an overlay's problem by its file's name."""
     try:
         return resolve(Path.cwd(), changes, pipelines)
     except InvalidParams as error:
@@ -145,8 +141,7 @@ def _resolve_named(
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
-    """Merge changes into a project's params.yaml, overlays first, and check the result, unless this
-    has been done and handed on.
+    """Merge changes into params.yaml, overlays first, and check it; reuse a shared result.
 
     Raises:
       InvalidParams: all problems at once, or a run from the UI reaches out of the project.
@@ -163,7 +158,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     merged = named.apply(text) if changed else None
     document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
     follow_links = True
-    if is_confined():  # before the check below, which imports what the parameters name
+    if is_confined():  # before `check`, which imports what the parameters name
         policy = AccessPolicy(project=project, own=own, limits=load_limits(project))
         policy.check(document)
         follow_links = policy.grants_links(document)
@@ -191,7 +186,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
             if merged.get(section, "auto") == "auto":
                 merged[section] = getattr(chosen, section)
         if params.snapshot.stored_fraction != find_read_fraction(params.pipelines.values()):
-            # `auto` would be less, or all, without the configurations that are left out.
+            # `auto` could be another fraction without the configurations that are left out.
             merged.setdefault("snapshot", {})["fraction"] = params.snapshot.stored_fraction
         complete = dump_params(merged)
         text = drop_pipelines(complete, merged["pipelines"].keys() - params.pipelines.keys())
@@ -201,9 +196,8 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
 
 
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
-    """The parameters for a worktree: the configurations `only`, if any are given; data that it
-    cannot have at the same relative path, by its absolute one; nothing to fetch that the data are
-    not in.
+    """Adapt parameters to a worktree: the configurations `only`, if any; an absolute path of data
+    that it cannot have at the same relative path; no fetching of data that it does not use.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)
@@ -224,8 +218,9 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
 
 
 def _is_partial(project: Path, path: Path) -> bool:
-    """Whether a worktree would have a part of the files at a path: git tracks some of them and
-    others not, or some are in a submodule, of which it has an empty folder.
+    """Return whether git tracks only a part of the files at a path, or some are in a submodule.
+
+    A worktree lacks untracked files, and its submodules are empty.
     """
     mixed = all(list_files(project, *which, "--", str(path)) for which in ((), ("--others",)))
     return mixed or any(

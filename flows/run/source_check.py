@@ -1,8 +1,7 @@
-"""Files that a run needs, looked at before it starts: those of the source that DVC cannot hash, for
-it would wait for a pipe without end, or stop at a dangling link, and the file of a given tokenizer.
+"""Checks before a run that its files exist and that DVC can hash its source.
 
-DVC hashes the whole of `data.path` before ingest starts. What `.dvcignore` names it leaves alone,
-and ingest rejects it with its reason.
+DVC hashes all of `data.path` before ingest starts: it would wait forever for a pipe, and stop at a
+dangling link. It skips files that `.dvcignore` names; ingest rejects them with a reason.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ from throughline.shared.errors import (
 )
 
 SHOWN = 3
-CHECKED = 100  # odd files; more are not looked for
-# From here on DVC takes seconds to read them.
+CHECKED = 100  # stop after as many odd files
+# From this size on DVC takes seconds to read the data.
 MANY_FILES, MANY_BYTES = 10_000, 1 << 30
 
 
 def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a source in which DVC would fail or wait; `fetched` is the known dataset that the
-    first stage gets.
+    """Refuse a source that is missing or that DVC cannot hash.
+
+    `fetched` is the known dataset that the first stage fetches.
 
     Raises:
       DataNotFound: nothing is there, and nothing will be.
@@ -62,7 +62,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
 
 
 def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a source that is not there and is not the known dataset that the first stage gets.
+    """Refuse a missing source, unless it is the known dataset that the first stage fetches.
 
     Raises:
       DataNotFound: nothing is there, and nothing will be.
@@ -104,8 +104,9 @@ def check_code(project: Path, own: Sequence[str]) -> None:
 def check_named_files(
     root: Path, document: Mapping[str, object], listed: Sequence[str] = ()
 ) -> None:
-    """Refuse files that a document of params.yaml names, or that are `listed` in dvc.yaml, and that
-    are not in the run's folder `root`, a worktree without the files that git does not know.
+    """Refuse files of params.yaml, or `listed` in dvc.yaml, that the run's folder lacks.
+
+    A worktree lacks files that git does not track.
 
     Raises:
       InvalidParams: names each file, and what to do.
@@ -123,9 +124,7 @@ def check_named_files(
 
 
 def is_large(source: Path) -> bool:
-    """Whether DVC takes seconds, or longer, to read all that is at a path. Files are counted until
-    that is certain.
-    """
+    """Return whether DVC takes seconds or longer to read everything at a path."""
     read = 0
     for count, path in enumerate(_list_files(source), start=1):
         with suppress(OSError):
@@ -136,7 +135,6 @@ def is_large(source: Path) -> bool:
 
 
 def _list_files(source: Path) -> Iterator[Path]:
-    """The files at or below a path."""
     if source.is_dir():
         yield from (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
     elif source.exists():
@@ -144,14 +142,13 @@ def _list_files(source: Path) -> Iterator[Path]:
 
 
 def _find_odd(source: Path) -> Iterator[tuple[str, str]]:
-    """Files at or below a path that DVC cannot hash, and why."""
+    """Yield the files at or below a path that DVC cannot hash, and why."""
     for path in _list_files(source):
         if reason := _why_unhashable(path):
             yield str(path), reason
 
 
 def _why_unhashable(path: Path) -> str | None:
-    """Why DVC cannot hash a file; None where it can."""
     try:
         str(path).encode()
         return None if stat.S_ISREG(path.stat().st_mode) else "is no regular file"
@@ -164,7 +161,7 @@ def _why_unhashable(path: Path) -> str | None:
 
 
 def _advise(root: Path, path: str) -> str:
-    """What to do about files that DVC cannot read; what .dvcignore says ends with the project."""
+    """Say what to do about files that DVC cannot read; .dvcignore works only within the project."""
     if (root / path).is_relative_to(root) and ".." not in Path(path).parts:
         return (
             "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
@@ -173,7 +170,7 @@ def _advise(root: Path, path: str) -> str:
 
 
 def _ignored(root: Path, paths: Sequence[str]) -> set[str]:
-    """Those of the paths that .dvcignore names, asked for at once: DVC takes a second to start."""
+    """Return the paths that .dvcignore names, by one call, because DVC takes a second to start."""
     done = subprocess.run(
         [*DVC, "check-ignore", *paths],
         cwd=root,

@@ -1,20 +1,19 @@
 """Two small processes between a flow and a stage, so that no stage outlives its flow.
 
 `python -m flows.run.supervise COMMAND…` is an outer and an inner supervisor, each in a session of
-its own, and the command below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`):
-whatever the command starts, however deep and in whatever session, becomes a child of theirs when
-its parent dies, and can be ended. A parent-death signal alone (`PR_SET_PDEATHSIG`) would not do: it
-follows the thread that forked and is not inherited by grandchildren.
+its own, and the command below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`): any
+process that the command starts, in any session, becomes a child of theirs when its parent dies, and
+can be ended. A parent-death signal (`PR_SET_PDEATHSIG`) alone would not do: it follows the thread
+that forked, and grandchildren do not inherit it.
 
 - The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends what is below it.
 - The outer one dies: its pipe to the inner one closes, which ends what is below it.
 - The inner one dies: its children become those of the outer one, which ends them.
 - The command dies or finishes: what it has left running is ended.
 
-Ending means SIGTERM and, for what lingers, SIGKILL. A supervisor exits when nothing is left below
-it. Inherited file descriptors, such as those of locks, stay open in both supervisors: a lock is
-free when nothing of its run is left. Without subreapers (not Linux), process groups are ended, and
-a command that changes its session escapes.
+Ending means SIGTERM, then SIGKILL. A supervisor exits when nothing is left below it. Both keep
+inherited file descriptors open, so a lock is free when nothing of its run is left. Without
+subreapers (not Linux), process groups are ended, and a command that changes its session escapes.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ POLL_S = 0.05
 
 def main() -> None:
     """Run the command given as arguments; exit with its code."""
-    # The inner supervisor's lifeline; closed by exec, so the command does not hold it.
+    # Its other end in the inner supervisor; exec closes it, so the command does not hold it open.
     read, write = os.pipe()
 
     def start_inner() -> int:
-        # A request to end it waits until it listens, or it would hear of none.
+        # Block requests to end until the inner supervisor listens; it would miss them.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         process = os.fork()
         if process:
@@ -60,8 +59,8 @@ def main() -> None:
 
 
 def start_command(command: list[str]) -> int:
-    """Start the command in a session of its own; returns its process id."""
-    # close_fds=False: inherited descriptors, such as locks, go on to the command.
+    """Start the command in a session of its own; return its process id."""
+    # close_fds=False passes inherited descriptors, such as locks, on to the command.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -69,16 +68,15 @@ def start_command(command: list[str]) -> int:
         close_fds=False,
         preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
-    process.returncode = 0  # it is waited for here, not by Popen
+    process.returncode = 0  # waited for here, not by Popen
     return process.pid
 
 
 def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int:
-    """Start a child and wait until nothing is left below this process; returns the child's exit
-    code.
+    """Start a child, wait until no process is left below this one, and return the child's code.
 
-    Ends everything when `lifeline`, a file descriptor, is closed at its other end, at SIGTERM and
-    SIGINT, and when the child has exited.
+    Ends everything when the other end of the descriptor `lifeline` closes, at SIGTERM and SIGINT,
+    and when the child has exited.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake, wakeup = os.pipe()
@@ -86,7 +84,7 @@ def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     for number in (*ENDING, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # a signal that is ignored would not wake us
+        signal.signal(number, lambda *_: None)  # an ignored signal would not wake select
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     child = start()
     code = None
@@ -101,9 +99,7 @@ def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int
 
 
 def reap(child: int) -> int | None:
-    """Collect every process below us that has ended; returns the exit code of `child` if it is
-    among them.
-    """
+    """Collect every child process that has ended; return the exit code of `child` if it has."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -117,16 +113,14 @@ def reap(child: int) -> int | None:
 
 
 def end_children(child: int, code: int | None, grace_s: float) -> int:
-    """End everything below this process: ask first, then insist. Returns the exit code of `child`,
-    if not known yet.
-    """
+    """End everything below this process by SIGTERM, later SIGKILL; return the child's code."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
-    foreign: set[int] = set()  # another user's, which we cannot end
+    foreign: set[int] = set()  # another user's processes, which we cannot end
     while children := [process for process in _children() if process not in foreign]:
         insist = time.monotonic() > deadline
         for process in children:
-            # Killed processes leave us their children, which are met in the next round.
+            # Children of a killed process become ours, and are ended in the next round.
             if insist:
                 try:
                     os.kill(process, signal.SIGKILL)
@@ -144,7 +138,7 @@ def end_children(child: int, code: int | None, grace_s: float) -> int:
 
 
 def _terminate(process: int) -> None:
-    """Ask a child to end: its whole group, if that is not our own."""
+    """Send SIGTERM to a child's process group, or to the child alone if the group is our own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         group = os.getpgid(process)
         if group == os.getpgrp():
@@ -160,13 +154,12 @@ def _children() -> list[int]:
             for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         ]
     except FileNotFoundError:  # a kernel without this file
-        import psutil  # imported here: it takes longer than all the rest
+        import psutil  # here, because it takes longer than all the rest
 
         return [process.pid for process in psutil.Process().children()]
 
 
 def prctl(option: int, value: int) -> None:
-    """Set a property of this process."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

@@ -1,8 +1,5 @@
-"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own
-that shares DVC's cache.
-
-The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC
-experiment. A worktree belongs to one run at a time: it is locked for the run's whole length.
+"""The folder of a run: the project itself, or for a run with changes a git worktree of its own,
+which shares DVC's cache and leaves the project's files alone. One run at a time holds a worktree.
 """
 
 from __future__ import annotations
@@ -31,21 +28,19 @@ from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.scratch import Scratch
 
-DATA_LINK = Path(STATE_DIR) / "data-link"  # in a worktree: where its link to data is
-UNNAMED = Path(STATE_DIR) / "unnamed"  # a mark for each worktree of a run without a name
+DATA_LINK = Path(STATE_DIR) / "data-link"  # in a worktree: names its link to data
+UNNAMED = Path(STATE_DIR) / "unnamed"  # marks worktrees of runs without a name
 KEPT_REPORTS = 50  # of runs without a name
-SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
+SWEPT_AFTER_S = 86_400.0  # until then, a retry of the run reuses its worktree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A folder in which stages run, the project it belongs to, and whether it is the project
-    itself.
+    """A folder in which stages run: the project itself, or a worktree of it.
 
-    `lock_fds`: file descriptors of the locks that the run holds for its whole length. `owner` is
-    what others are shown. `params`: the experiment's params.yaml, where it is not that of the run.
-    `ephemeral`: the worktree of a run that nobody gave a name to come back
-    to; it goes when the run is kept.
+    `params` is the experiment's params.yaml, if it is not the run's. An `ephemeral` worktree, of a
+    run without a name, is removed once the run is kept. `lock_fds` are locks held for the whole
+    run; `owner` is shown to runs that wait.
     """
 
     root: Path
@@ -57,19 +52,16 @@ class Workspace:
 
     @property
     def isolated(self) -> bool:
-        """Whether this is a worktree of its own."""
         return self.root != self.project
 
     @property
     def environment(self) -> dict[str, str]:
-        """What DVC is to know here: a worktree's databases go with it, instead of staying in
-        /var/tmp.
-        """
+        """Variables that keep a worktree's DVC databases inside it, not in /var/tmp."""
         return {SITE_VARIABLE: str(self._site)} if self.isolated else {}
 
     @property
     def is_new(self) -> bool:
-        """Whether this is a worktree in which DVC has not looked at the data yet."""
+        """Whether DVC has not looked at the data in this worktree yet."""
         return self.isolated and not self._site.exists()
 
     @property
@@ -78,16 +70,14 @@ class Workspace:
 
     @property
     def lock(self) -> Path | None:
-        """The file to lock around each call of DVC, in the project, which runs without changes
-        share.
-        """
+        """The lock that runs without changes take in turn around each call of DVC."""
         return None if self.isolated else lock_path(self.project, "project")
 
 
 def _refuse_git_name(project: Path, name: str) -> None:
-    """Refuse the name of a branch, a tag or a commit: `dvc exp apply` would take that."""
+    """Refuse the name of a branch, a tag or a commit, because `dvc exp apply` would apply that."""
     commit = ""
-    with suppress(WorkspaceProblem):  # git knows none, or there is no repository
+    with suppress(WorkspaceProblem):  # git knows no such name, or there is no repository
         commit = run_git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if commit:
         raise WorkspaceProblem(
@@ -104,13 +94,12 @@ def open_workspace(
     ephemeral: bool = False,
     on_wait: Callable[[str], object] = print,
 ) -> Iterator[Workspace]:
-    """Yield the project itself where its parameters are unchanged, else a worktree named `name`
-    with those of the run.
+    """Yield the project itself if its parameters are unchanged, else a worktree called `name`.
 
-    Uncommitted changes of tracked files are part of the run; untracked files are not. An existing
-    worktree of that name is brought up to date and used again, once no other run uses it; `on_wait`
-    is called with its name. An `ephemeral` one is marked, and swept should its run be killed; one
-    that a run has been given the name of stays, whatever Prefect calls a later run.
+    It has the uncommitted changes of tracked files, but no untracked files. An existing worktree of
+    that name is updated and reused, once no other run, with whose name `on_wait` is called, uses
+    it. An `ephemeral` one is marked, to be swept if its run is killed, but never one that a user
+    has named.
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
@@ -126,7 +115,7 @@ def open_workspace(
     root, mark = project / WORKSPACES / name, project / UNNAMED / name
     with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
         ephemeral = ephemeral and (mark.exists() or not root.exists())
-        if ephemeral:  # before the worktree is there, which no kill then leaves without its mark
+        if ephemeral:  # mark first, so that a kill leaves no worktree without a mark
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         else:
@@ -148,13 +137,14 @@ def open_workspace(
 
 
 def keep_worktree(workspace: Workspace) -> None:
-    """Let the worktree of a run that nobody gave a name stay: it alone has what the run made."""
+    """Keep the worktree of a run without a name, which alone has the run's results."""
     (workspace.project / UNNAMED / workspace.root.name).unlink(missing_ok=True)
 
 
 def sweep_workspaces(project: Path) -> list[str]:
-    """Remove what killed runs without a name have left, a day after the last change there; returns
-    the names of the worktrees. One that is in use stays.
+    """Remove worktrees of killed runs without a name, a day after their last change.
+
+    Returns their names; those in use stay.
     """
     swept, scratch = [], Scratch(project)
     for mark in sorted((project / UNNAMED).glob("*")):
@@ -163,7 +153,7 @@ def sweep_workspaces(project: Path) -> list[str]:
             if held is None or not mark.exists() or _idle_s(root) < SWEPT_AFTER_S:
                 continue
             if root.exists():
-                # At once: a run of that name would go on from what is half removed.
+                # Rename first: a run of that name must not reuse a half-removed worktree.
                 root.rename(scratch.new_folder() / root.name)
                 swept.append(root.name)
             with hold_briefly(project, "git", "a sweep"):
@@ -173,16 +163,15 @@ def sweep_workspaces(project: Path) -> list[str]:
 
 
 def _idle_s(root: Path) -> float:
-    """Seconds since a file was made or removed in a worktree, without end where it is not there."""
+    """Return the seconds since files were made or removed in a worktree; infinite if it is gone."""
     changed_at = (Path(folder).stat().st_mtime for folder, _, _ in os.walk(root))
     return time.time() - max(changed_at, default=float("-inf"))
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
-    """Remove the worktree of a run that has been kept as an experiment; its report, if there is
-    one, stays in .throughline/reports/, where the oldest go.
+    """Remove a worktree whose results are kept, and return where its report is, if it has one.
 
-    What the run made is in DVC's cache. Returns where the report is.
+    .throughline/reports/ keeps the latest KEPT_REPORTS reports.
     """
     report, kept = (
         Layout(workspace.root).report,
@@ -197,33 +186,34 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         for old in sorted(reports, key=lambda folder: folder.stat().st_mtime)[:-KEPT_REPORTS]:
             shutil.rmtree(old, ignore_errors=True)
         run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
-    keep_worktree(workspace)  # there is none to be swept
+    keep_worktree(workspace)  # removes the mark
     return kept if report.exists() or kept.exists() else None
 
 
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
-    """The params.yaml of the experiment, where it is not that of the run: with other configurations
-    as far as dvc.lock has results of them; of those without DVC could not apply it.
+    """Return the experiment's params.yaml, or None if it is the run's.
+
+    It also has other configurations with results in dvc.lock; DVC could not apply it with the rest.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]
     lock = root / LOCK_FILE
-    # Not parsed: a damaged one is set aside later, by the first call of DVC.
+    # not parsed: the first call of DVC sets a damaged file aside
     locked = lock.read_text(errors="replace").splitlines() if others and lock.is_file() else []
     without = [name for name in others if f"  profile@{name}:" not in locked]
     return drop_pipelines(resolved.complete, without) if len(without) < len(others) else None
 
 
 def _share_data(project: Path, root: Path, path: Path) -> None:
-    """Let the worktree have data of the project that git does not track, at the same path, so that
-    its parameters and results name it as the project's do.
+    """Link untracked data into the worktree, at the path that parameters and results have for
+    them.
     """
-    _remove_data_link(root)  # whose folder may be that of the present data
+    _remove_data_link(root)  # its folder may be that of the present data
     link, target = root / path, project / path
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
         return
     if link.is_symlink():
-        link.unlink()  # of an earlier version, which did not note it
+        link.unlink()  # an earlier version made it without a note
     if not link.exists():
         note = root / DATA_LINK
         note.parent.mkdir(exist_ok=True)
@@ -233,28 +223,22 @@ def _share_data(project: Path, root: Path, path: Path) -> None:
 
 
 def _remove_data_link(root: Path) -> None:
-    """Remove the link to its data that an earlier run of this name has made, and the folders that
-    are empty without it.
-    """
+    """Remove an earlier run's link to its data, and the folders that are then empty."""
     note = root / DATA_LINK
     if not note.exists():
         return
     link = root / note.read_text(encoding="utf-8")
     if link.is_symlink():
         link.unlink()
-        with suppress(OSError):  # there is more in it
+        with suppress(OSError):  # a folder holds more
             for folder in link.relative_to(root).parents[:-1]:
                 (root / folder).rmdir()
     note.unlink()
 
 
 def _share_cache(project: Path, root: Path) -> None:
-    """Let the worktree use the project's cache.
-
-    By a link, so that no path is in DVC's configuration: it knows no quoting for `%` and for what
-    is not ASCII.
-    """
-    from dvc.config import Config  # imported here: half a second
+    """Link the worktree to the project's cache: DVC's configuration cannot quote every path."""
+    from dvc.config import Config  # here, because it takes half a second
     from dvc.exceptions import DvcException
 
     try:

@@ -1,8 +1,7 @@
-"""The git worktree of a run with changes: brought to the project's present state, whatever a kill
-or a move has left of it, and forgotten by git.
+"""Brings the git worktree of a run to the project's present state, also after a kill or a move.
 
-The user's own worktrees are let alone, also those whose disk is not there at the moment: git's
-`worktree prune` would forget them.
+The user's own worktrees stay, even those whose disk is away: `git worktree prune` would forget
+them.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES
 
-# What git says of a folder that is none, or of one that a kill has left half made.
+# git's messages about a folder that is no worktree, or that a kill has left half made.
 NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
 
 
 def check_out(project: Path, root: Path) -> None:
-    """Bring the worktree `root` to the project's present state, uncommitted changes included. They
-    are uncommitted there, too, so that the experiment stands below the project's own commit.
+    """Bring the worktree `root` to the project's present state, uncommitted changes included.
 
-    It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
+    They stay uncommitted, so that the experiment stands below the project's commit. The worktree
+    keeps its own dvc.lock, which knows which of its results are up to date.
     """
     if problem := find_repository_problem(project):
         raise WorkspaceProblem(f"a run with changes happens in a git worktree, and {problem}")
@@ -35,84 +34,74 @@ def check_out(project: Path, root: Path) -> None:
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
     if root.exists() and not _is_worktree(project, root):
         _relink(project, root)
-        # A kill can leave a folder that is no worktree; git would then take the project for what is
-        # meant.
+        # A kill can leave a folder that is no worktree; git would then use the project instead.
         if not _is_worktree(project, root):
             shutil.rmtree(root)
     if root.exists():
-        # Nobody else uses this worktree while its lock is held, so what a killed git has left is
-        # nobody's.
+        # This run holds the worktree's lock, so any lock file of git is that of a killed process.
         index = Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index")
         index.with_name("index.lock").unlink(missing_ok=True)
         checkout = ("checkout", "--quiet", "--force", "--detach", commit)
         try:
             run_git(root, *checkout)
         except WorkspaceProblem:
-            index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
+            index.unlink(missing_ok=True)  # may be damaged; git makes it again from the commit
             run_git(root, *checkout)
         if last_results is not None:
             with atomic_file(own_lock) as temporary:
                 temporary.write_bytes(last_results)
     else:
-        # Forced twice: also where git has an entry of a worktree there, which a kill may have left
-        # locked.
+        # Forced twice, because a kill may have left a locked entry of a worktree there.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
         run_git(project, *add, str(root), commit)
     run_git(root, "reset", "--quiet", "--soft", head)
 
 
 def forget_worktree(project: Path, root: Path) -> None:
-    """Let git forget the worktree `root`, whose folder is gone, if it knows it."""
+    """Remove git's entry of the worktree `root`, whose folder is gone."""
     with suppress(WorkspaceProblem):
         run_git(project, "worktree", "remove", "--force", "--force", str(root))
 
 
 def _is_worktree(project: Path, root: Path) -> bool:
-    """Whether a folder is the top of a worktree of the project."""
     try:
         top = Path(run_git(root, "rev-parse", "--show-toplevel"))
         return top.samefile(root) and _find_git(root).samefile(_find_git(project))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except WorkspaceProblem as problem:
-        # Whatever else ends git, such as that the machine has no memory, says nothing of it.
+        # Other failures of git, such as a lack of memory, say nothing about the worktree.
         if any(words in str(problem) for words in NO_WORKTREE):
             return False
         raise
 
 
 def _find_git(folder: Path) -> Path:
-    """The folder of git that all worktrees of a repository share."""
+    """Return the git folder that all worktrees of a repository share."""
     return Path(folder, run_git(folder, "rev-parse", "--git-common-dir"))
 
 
 def _relink(project: Path, root: Path) -> None:
-    """Let a worktree that was moved or copied with the project be the project's again: the links
-    between its folder and git's entry of it are absolute.
+    """Repair the absolute links between a moved or copied worktree and git's entry of it.
 
-    Not by `git worktree repair`, which in a copy takes the worktrees of the original from it.
+    In a copy `git worktree repair` would take the original's worktrees away.
     """
     link = root / ".git"
     with suppress(WorkspaceProblem, OSError):
         entry = _find_git(project) / "worktrees" / _read_path(link).name
         back = entry / "gitdir"
         places = len((*WORKSPACES.parts, root.name, link.name))
-        if _read_path(back).parts[-places:] == link.parts[-places:]:  # it is the entry of this one
+        if _read_path(back).parts[-places:] == link.parts[-places:]:  # the entry of this worktree
             back.write_bytes(os.fsencode(link.absolute()) + b"\n")
             link.write_bytes(b"gitdir: " + os.fsencode(entry.absolute()) + b"\n")
 
 
 def _read_path(file: Path) -> Path:
-    """The path that a file of git's holds."""
     return Path(os.fsdecode(file.read_bytes().removesuffix(b"\n")))
 
 
 def _commit_changes(project: Path, head: str) -> str:
-    """A commit, on no branch, of the project with its uncommitted changes; `head`, the project's
-    own, where there are none.
-
-    Made with an index of its own: the project's is neither locked nor changed.
-    """
+    """Commit the uncommitted changes on no branch, by a separate index; `head` if none exist."""
     if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))

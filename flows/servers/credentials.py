@@ -1,8 +1,7 @@
-"""Who may use the servers of `make ui`: a password that is drawn at the first start and stays with
-this project, for its owner alone.
+"""The password for the servers of `make ui`: random at the first start, kept for the owner only.
 
-While they run, everything that a process needs to talk to them is in .throughline/ui/environment:
-flows started by the same user in the same project find it there, and a terminal sources it.
+While they run, .throughline/ui/environment has all that clients need: flows of the same user read
+it, and a terminal can source it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,11 @@ _SECRETS, _MLFLOW_USERS, _MLFLOW_CONFIG, _LOCK = (
 
 
 def random_secret() -> str:
-    """A new secret of 128 bits."""
     return secrets.token_hex(16)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that its owner alone may read, from the first byte on: completely, or not at
-    all.
-    """
+    """Write a file atomically that only its owner can read, from the first byte on."""
     with (
         atomic_file(file) as temporary,
         os.fdopen(
@@ -51,9 +47,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that its owner alone may enter, or take that from others where it is there;
-    returns it.
-    """
+    """Make a folder that only its owner can enter, also if it exists already, and return it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
@@ -61,7 +55,7 @@ def private_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """Secrets of `make ui`: the password of both UIs, and what MLflow signs its sessions with."""
+    """Secrets of `make ui`: the password of both UIs, and the key that signs MLflow's sessions."""
 
     password: str = field(default_factory=random_secret)
     mlflow_secret: str = field(default_factory=random_secret)
@@ -76,12 +70,12 @@ class Credentials:
 
     @property
     def server(self) -> dict[str, str]:
-        """What the Prefect server needs to ask for the password."""
+        """Variables with which the Prefect server asks for the password."""
         return {"PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{self.keys.password}"}
 
     @property
     def tracking(self) -> dict[str, str]:
-        """What MLflow needs to ask for the password."""
+        """Variables with which MLflow asks for the password."""
         return {
             "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / _MLFLOW_CONFIG),
             "MLFLOW_AUTH_ADMIN_USERNAME": USER,
@@ -91,7 +85,7 @@ class Credentials:
 
     @property
     def clients(self) -> dict[str, str]:
-        """What those who talk to both need."""
+        """Variables for clients of both servers."""
         return {
             "PREFECT_API_AUTH_STRING": f"{USER}:{self.keys.password}",
             "MLFLOW_TRACKING_USERNAME": USER,
@@ -100,13 +94,13 @@ class Credentials:
 
 
 def load_credentials(project: Path) -> Credentials:
-    """Open the private folder of `make ui` in a project, with last time's secrets or new ones."""
+    """Open the private folder of `make ui` in a project, with the last secrets or new ones."""
     folder = private_folder(project / STATE_DIR / "ui").resolve()
     file = folder / _SECRETS
     try:
         keys = Secrets(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
-        # The first start, or damaged: MLflow then makes its users again, too.
+        # The first start, or a damaged file; MLflow then has to make its users again, too.
         keys = Secrets()
         (folder / _MLFLOW_USERS).unlink(missing_ok=True)
         write_private(file, json.dumps(asdict(keys)))
@@ -121,7 +115,7 @@ def load_credentials(project: Path) -> Credentials:
 
 @contextmanager
 def exclusive(project: Path) -> Iterator[None]:
-    """Keep every other start of servers out of this project for as long as the block.
+    """Keep other starts of servers out of this project during the block.
 
     Raises:
       ServiceFailed: its servers run already.
@@ -129,7 +123,7 @@ def exclusive(project: Path) -> Iterator[None]:
     folder = private_folder(project / STATE_DIR / "ui")
     try:
         with FileLock(folder / _LOCK, timeout=0):
-            (folder / ENVIRONMENT).unlink(missing_ok=True)  # of a start that was killed
+            (folder / ENVIRONMENT).unlink(missing_ok=True)  # left by a start that was killed
             yield
     except Timeout:
         raise ServiceFailed(
@@ -140,9 +134,7 @@ def exclusive(project: Path) -> Iterator[None]:
 
 @contextmanager
 def published_environment(project: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Have what clients need in a file for its owner alone, for as long as the block, which is
-    within `exclusive`; yields the file.
-    """
+    """Write what clients need to a private file during the block, within `exclusive`; yield it."""
     file = project / STATE_DIR / "ui" / ENVIRONMENT
     write_private(file, exports(environment))
     try:
@@ -152,7 +144,7 @@ def published_environment(project: Path, environment: Mapping[str, str]) -> Iter
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """What a shell sources to have an environment, its search path excepted."""
+    """Return shell commands that export an environment, without PATH."""
     return "".join(
         f"export {key}={shlex.quote(value)}\n"
         for key, value in environment.items()
@@ -161,9 +153,7 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def find_running(project: Path) -> dict[str, str]:
-    """Return what clients of the running `make ui` of a project need; nothing where it does not
-    run, or is another user's.
-    """
+    """Return what clients of the project's `make ui` need; empty unless this user runs it."""
     folder = project / STATE_DIR / "ui"
     try:
         if (folder / ENVIRONMENT).stat().st_uid != os.geteuid():
@@ -173,16 +163,17 @@ def find_running(project: Path) -> dict[str, str]:
         return {}
     try:
         with FileLock(folder / _LOCK, timeout=0):
-            return {}  # nobody holds the lock: the file was left by a start that was killed
+            return {}  # nobody holds the lock: a killed start left the file
     except Timeout:
         return dict(shlex.split(line.removeprefix("export "))[0].split("=", 1) for line in lines)
 
 
 @contextmanager
 def use_running_servers(project: Path) -> Iterator[Mapping[str, str]]:
-    """Let flows of the block, and their stages, use the running `make ui` of this project; yields
-    what its clients need, nothing where none runs. A server that the user has named, of Prefect or
-    of MLflow, is used instead of its own.
+    """Let flows in the block, and their stages, use the project's running `make ui`.
+
+    Yields what clients need; empty if it does not run. A server that the user has named is
+    preferred.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,

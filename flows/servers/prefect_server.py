@@ -1,8 +1,8 @@
-"""Prefect's server for those who call this machine by its own names.
+"""Prefect's server, which answers only requests to this machine's own names.
 
-`python -m flows.servers.prefect_server --host …` takes the options of `prefect server start`. A
-page whose name has been pointed to 127.0.0.1 is of the server's own origin to a browser (DNS
-rebinding); its requests still say that name.
+`python -m flows.servers.prefect_server --host …` takes the options of `prefect server start`. In an
+attack by DNS rebinding a page's name leads to 127.0.0.1, so that it counts as the server's own
+origin, but its requests still carry that name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Processes that serve: started, waited for until they are healthy, and ended with the block that
-started them, whatever happens.
-"""
+"""Server processes: started, awaited until healthy, and ended with the block that started them."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ from throughline.shared.errors import ServiceFailed
 from throughline.shared.progress import note
 
 HOST = "127.0.0.1"
-STARTUP_TIMEOUT_S = 180.0  # a first one makes its database; a busy machine takes its time
+STARTUP_TIMEOUT_S = 180.0  # the first start makes a database, and a machine may be busy
 POLL_S = 0.1
 LAST_LINES = 15
-BROKEN = 500  # statuses from here on are not of what was asked
+BROKEN = 500  # statuses from here on are the server's faults
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """A process that serves, how to check that it does, and its additions to our environment."""
+    """A server's command, its health check, and its additions to our environment."""
 
     name: str
     command: Sequence[str]
@@ -47,17 +45,17 @@ class Running:
     log: Path
 
     def describe_end(self) -> str:
-        """How it has ended, with the last lines of its log; empty while it runs."""
+        """Say how the process ended, with the end of its log; empty while it runs."""
         if self.process.poll() is None:
             return ""
         tail = ""
-        with suppress(OSError):  # somebody has removed it
+        with suppress(OSError):  # the log was removed
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
         said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} has no more of it"
         return f"{self.server.name} ended with exit code {self.process.returncode}; {said}"
 
     def check(self) -> None:
-        """Raise ServiceFailed if it has ended, with the last lines of its log."""
+        """Raise ServiceFailed, with the end of the log, if the process has ended."""
         if end := self.describe_end():
             raise ServiceFailed(end)
 
@@ -66,17 +64,17 @@ class Running:
 def keep_running(
     *servers: ServerProcess, logs: Path, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[], None]]:
-    """Start servers, as `run_servers`; yields a function, to be called now and then, that starts
-    again those that have ended, and says why they had.
+    """Start servers as `run_servers` does; yield a function that restarts those that have ended.
+
+    The function is to be called now and then. It also says why they ended.
 
     Raises:
-      ServiceFailed: one ended, or was not healthy in time; the function raises it where servers end
-        again and again.
+      ServiceFailed: a server ended, was not healthy in time, or ends again and again.
     """
     with ExitStack() as starts:
         running = starts.enter_context(run_servers(*servers, logs=logs, clock=clock))
         restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
-        starting_s = 0.0  # not counted: one that takes long to start does not end more rarely
+        starting_s = 0.0  # not counted, or slow starts would hide frequent ends
 
         def look_after() -> None:
             nonlocal starting_s
@@ -90,7 +88,7 @@ def keep_running(
                     again = run_servers(one.server, logs=logs, append=True, clock=clock)
                     try:
                         (running[place],) = starts.enter_context(again)
-                    except (ServiceFailed, OSError) as error:  # as if it had ended again
+                    except (ServiceFailed, OSError) as error:  # counts as another end
                         note(str(error))
                     starting_s += clock() - began
 
@@ -104,10 +102,9 @@ def run_servers(
     append: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Running]]:
-    """Start servers, all at once, and wait until each is healthy; they end with the block, and
-    with this process, whatever happens to that.
+    """Start servers at once, and wait until each is healthy; they end with the block or process.
 
-    The output of each goes to NAME.log in the folder `logs`, with `append` after what is there.
+    Each writes its output to NAME.log in `logs`, with `append` after what is there.
 
     Raises:
       ServiceFailed: one ended, or was not healthy in time.
@@ -125,7 +122,7 @@ def run_servers(
                 _wait_until(one, clock)
             yield running
         finally:
-            for one in running:  # all at once
+            for one in running:  # end all at once
                 if one.process.stdin:
                     one.process.stdin.close()
 
@@ -136,7 +133,7 @@ def _started(server: ServerProcess, log: Path, *, append: bool) -> Iterator[subp
     if not append:
         log.write_bytes(b"")
     with (
-        log.open("a") as file,  # another command's may write to it, too
+        log.open("a") as file,  # another command's server may also write to it
         supervised(server.command, environment=environment, output=file) as process,
     ):
         yield process
@@ -155,7 +152,6 @@ def _wait_until(running: Running, clock: Callable[[], float]) -> None:
 
 
 def responds(url: str) -> bool:
-    """Whether a GET of the address succeeds."""
     try:
         return requests.get(url, timeout=2).ok
     except requests.RequestException:
@@ -163,9 +159,7 @@ def responds(url: str) -> bool:
 
 
 def is_of_connection(error: Exception) -> bool:
-    """Whether an error is of the connection to Prefect's server, whose client raises httpx's, or of
-    a server that cannot answer now; its refusals are none.
-    """
+    """Return whether an error says that Prefect's server is away or cannot answer now."""
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("httpx")}
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return "TransportError" in names or ("HTTPStatusError" in names and status >= BROKEN)
@@ -173,10 +167,9 @@ def is_of_connection(error: Exception) -> bool:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port of this machine's loopback that the kernel gives to nobody else while the block lasts.
+    """Yield a loopback port that the kernel gives to nobody else during the block.
 
-    It is bound, but nothing listens on it: connections are refused until a server that sets
-    SO_REUSEADDR, as all of ours do, binds it, too.
+    Nothing listens on it until a server that sets SO_REUSEADDR, as all of ours do, binds it, too.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -185,15 +178,12 @@ def reserved_port() -> Iterator[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Whether something accepts connections at a port of this machine's loopback."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
 
 
 def check_free(ports: Mapping[str, int]) -> None:
-    """Raise ServiceFailed if something listens at one of the ports; they are named by the options
-    that set them.
-    """
+    """Raise ServiceFailed if one of the ports, by the options that set them, is taken."""
     for option, port in ports.items():
         if is_listening(port):
             raise ServiceFailed(

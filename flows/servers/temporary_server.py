@@ -1,8 +1,6 @@
-"""A Prefect server for one command where none is configured; it ends with the command, however that
-ends.
+"""A Prefect server for one command if none is configured; it ends with the command.
 
-The one that Prefect starts by itself stays forever when the command is killed. This one is the
-same, below our supervisors.
+The one that Prefect starts by itself would stay forever after a kill of the command.
 """
 
 from __future__ import annotations
@@ -51,11 +49,12 @@ REACH_TIMEOUT_S = 10.0
 
 @contextmanager
 def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
-    """Make sure that flows started in the block have a server: the configured one, or a temporary
-    one. `running` is what clients of the project's running `make ui` need, if it runs.
+    """Provide a server for flows in the block: the configured one, or a temporary one.
+
+    `running` is what clients of the project's running `make ui` need, if it runs.
 
     Raises:
-      ServiceFailed: it did not start, nothing answers where one is configured, or it has gone.
+      ServiceFailed: the server did not start, does not answer, or has gone.
     """
     try:
         with _started_or_configured(running):
@@ -77,7 +76,7 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
         return
     password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
     with reserved_port() as port, ExitStack() as server:
-        # One at a time: the first ever makes the tables, and two that do it together fail.
+        # One start at a time: the first ever makes the tables, and two at once would fail.
         with hold(
             PREFECT_HOME.value() / "throughline.lock",
             "a start of Prefect's server",
@@ -92,7 +91,7 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
                     " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
                     f" own. {failure}"
                 ) from failure
-        # It has no UI: the log names no page.
+        # The server has no UI, so the log links to no page.
         with temporary_settings(
             updates={
                 PREFECT_API_URL: f"http://{HOST}:{port}/api",
@@ -107,18 +106,17 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
-    """Ask the Prefect server that the user has named, or that of the running `make ui`, whether it
-    is there, and answers us.
+    """Check that the configured Prefect server, or that of the running `make ui`, answers us.
 
     Raises:
-      ServiceFailed: nothing answers, or what does is no API of Prefect's, or wants a password.
+      ServiceFailed: nothing answers, the answer is not Prefect's, or a password is wanted.
     """
     by_environment = "PREFECT_API_URL" in os.environ
     source = "`make ui`" if of_ui else "the environment" if by_environment else "Prefect's settings"
     try:
         requests.get(f"{api}/health", timeout=REACH_TIMEOUT_S)
     except requests.exceptions.SSLError:
-        pass  # it is there; Prefect may know its certificate
+        pass  # the server is there; Prefect may know its certificate
     except requests.RequestException as error:
         unset = "unset" if by_environment else "prefect config unset"
         advice = (
@@ -133,7 +131,7 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
         ) from None
     try:
         with get_client(sync_client=True) as client:
-            client.raise_for_api_version_mismatch_once()  # as every flow does, with the password
+            client.raise_for_api_version_mismatch_once()  # with the password, as every flow
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ServiceFailed(
@@ -151,8 +149,9 @@ def _send_what_is_queued() -> None:
 
 @contextmanager
 def start_server(port: int, password: str) -> Iterator[None]:
-    """A Prefect server without UI on a port of this machine, with its database in PREFECT_HOME, for
-    as long as the block lasts; one that ends meanwhile is started again, and clients wait for it.
+    """Run a Prefect server without UI on a local port, with its database in PREFECT_HOME.
+
+    It ends with the block; if it ends before, it is started again, and clients wait for it.
 
     Raises:
       ServiceFailed: it ended at once, or did not answer in time.

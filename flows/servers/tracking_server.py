@@ -1,11 +1,9 @@
-"""MLflow's server for its own pages alone: `python -m flows.servers.tracking_server --host …` takes
+"""MLflow's server, for its own pages only: `python -m flows.servers.tracking_server --host …` takes
 the options of `mlflow server`.
 
-MLflow lets pages of any port of localhost read and change everything, with the password that the
-browser remembers. Other users of the machine can serve such pages. Here a browser's request must
-come from a page of the very address that it goes to.
-
-Its pages open on runs, not on traces of language models, until one chooses otherwise there.
+MLflow lets pages of any port of localhost use the password that the browser remembers, and other
+users of the machine can serve such pages. Here a browser's request must come from a page of the
+very address that it goes to. The UI opens on runs, not on traces of language models.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-APP = (  # MODULE:NAME that `mlflow server` would have served; a factory, where it ends in ()
+APP = (  # MODULE:NAME that `mlflow server` would serve; a factory if it ends in ()
     "THROUGHLINE_MLFLOW_APP"
 )
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
-# Where the pages keep which half of MLflow they show (seen in MLflow 3.17); it runs before their
-# own scripts.
+# The browser's storage holds which half of MLflow is shown (seen in MLflow 3.17). This script runs
+# before the page's own.
 SHOW_RUNS = b"<script>localStorage['mlflow.workflowType_v1'] ??= '\"machine_learning\"'</script>"
 OF_UNCHANGED = (b"content-length", b"etag", b"last-modified")
 IF_CHANGED = (b"if-none-match", b"if-modified-since")
@@ -36,9 +34,7 @@ Application = Callable[
 
 
 def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request is one that a browser makes for a page of another origin; following a link
-    is not.
-    """
+    """Return whether a browser made a request for a page of another origin, not for a link."""
     known = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin, site = known.get(b"origin"), known.get(b"sec-fetch-site", "none")
     if origin is not None and urlsplit(origin).netloc != known.get(b"host", ""):
@@ -70,9 +66,7 @@ def own_pages_only(app: Application) -> Application:
 
 
 def show_runs_first(app: Application) -> Application:
-    """Wrap an ASGI application so that its page begins with runs in a browser that has not been
-    there yet.
-    """
+    """Wrap an ASGI application so that its page opens on runs at the first visit."""
 
     async def answer(
         scope: Scope, receive: Any, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -102,18 +96,17 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: Sequence[bytes]) -> 
 
 
 def create_app() -> Application:
-    """The application that `mlflow server` would have served, for its own pages only."""
+    """Return the application that `mlflow server` would serve, for its own pages only."""
     module, _, name = os.environ[APP].partition(":")
     found = getattr(importlib.import_module(module), name.removesuffix("()"))
     return own_pages_only(show_runs_first(found() if name.endswith("()") else found))
 
 
 def main() -> None:
-    """Run `mlflow server`, which starts uvicorn in processes of its own, with the application above
-    instead of its own.
+    """Run `mlflow server` with the application above, in uvicorn's own processes.
 
-    Its jobs, which evaluate language models, stay out: eight processes of 240 MB, and code that is
-    run on request.
+    MLflow's jobs, which evaluate language models, are off: they are eight processes of 240 MB, and
+    run code on request.
     """
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     import mlflow.server
