@@ -1,7 +1,7 @@
-"""Says whether a training waits for its input, on anyone's script, unchanged.
+"""Says whether a training waits for its input, for any script, unchanged.
 
 `whowaits train.py` is the command. Within a program, such as a notebook, `with whowaits.watch():`
-times the trainings in its block as they are, and `whowaits.Callback()` one `fit` of Keras.
+times the trainings in its block, and `whowaits.Callback()` times one `fit` of Keras.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ __all__ = ["Callback", "__version__", "load_ipython_extension", "watch"]
 
 
 def watch(name: str = "this block") -> Any:
-    """A context manager that times the trainings within as they are, and prints what it saw; its
-    value has the report afterwards.
+    """Return a context manager that times the trainings in its block, as they are.
+
+    It prints a report at the end, which is also its `report`.
     """
     from .within import Watch
 
@@ -23,7 +24,8 @@ def watch(name: str = "this block") -> Any:
 
 
 def Callback(keras: Any = None) -> Any:  # noqa: N802 - stands for a class
-    """A callback that times the `fit` to which it is given as it is, and prints what it saw.
+    """Return a callback that times the `fit` it is given to, and prints a report.
+
     `keras` is the module (keras or tf_keras) that trains; by default the one that is imported.
     """
     from .within import make_callback
@@ -32,7 +34,7 @@ def Callback(keras: Any = None) -> Any:  # noqa: N802 - stands for a class
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext whowaits` makes `%%whowaits` time the trainings of a cell."""
+    """Register `%%whowaits`, which times a cell's trainings; called by `%load_ext whowaits`."""
     from .within import register_magic
 
     register_magic(shell)

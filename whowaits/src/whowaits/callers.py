@@ -1,4 +1,4 @@
-"""The line of the script that a call comes from, and what that line calls."""
+"""Finds the line of the script from which a call comes, and what that line calls."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # of TensorFlow and Keras
+WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # in TensorFlow and Keras
 HERE = str(Path.cwd())  # before the script may change it
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 KERAS = ("keras.", "tf_keras.")
-_own: list[str] = []  # how the files of an installed package begin that is the script's
+_own: list[str] = []  # path prefixes of installed packages that count as the script's own
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
 
 
 def take_for_own(script: str) -> None:
-    """Take the installed package that a script lies in for the script's own, if it lies in one."""
+    """Count the installed package that contains the script, if any, as the script's own code."""
     parts = Path(script).parts
     installed = [number for number, part in enumerate(parts) if part in INSTALLED]
     if installed:
@@ -35,12 +35,12 @@ def take_for_own(script: str) -> None:
 
 
 def find_caller(frame: Any) -> str:
-    """FILE:LINE of the innermost frame that is neither ours nor of an installed package."""
+    """Return FILE:LINE of the innermost frame of the script's own code."""
     return find_call(frame).where
 
 
 def find_call(frame: Any) -> Place:
-    """The same, with what is called there."""
+    """Return the innermost line of the script's own code, and what it calls."""
     called = ""
     while frame is not None:
         name = frame.f_code.co_filename
@@ -52,7 +52,7 @@ def find_call(frame: Any) -> Place:
 
 
 def _is_of_others(name: str) -> bool:
-    """Whether a file is not the script's: ours, Python's, or of another installed package."""
+    """Return whether a file is ours, Python's, or another installed package's."""
     if name.startswith(tuple(_own)):
         return False
     others = name.startswith((OURS, STANDARD, "<frozen"))
@@ -60,9 +60,7 @@ def _is_of_others(name: str) -> bool:
 
 
 def calls_by_itself(frame: Any) -> bool:
-    """Whether the script makes a call, perhaps through Python's own library: not an installed
-    package, and not this one.
-    """
+    """Return whether the script made a call itself or through Python's own library only."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not _is_of_others(name):
@@ -74,20 +72,17 @@ def calls_by_itself(frame: Any) -> bool:
 
 
 def is_of_keras(frame: Any) -> bool:
-    """Whether it is a frame of Keras."""
     return str(frame.f_globals.get("__name__")).startswith(KERAS)
 
 
 def name_from_here(path: str) -> str:
-    """A file as it is called in the folder that the command was started in, pkg/train.py; of one
-    that is elsewhere the name alone.
-    """
+    """Return a path relative to the start folder, or only the file's name if it is elsewhere."""
     inside = path.removeprefix(HERE + os.sep)
     return inside if inside != path else Path(path).name
 
 
 def _name_of(frame: Any) -> str:
-    """Of a function, of a class that is made; "" of a decorator's wrapper."""
+    """Return the name of a function, or of the class that `__init__` makes; "" for a wrapper."""
     name = frame.f_code.co_name
     if name == "__init__":
         return re.sub(r"V\d$", "", type(frame.f_locals.get("self")).__name__)

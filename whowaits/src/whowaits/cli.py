@@ -1,6 +1,4 @@
-"""`whowaits train.py`, `whowaits -m pkg.train`: starts a script with the user's interpreter,
-unchanged.
-"""
+"""`whowaits train.py`, `whowaits -m pkg.train`: starts a script with the user's interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from .version import __version__
 
 EXIT_USAGE = 2
 TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
-# What starts a script in other processes: as a program, and as a module.
+# Programs and modules that start a script in other processes.
 LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
 LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed")
 EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothing could be measured;
@@ -29,8 +27,8 @@ EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Say whether a training script waits for its input. `whowaits compare A.json B.json` shows
-    two reports next to each other.
+    """Say whether a training script waits for its input. `whowaits compare A.json B.json` compares
+    two reports.
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["compare"] and not Path("compare").is_file():
@@ -97,41 +95,41 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_interpreter(given: str | None = None) -> str | None:
-    """The user's Python: `--python`, the active virtual environment or that of conda (its base is
-    always active), ./.venv, the one that this command is installed in if it can train, the one on
-    PATH.
+    """Return the user's Python, or None if `--python` is none.
+
+    Tried in turn: `--python`, the active environment of venv or conda (not its base, which is
+    always active), ./.venv, this command's own if it can train, and PATH.
     """
     if given is not None:
         return shutil.which(given)
     folder = "Scripts" if os.name == "nt" else "bin"
     for environment in filter(None, (os.environ.get("VIRTUAL_ENV"), _find_conda(), ".venv")):
-        places = Path(environment, folder), Path(environment)  # that of conda on Windows
+        places = Path(environment, folder), Path(environment)  # the second is for conda on Windows
         found = shutil.which("python", path=os.pathsep.join(map(str, places)))
         if found:
             return str(Path(found).absolute())
     if any(importlib.util.find_spec(name) for name in TRAINING_LIBRARIES):
         return sys.executable
-    own = Path(sys.prefix, folder)  # `uvx` puts it on PATH, without anything to train with
+    own = Path(sys.prefix, folder)  # `uvx` puts it on PATH, although it has nothing to train with
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
 
 
 def _find_conda() -> str | None:
-    """The active environment of conda that is not its base."""
+    """Return the active conda environment unless it is the base."""
     is_base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     return None if is_base else os.environ.get("CONDA_PREFIX")
 
 
 def _own_arguments(given: list[str], options: argparse.Namespace) -> list[str]:
-    """The script's; argparse leaves a `--` out that comes right after it."""
+    """Return the script's arguments, with a leading `--` that argparse drops."""
     before = given[: len(given) - len(options.arguments)]
     left_out = before[-2:] == [options.script, "--"]
     return ["--", *options.arguments] if left_out else options.arguments
 
 
 def _find_fault(options: argparse.Namespace) -> str:
-    """What is wrong with a command line, "" for nothing."""
     try:
         for text in options.fail_if:
             Condition.parse(text)
@@ -150,7 +148,6 @@ def _find_fault(options: argparse.Namespace) -> str:
 
 
 def _find_fault_of_script(script: str, *, as_module: bool) -> str:
-    """Why a script or a module cannot be started, as far as that is seen from here."""
     launches = (
         f"{script}.".startswith(tuple(f"{each}." for each in LAUNCHING_MODULES))
         if as_module

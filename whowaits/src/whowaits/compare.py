@@ -1,4 +1,4 @@
-"""`whowaits compare BEFORE.json AFTER.json`: two reports next to each other."""
+"""`whowaits compare BEFORE.json AFTER.json`: shows two reports side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = (
     ("first batch of an epoch", "gap_ms", "ms"),
     ("others took of the cores", "others_pct", "%"),
 )
-DRIFT = 1.1  # by which the model alone may differ between two runs on the same machine
+DRIFT = 1.1  # how much the model alone may differ between two runs on the same machine
 
 
 class NotAReport(ValueError):
@@ -23,7 +23,7 @@ class NotAReport(ValueError):
 
 
 def compare(before: Path, after: Path) -> list[str]:
-    """The figures of two reports, and what can be said of their difference.
+    """Return the figures of two reports side by side, and what follows from their difference.
 
     Raises:
       NotAReport: a file is missing or holds something else.
@@ -55,7 +55,6 @@ def _cell(report: dict[str, Any], key: str, unit: str) -> str:
 
 
 def _conclude(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Whether the second is faster, where the model alone shows that the machine was the same."""
     if first.get("examples") != second.get("examples"):
         return "their batches differ in size, so their steps do not compare"
     before, after = first.get("model_ms"), second.get("model_ms")

@@ -15,7 +15,7 @@ COMPARISONS = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-METRICS = {  # by the names that the report gives them
+METRICS = {  # the command line's names, and fields of the report
     "stall": "stall_pct",
     "waited": "waited_pct",
     "step_ms": "step_ms",
@@ -32,17 +32,13 @@ class InvalidCondition(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """A metric, how it is compared, and with what."""
-
     metric: str
     compared_by: str
     limit: float
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raises:
-        InvalidCondition: the text is not METRIC OPERATOR NUMBER, or there is no such metric.
-        """
+        """Raises InvalidCondition unless the text is METRIC OPERATOR NUMBER with a known metric."""
         match = _FORM.fullmatch(text)
         if not match or match[1] not in METRICS:
             raise InvalidCondition(
@@ -55,7 +51,7 @@ class Condition:
             raise InvalidCondition(f"--fail-if: {match[3]} is not a number") from None
 
     def exit_code(self, report: Report) -> int:
-        """3 where the condition is met, 0 where it is not, 4 where that is not decided."""
+        """Return 3 if the condition is met, 0 if it is not, 4 if that is undecided."""
         value = getattr(report, METRICS[self.metric])
         if value is None:
             return NOT_DECIDED
@@ -70,7 +66,7 @@ class Condition:
         return MET if COMPARISONS[self.compared_by](value, self.limit) else NOT_MET
 
     def _exit_code_of_bound(self, report: Report) -> int:
-        """Of a stall of which the least is known."""
+        """Return the exit code for a stall of which only the least value is known."""
         low = report.stall_low_pct
         if low is None or low < self.limit:
             return NOT_DECIDED

@@ -1,6 +1,4 @@
-"""Acting on a module once it has been imported, without importing it: the script decides what is
-imported, when, and under which environment variables.
-"""
+"""Calls actions once a module has been imported; the script decides when, and how."""
 
 from __future__ import annotations
 
@@ -16,20 +14,16 @@ Action = Callable[[ModuleType], object]
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Calls an action with a module as soon as that has been executed; at once where it has been
-    imported already.
-    """
+    """Calls an action once a module has been executed, at once if it was imported before."""
 
     def __init__(self, report: Callable[[Exception], object]) -> None:
         self._report = report
         self._actions: dict[str, list[Action]] = {}
 
     def install(self) -> None:
-        """Watch imports from now on."""
         sys.meta_path.insert(0, self)
 
     def on_import(self, name: str, action: Action) -> None:
-        """Have `action` called with the module of that name."""
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
         if module is not None and not getattr(spec, "_initializing", False):
@@ -40,7 +34,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the others find, whose loader calls the actions."""
+        """Return the spec that other finders find, with a loader that calls the actions."""
         if fullname not in self._actions:
             return None
         for finder in sys.meta_path:
@@ -64,7 +58,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # a loader without a dictionary: what it loads is not watched
+        except AttributeError:  # a loader without a dictionary: its modules are not watched
             return
 
     def _act(self, action: Action, module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""What was found, as one value: text for people and JSON for programs come from it."""
+"""The result as one value, from which text for people and JSON for programs are made."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ MEANINGS = {
     SAME: "the same examples in the same order",
     ORDER: "the same examples in another order",
 }
-WORTH_SAYING = 3  # steps that the gap between epochs is as long as
-SLOWER_FIRST_EPOCH = 1.3  # times a later epoch's step: then it is said
+WORTH_SAYING = 3  # the gap between epochs, in steps
+SLOWER_FIRST_EPOCH = 1.3  # compared with later epochs' steps
 
 
 @dataclass(frozen=True)
 class Report:
-    """A training, the verdict on it, and its figures; None where one was not measured.
+    """A training, its verdict and figures; None if one was not measured.
 
-    A stall of which `stall_high_pct` is None is at least `stall_low_pct`. `waited_pct` is the share
-    of the time that the training stood in `next`; `gap_ms` how long the first batch of an epoch
-    was waited for.
+    A stall without `stall_high_pct` is at least `stall_low_pct`. `waited_pct` is the share of time
+    spent in `next`, and `gap_ms` the wait for an epoch's first batch.
     """
 
     script: str
-    training: str  #: what trains: "model.fit at train.py:41"
+    training: str  #: such as "model.fit at train.py:41"
     verdict: str
     reason: str = ""
     stall_pct: float | None = None
@@ -58,7 +57,6 @@ class Report:
 
     @property
     def lines(self) -> list[str]:
-        """As text."""
         notes = (f"  {note}" for note in self.notes)
         return [self._headline(), *self._details(), *self._advice(), *notes]
 
@@ -122,14 +120,13 @@ class Report:
 
     @property
     def json(self) -> str:
-        """As JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False)
 
 
 def make_report(
     timing: Timing, conditions: Conditions, verdict: Verdict, **facts: object
 ) -> Report:
-    """What was measured of a training; `facts` are fields of the report that are known besides."""
+    """Report what was measured of a training; `facts` are further fields of the report."""
     stall = verdict.stall
     blocks = [each.training for each in timing.steady] or [timing.passive]
     first, later = _epoch_times(timing.epochs)
@@ -160,7 +157,6 @@ def make_report(
 
 
 def _epoch_times(epochs: list[Block]) -> tuple[float | None, float | None]:
-    """A step in the first epoch and in later ones [ms]."""
     later = Block()
     for block in epochs[1:]:
         later.steps += block.steps
@@ -172,11 +168,9 @@ def _epoch_times(epochs: list[Block]) -> tuple[float | None, float | None]:
 
 
 def undecided(script: str, reason: str, **facts: object) -> Report:
-    """A report that nothing could be measured, and why."""
     given = {"training": "", **facts}
     return Report(script=script, verdict=UNDECIDED, reason=reason, **given)  # pyright: ignore
 
 
 def _known(value: float) -> float | None:
-    """None in place of a value that is not a number."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""A script within this process, watched from its first line to its end."""
+"""Runs a script within this process, and watches its trainings to its end."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 class NotAModule(Exception):
-    """There is no module of that name, or it cannot be run: says why, as Python does."""
+    """The module does not exist or cannot be run; the message is Python's."""
 
 
 def run(given: dict[str, Any], arguments: list[str]) -> None:
-    """Run a script with its arguments, print what was found, and end the process."""
+    """Run a script with its arguments, print the report, and end the process."""
     given["fail_if"] = tuple(Condition.parse(text) for text in given["fail_if"])
     options = Options(**given)
     session = Session(options, _make_writer(as_json=options.as_json))
     observe(session)
-    if options.channel is not None:  # the other end has no more to ask for
+    if options.channel is not None:  # ended by the other process, which asks for no more
         signal.signal(signal.SIGTERM, lambda *_: session.leave(TERMINATED))
     session.watch()
     code = run_script(session, arguments)
@@ -50,19 +50,19 @@ def run(given: dict[str, Any], arguments: list[str]) -> None:
     if session.ended is not None or session.options.channel is not None:
         session.leave(code)
     session.close()
-    sys.exit(code)  # the script has come to its end: what it does at exit is done
+    sys.exit(code)  # the script has ended normally, so its exit handlers run
 
 
-_observers: list[Any] = []  # what was installed in this process, once
+_observers: list[Any] = []  # installed once in this process
 
 
 def observed() -> Session | None:
-    """The session that the trainings of this process are watched for, if they are."""
+    """Return the session for which this process' trainings are watched, or None."""
     return _observers[0].session if _observers else None
 
 
 def observe(session: Session) -> FitWatch:
-    """Watch the trainings of this process for a session, in the place of an earlier one."""
+    """Watch the trainings of this process for a session, instead of an earlier session."""
     if not _observers:
         imports = ImportWatch(lambda error: fits.session.fail(error))
         fits, loops = FitWatch(session, Waits()), LoopWatch(session)
@@ -85,16 +85,14 @@ def observe(session: Session) -> FitWatch:
 
 
 def _set_seeds(imports: ImportWatch) -> None:
-    """Have two copies of a script draw the same, as far as it sets no seeds."""
+    """Make two copies of a script draw the same, unless it sets seeds."""
     random.seed(0)
     imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
     imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))
 
 
 def _make_writer(*, as_json: bool) -> Callable[[str], object]:
-    """Writes a report to the standard output; JSON has it for itself: what the script prints goes
-    to the standard error then.
-    """
+    """Return a writer to standard output; with JSON, other output goes to standard error."""
     if not as_json:
         return lambda text: os.write(1, text.encode())
     output = os.dup(1)
@@ -103,7 +101,7 @@ def _make_writer(*, as_json: bool) -> Callable[[str], object]:
 
 
 def run_script(session: Session, arguments: list[str]) -> int:
-    """Run the script as `__main__` and print what was found; returns the exit code."""
+    """Run the script as `__main__` and print the report; return the exit code."""
     code = 0
     try:
         _execute(session, arguments)
@@ -117,7 +115,7 @@ def run_script(session: Session, arguments: list[str]) -> int:
             if session.repeats and isinstance(error, Exception) and not session.in_child:
                 return _report_in_spite_of(error, session)
     _flush()
-    if session.in_child:  # the one that has forked it reports
+    if session.in_child:  # the parent process reports
         return code
     if session.ended is not None:
         return session.print_report()
@@ -129,9 +127,7 @@ def run_script(session: Session, arguments: list[str]) -> int:
 
 
 def _report_in_spite_of(error: Exception, session: Session) -> int:
-    """Report what is known of a script that may have failed over the batches that were taken or
-    repeated: a schedule of so many steps and no more, or an array with a place for each batch.
-    """
+    """Report on a script that failed, maybe because batches were taken or repeated."""
     _flush()
     found = session.print_report(
         "ended by what the script does about other batches than it meant, since some were taken or"
@@ -142,7 +138,7 @@ def _report_in_spite_of(error: Exception, session: Session) -> int:
 
 def _execute(session: Session, arguments: list[str]) -> None:
     options, spec, code = session.options, None, None
-    script = str(Path(options.script).absolute())  # as Python has it
+    script = str(Path(options.script).absolute())  # as Python does
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(Path.cwd() if options.as_module else Path(script).resolve().parent)
     sys.argv = ["-m" if options.as_module else options.script, *arguments]
@@ -172,10 +168,10 @@ def _execute(session: Session, arguments: list[str]) -> None:
 
 
 def _find_module(name: str) -> tuple[ModuleSpec, types.CodeType]:
-    """A module as `python -m` finds it, which imports the packages that it is in.
+    """Find a module as `python -m` does, which imports its packages.
 
     Raises:
-      NotAModule: there is none, or it is a package that cannot be run.
+      NotAModule: it does not exist, or is a package that cannot be run.
     """
     find: Any = runpy._get_module_details  # pyright: ignore[reportAttributeAccessIssue]
     _, spec, code = find(name, NotAModule)
@@ -183,7 +179,6 @@ def _find_module(name: str) -> tuple[ModuleSpec, types.CodeType]:
 
 
 def _exit_code(error: BaseException) -> int:
-    """What Python would do about an exception that nobody caught."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -1,7 +1,6 @@
-"""One run of a script: its trainings, when it ends, and what is printed then, whatever happens.
+"""One run of a script: its trainings, its end, and the report, whatever happens.
 
-Every wait has an end: a thread watches that steps come, and ends the script with what is known
-where none does.
+A thread ends the script if no step comes.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ from .timing.blocks import LEAST_STEPS, Timing
 from .timing.verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
 from .version import __version__
 
-FIRST_STEP_S, STEP_S = 300.0, 30.0  # that a step may take: the first compile
-# From the first steps: what is known then is printed. Measuring may take longer than was asked for,
-# and trials as long again.
+FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
+# Time from the first steps until the report; extra time for measuring, and for trials.
 VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 55.0
-AFTER_END_S = 5.0  # that a script may take to clean up
-STILL_S = 30.0  # without a training before that is said
-UNSEEN_STEPS = 20  # with gradients, whose batches are not seen
+AFTER_END_S = 5.0  # for the script to clean up
+STILL_S = 30.0  # without a training, before that is said
+UNSEEN_STEPS = 20  # with gradients, but without batches that are seen
 EXIT_UNMEASURED = 2
 
 
 class Ended(BaseException):
-    """Ends the script where its training has been measured; no `except Exception` stops that."""
+    """Ends the script once it has been measured; `except Exception` does not catch it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `as_module`: the script is a module's name; `keep`: it trains on, and is
-    timed as it is; `training` is the number of the training to measure, from 1. `source` is the
-    file that is run in the script's place, and `channel` the two ends of pipes over which another
-    process asks for what to do.
+    """What was asked for: a script, or a module (`as_module`), and the `training` to measure, from
+    1.
+
+    With `keep` the script trains on and is timed as it is. `source` is a file to run in its place.
+    Over the pipes of `channel` another process says what to do.
     """
 
     script: str = ""
     as_module: bool = False
     seconds: float = 40.0
     keep: bool = False
-    tries: bool = True  #: changes of the dataset
+    tries: bool = True  #: whether changes of the dataset are tried
     training: int = 1
     as_json: bool = False
     fail_if: tuple[Condition, ...] = ()
@@ -64,7 +63,7 @@ class Options:
 
 @dataclass
 class Training:
-    """A training that was seen: what it is, its timing, and the conditions of that."""
+    """A training that was seen: what it is, its timing, and the conditions of the timing."""
 
     name: str
     timing: Timing
@@ -73,20 +72,20 @@ class Training:
     synchronous: bool = True
     passive_because: str = ""
     fills_cache: bool = False
-    untried: str = ""  #: why no change is tried, and what helps this source of batches
+    untried: str = ""  #: why no change is tried, and what would help
     examples: int | None = None  #: in a full batch
-    epochs: float = math.inf  #: that the script trains for
-    finished: int = 0  #: epochs, of which nothing is to come
-    steps: int | None = None  #: that it gives an epoch
-    steps_per_execution: int = 1  #: that are one here
+    epochs: float = math.inf  #: number of epochs that the script asks for
+    finished: int = 0  #: number of completed epochs
+    steps: int | None = None  #: steps per epoch, if the script sets them
+    steps_per_execution: int = 1  #: how many are one step here
     notes: list[str] = field(default_factory=list)
-    dataset: Any = None  #: what `fit` was given, if it is one of tf.data
+    dataset: Any = None  #: what `fit` was given, if it is a tf.data dataset
     changes: list[Any] = field(default_factory=list)  # trials.Tried
     conditions: Conditions | None = None
     others: machine.OtherPrograms = field(default_factory=machine.OtherPrograms)
 
     def freeze_conditions(self) -> Conditions:
-        """The conditions until now, which are those of the timing."""
+        """Return the conditions of the timing, fixed at the first call."""
         if self.conditions is None:
             others_pct, others = self.others.read()
             self.conditions = Conditions(
@@ -100,19 +99,17 @@ class Training:
         return self.conditions
 
     def count_examples(self, batches: Iterable[Any]) -> None:
-        """Know a full batch: the largest one that was seen, since an epoch may end with a smaller
-        one.
-        """
+        """Update the size of a full batch, the largest one that was seen."""
         counts = [self.examples, *map(count_examples, batches)]
         self.examples = max((count for count in counts if count), default=None)
 
     def close(self) -> None:
-        """It has ended: its conditions are those until now, and it needs its data no longer."""
+        """Fix the conditions, and release the data."""
         self.freeze_conditions()
         self.dataset, self.timing.settle = None, lambda: None
 
     def only_watch(self, because: str) -> None:
-        """Time it as it is from now on."""
+        """Time the training as it is from now on."""
         self.timing.active, self.timing.task = False, "train"
         self.passive_because = because
 
@@ -124,11 +121,10 @@ class Training:
 
     @property
     def is_filling_a_cache(self) -> bool:
-        """Whether it is still in the epoch that makes what later ones read."""
+        """Whether it is still in the epoch that fills a cache."""
         return self.fills_cache and self.timing.in_first_epoch
 
     def report(self, script: str) -> Report:
-        """What is known so far."""
         conditions = self.freeze_conditions()
         verdict = judge(self.timing, conditions)
         waits = verdict.name in (INPUT_BOUND, SLIGHTLY_BOUND) and not self.changes
@@ -149,8 +145,6 @@ class Training:
 
 
 class Session:
-    """The trainings of a run, and its end."""
-
     def __init__(
         self,
         options: Options,
@@ -161,24 +155,24 @@ class Session:
         self.options, self._write, self.clock = options, write, clock
         self.trainings: list[Training] = []
         self.ended: float | None = None
-        self.trying = False  #: whether changes are tried, after the verdict
+        self.trying = False  #: whether changes are being tried, after the verdict
         self.marks = 0  #: gradients taken outside of `fit`
-        self.short_fits = 0  #: on arrays, of too few steps to be a training
-        self.loops: dict[Hashable, Any] = {}  #: of the script's own making, as `loops.py` has them
+        self.short_fits = 0  #: on arrays, with too few steps for a training
+        self.loops: dict[Hashable, Any] = {}  #: the script's own loops, managed by `loops.py`
         self.pid = os.getpid()
         self._beat = self._started = clock()
-        self._expects: float | None = None  # the seconds in which the next step must end
+        self._expects: float | None = None  # seconds within which the next step must end
         self._started_at = time.time()
-        self._reporting = threading.Lock()  # by one thread, for which another one waits
-        self._exit_code: int | None = None  # once the report is printed
+        self._reporting = threading.Lock()  # only one thread reports; others wait for it
+        self._exit_code: int | None = None  # set once the report is printed
         self._failures: set[str] = set()
         self.refusal = ""  #: why nothing is timed
         self.on_other_batches: Callable[[], object] = lambda: None
-        self._left_out: list[str] | None = None  # saves, once they are
+        self._left_out: list[str] | None = None  # None while saves are written
 
     @property
     def here(self) -> bool:
-        """Whether this is the process and the thread that is measured."""
+        """Whether this is the measured process and thread."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self.pid and not self.refusal
 
@@ -189,15 +183,15 @@ class Session:
 
     @property
     def verdict_s(self) -> float:
-        """From the first steps until the verdict has to be known."""
+        """Time from the first steps until the verdict has to be known."""
         return max(VERDICT_S, self.options.seconds + SPARE_S)
 
     def close(self) -> None:
-        """Look at nothing from now on."""
+        """Stop watching."""
         self.pid = -1
 
     def open(self, name: str, **facts: Any) -> Training:
-        """A training begins. It is measured actively where it is the one asked for."""
+        """Begin a training; it is measured actively if it is the one asked for."""
         chosen = len(self.trainings) + 1 == self.options.training
         active = chosen and not self.options.keep
         timing = Timing(self.options.seconds, active=active, now=self.clock)
@@ -216,70 +210,65 @@ class Session:
         return training
 
     def leave_saves_out(self) -> None:
-        """Write nothing of what the script saves from now on: a training has had other batches, or
-        more epochs, than it meant.
-        """
+        """Leave out all further saves, as a training has had other batches or epochs than meant."""
         if self._left_out is None:
             self._left_out = []
             self.on_other_batches()
 
     @property
     def leaves_out(self) -> bool:
-        """Whether what the script saves is not written."""
+        """Whether the script's saves are left out."""
         return self._left_out is not None and not self.in_child
 
     def leave_out(self, save: str) -> None:
-        """A save is not written; the first one is said."""
+        """Note a save that is left out; say so at the first."""
         if not self._left_out:
             self.say(f"{save} and later saves are left out: the model has seen repeated batches")
         if self._left_out is not None:
             self._left_out.append(save)
 
     def beat(self, *, expects: float | None = STEP_S) -> None:
-        """Something happened; the next thing must within `expects` seconds, None: whenever."""
+        """Note progress; the next must come within `expects` seconds, or at any time if None."""
         self._beat, self._expects = self.clock(), expects
         if self.ended is not None:
             raise Ended
 
     def end(self) -> None:
-        """End the script: it has been measured."""
+        """End the script, which has been measured."""
         self.ended = self.clock()
         raise Ended
 
     def refuse(self, reason: str) -> None:
-        """End the script before its first step; where it is kept, time nothing of it."""
+        """End the script before its first step; if it is to be kept, time nothing."""
         self.refusal = reason
         if not self.options.keep:
             self.end()
 
     @property
     def repeats(self) -> bool:
-        """Whether a training has been given other batches or more epochs than the script meant, or
-        is about to.
-        """
+        """Whether a training gets other batches, or more epochs, than the script meant."""
         return any(
             each.timing.active and (each.timing.took or each.finished >= each.epochs)
             for each in self.trainings
         )
 
     def check(self, training: Training) -> None:
-        """End the script where its training has been measured."""
+        """End the script if its training has been measured."""
         if training.timing.task == "done":
             if self.ends_with(training):
                 self.end()
             training.timing.task = "train"
 
     def ends_with(self, training: Training) -> bool:
-        """Whether the script ends once this training has been measured."""
         return training in self.measured and not self.options.keep
 
     def say(self, text: str) -> None:
-        """A line about what is going on, for people."""
-        with contextlib.suppress(Exception):  # the script's own stream, whatever that is
+        """Print a line about what is going on, for people."""
+        with contextlib.suppress(Exception):  # the script may have replaced the stream
             print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def fail(self, error: Exception) -> None:
-        """Something of ours failed; the script goes on. Said once."""
+        """Say once that something of ours failed; the script goes on."""
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = f" ({Path(where[0].filename).name}:{where[0].lineno})" if where else ""
         text = f"{type(error).__name__}: {error}{place}"
@@ -288,8 +277,8 @@ class Session:
             self.say(f"something here failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """What is known of the training that was asked for, or else of the one that was measured
-        best; `reason`: why no more.
+        """Report on the training that was asked for, or the best measured; `reason`: why no
+        more.
         """
         script = self.options.script
         if not self.trainings:
@@ -323,7 +312,7 @@ class Session:
         return best.report(script)
 
     def print_report(self, reason: str = "") -> int:
-        """Print what is known, once; returns the exit code."""
+        """Print the report once; return the exit code."""
         with self._reporting:
             if self._exit_code is None:
                 self._exit_code = self._print_report(reason)
@@ -338,7 +327,7 @@ class Session:
         return 0 if self.measured else EXIT_UNMEASURED
 
     def watch(self) -> None:
-        """Begin to watch that steps come."""
+        """Start the thread that checks that steps come."""
         threading.Thread(target=self._watch, name="whowaits", daemon=True).start()
 
     def _watch(self) -> None:
@@ -366,17 +355,17 @@ class Session:
 
     @property
     def _unseen(self) -> str:
-        """What trains although nothing of it can be measured; "" for nothing."""
+        """Why a training that goes on cannot be measured, or ""."""
         if self.marks - self.short_fits >= UNSEEN_STEPS:
             return UNSEEN
         return SHORT_FITS if self.short_fits else ""
 
     def serves(self, training: Training) -> bool:
-        """Whether another process asks for what this training does."""
+        """Return whether another process controls this training."""
         return self.options.channel is not None and training in self.measured
 
     def leave(self, code: int) -> NoReturn:
-        """End this process at once, and those that it has started by `multiprocessing`."""
+        """End this process at once, with the processes that it started by `multiprocessing`."""
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -391,12 +380,12 @@ class Session:
 
     @property
     def was_measured(self) -> bool:
-        """Whether a model was timed alone, next to its training."""
+        """Whether a model was timed alone, beside its training."""
         return any(each.timing.rounds for each in self.measured)
 
     @property
     def measured(self) -> list[Training]:
-        """The training that is to be measured, if it has begun."""
+        """The training that is to be measured, in a list that is empty before it begins."""
         return self.trainings[self.options.training - 1 : self.options.training]
 
 
@@ -417,7 +406,7 @@ SHORT_FITS = (
 
 
 def _place() -> str:
-    """Where the main thread stands, by the innermost line that is of no installed package."""
+    """Say at which line of the script the main thread is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     where = find_caller(frame)
     return f"; the script stands at {where}" if where else ""

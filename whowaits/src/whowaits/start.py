@@ -1,6 +1,5 @@
-"""Runs a script as `python SCRIPT` would, or a module as `python -m MODULE`, and watches its
-trainings. The command starts this file with the user's interpreter; nothing of the script's
-libraries is imported or set here.
+"""Runs a script or module as Python would, and watches its trainings. The command starts this file
+with the user's interpreter; it imports and sets nothing of the script's libraries.
 """
 
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path  # noqa: E402
 
 
 def load_package() -> None:
-    """Load this package from its folder, so that nothing joins the script's path."""
+    """Load this package from its folder, without adding to the script's import path."""
     if "whowaits" in sys.modules:
         return
     folder = Path(__file__).resolve().parent
@@ -29,9 +28,7 @@ def load_package() -> None:
 
 
 def forget_siblings(folder: Path) -> None:
-    """Forget modules of the standard library that were imported here and that a script in this
-    folder has as its own: as without this package, it finds those first.
-    """
+    """Forget standard modules that the script's folder replaces by its own."""
     for name in set(sys.modules) - STARTED_WITH - {"whowaits"}:
         if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
             del sys.modules[name]
@@ -49,6 +46,6 @@ if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     if not safe:
         sys.path.insert(0, "")
-        # Of pkg.train, a module, this is the working directory, where it is found.
+        # For a module, pkg.train, this is the working directory.
         forget_siblings(Path(asked["script"]).resolve().parent)
     run(asked, sys.argv[2:])

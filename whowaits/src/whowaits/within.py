@@ -1,4 +1,4 @@
-"""Timing trainings within a program that is running, as they are: nothing is ended or repeated."""
+"""Times trainings within a running program, as they are: nothing is ended or repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _write(text: str) -> None:
 
 
 class Watch:
-    """Context manager that times the trainings within; `report` is what it saw of the last."""
+    """Context manager that times the trainings in its block; `report` is about the last of them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._before is not None:  # such as the command's, which goes on
+        if self._before is not None:  # another session, such as the command's, goes on
             observe(self._before)
         self.report = self._session.make_report()
         _write("\n".join(self.report.lines) + "\n")
@@ -43,20 +43,20 @@ class Watch:
 
 
 def make_callback(keras: Any = None) -> Any:
-    """A callback of the Keras that is given, or imported."""
+    """Return a callback of the given Keras, or of the imported one."""
     found = keras or sys.modules.get("keras") or sys.modules.get("tf_keras")
     if found is None:
         raise ImportError("import keras or tf_keras first, or give it: whowaits.Callback(keras)")
     session = Session(Options(script="fit", keep=True, seconds=1e9), _write)
     before, observer = observed(), observe(session)
-    session.close()  # only the one `fit` is timed
+    session.close()  # only that `fit` is timed
     if before is not None:
         observe(before)
     return fits.make_reporting_callback(found, session, observer)
 
 
 def register_magic(shell: Any) -> None:
-    """Make `%%whowaits` known to IPython."""
+    """Register `%%whowaits` with IPython."""
 
     def whowaits(line: str, cell: str) -> None:
         with Watch(line or "this cell"):

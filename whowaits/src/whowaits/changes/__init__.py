@@ -1,1 +1,1 @@
-"""What may be changed about a dataset, what it gains, and where the script says it."""
+"""What may be changed about a dataset, what that gains, and where the script says it."""

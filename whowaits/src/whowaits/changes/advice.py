@@ -1,26 +1,24 @@
-"""What was tried, and what of that can be advised: only what has been seen to gain, and leaves the
-training as it is.
-"""
+"""What was tried, and what of it can be advised: changes that gain and keep the training's data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What a change does to the training: nothing, other orders, what the script's Python makes of being
-# called from several threads, or less drawn at random.
+# What a change does to the training: nothing, other orders, threads, fewer random draws.
 SAME, ORDER, THREADS, DRAWN_ONCE = "same", "order", "threads", "drawn less often"
-WORTH = 1.1  # the least that a gain must be for a change to be named first
+WORTH = 1.1  # least gain of a change that is named first
 SHARED = "the same call makes another dataset, too, such as one for validation"
-ALIKE = 0.9  # of the best gain: then the change that alters least is named first
+ALIKE = 0.9  # of the best gain: among those, the change that alters least comes first
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What a change is in the script: at FILE:LINE, the call of `called` gets what is added: an
-    argument, calls after it where that begins with a dot, or arguments of a method that takes its
-    place, as in `interleave(num_parallel_calls=2)`. `given` is the function that the call is given,
-    if that has a name; `exact`: the line is that of the method's name.
+    """A change in the script: what is added to the call of `called` at FILE:LINE.
+
+    `adds` is an argument, calls after this one (if it begins with a dot), or another method with
+    arguments, as in `interleave(num_parallel_calls=2)`. `given` names the function that the call is
+    given, and `exact` says that the line is that of the method's name.
     """
 
     where: str
@@ -32,10 +30,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Tried:
-    """A change, and by what factor it made the training faster; where that factor lies. It is of
-    the transformation of that kind and number from the dataset's end; `inside`: the function of a
-    library that makes this one, where the script cannot change it; `shared`: the call that makes it
-    has made another dataset, too.
+    """A change that was tried, and the factor by which it made the training faster.
+
+    It concerns the transformation of that `kind` and `number` from the dataset's end. `inside` is
+    the library function that makes it, if the script cannot change it; `shared` says that the call
+    which makes it has made another dataset, too.
     """
 
     text: str
@@ -55,23 +54,23 @@ class Tried:
 
     @property
     def alters_another(self) -> bool:
-        """Whether in the script it would change what another dataset delivers, or keep that."""
+        """Whether in the script it would change, or cache, what another dataset delivers."""
         return self.shared and (self.meaning != SAME or bool(self.keeps))
 
     @property
     def may_be_first(self) -> bool:
-        """Whether it can be followed blindly."""
+        """Whether it can be advised without a proof."""
         return self.may_be_proven and self.is_certain and self.meaning != THREADS
 
     @property
     def may_be_proven(self) -> bool:
-        """Whether it can be followed once a changed copy has delivered the same."""
+        """Whether it can be advised once a changed copy has delivered the same."""
         safe = self.meaning != DRAWN_ONCE and not self.inside
         return self.gain >= WORTH and safe and self.fits_memory
 
     @property
     def is_certain(self) -> bool:
-        """Whether it gains enough wherever in its interval the gain lies."""
+        """Whether the whole interval of the gain is large enough."""
         return self.low >= WORTH
 
     def __str__(self) -> str:
@@ -85,14 +84,12 @@ class Tried:
 
 
 def find_first(tried: Sequence[Tried]) -> Tried | None:
-    """What to change first: of those that may be followed blindly and gain about the same, one that
-    keeps nothing in memory and leaves the order alone.
-    """
+    """Return the change to make first: safe, about the best gain, and altering the least."""
     return next(iter(rank([each for each in tried if each.may_be_first])), None)
 
 
 def rank(tried: Sequence[Tried]) -> list[Tried]:
-    """Those that may be followed once they are proven, the one to try first before the others."""
+    """Sort the changes that may be advised once proven, the first to try first."""
     safe = [each for each in tried if each.may_be_proven]
     most = max((each.gain for each in safe), default=0.0)
 

@@ -1,5 +1,5 @@
-"""Files of a `.cache(filename)` that is not complete when the script is ended at once: TensorFlow
-has no time to delete them, and the script's next run would stop at its lock.
+"""Deletes unfinished `.cache(filename)` files if the script is ended at once: TensorFlow has no
+time to, and the script's next run would stop at their lock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import Any
 
 from .places import kind_of_dataset, remembered
 
-# What TensorFlow calls them: the filename that it was given, a number, and what is in it.
+# TensorFlow's names for them: the given filename, a number, and the content.
 _FILE = re.compile(r"(.+)(_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]tempstate[0-9]+)?")
 
 
 def delete_unfinished(*, since: float) -> None:
-    """Delete the files of caches that are not complete and that this process is writing: it has one
-    of them open, and they were locked since then [s since 1970].
-    """
+    """Delete unfinished caches that this process has open, locked after `since` [s since 1970]."""
     opened = {_part_of(path) for path in _list_open_files()}
     for dataset in remembered():
         if kind_of_dataset(dataset) == "cache":
@@ -31,26 +29,24 @@ def delete_unfinished(*, since: float) -> None:
 
 
 def _list_open_files() -> Iterator[Path]:
-    """The files that this process has open, where the system says it."""
     for each in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):  # it is closed by now
+        with suppress(OSError):  # closed by now
             yield each.readlink()
 
 
 def _part_of(path: Path) -> str | None:
-    """The filename of a cache with the number of its part, None of other files."""
+    """Return a cache file's name with its part's number; None for other files."""
     found = _FILE.fullmatch(path.name)
     return str(path.with_name(found[1] + found[2])) if found else None
 
 
 def _name_of(dataset: Any) -> str:
-    """The filename that a cache was given, "" for none."""
     name: Any = getattr(dataset, "_filename", None)
     return name.numpy().decode() if hasattr(name, "numpy") else ""
 
 
 def _find_files(name: str) -> list[Path]:
-    """The files of a cache, if it is not complete; the lock last."""
+    """Return the files of an unfinished cache, the lock last."""
     whole = Path(name).absolute()
     if not name or Path(f"{name}.index").exists() or not whole.parent.is_dir():
         return []

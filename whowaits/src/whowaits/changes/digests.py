@@ -1,4 +1,4 @@
-"""Digests of a dataset's elements, of which two passes can be compared."""
+"""Digests of a dataset's elements, by which two passes can be compared."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ import tensorflow as tf
 
 from .graphs import count_bytes
 
-FEWEST_PROVEN = 4  # elements, however long they take
+FEWEST_PROVEN = 4  # elements, however long that takes
 
 
 @dataclass
 class Sample:
-    """Digests of some elements, and the size of all of these [bytes]."""
+    """Digests of some elements, and the size of all of them [bytes]."""
 
     digests: Counter[bytes] = field(default_factory=Counter)
     size: int = 0
 
     @property
     def count(self) -> int:
-        """Of elements."""
         return sum(self.digests.values())
 
     @property
     def mean_bytes(self) -> float:
-        """Of an element: files and sequences differ in length."""
         return self.size / max(1, self.count)
 
 
 def digest_some(
     elements: Any, *, most_s: float, clock: Callable[[], float] = perf_counter
 ) -> Sample:
-    """Read elements until the time is up."""
+    """Digest elements until the time is up, but at least FEWEST_PROVEN of them."""
     sample, began = Sample(), clock()
     for number, element in enumerate(elements, start=1):
         sample.digests[digest(element)] += 1
@@ -48,7 +46,6 @@ def digest_some(
 
 
 def digest(element: Any) -> bytes:
-    """Of an element's content."""
     content = hashlib.sha256()
     for part in tf.nest.flatten(element):
         array = part.numpy()

@@ -1,8 +1,7 @@
-"""A change in the words of the script: its source with the calls that the change adds, and the
-difference as a patch.
+"""Writes a change into the script's source, and returns the difference as a patch.
 
-Only the call that stands at a change's line is edited, and the result is compared with what was
-meant as a syntax tree; whatever else differed is refused.
+Edits only the call at the change's line. The result is compared as a syntax tree with what was
+meant, and refused if anything else differs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from whowaits.callers import name_from_here
 
 from .advice import Edit
 
-# Arguments that a call may have by position, without the one that a change gives it.
+# Positional arguments that a call may have, besides the one that a change adds.
 MOST_POSITIONAL = {
     "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
     "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
@@ -27,30 +26,30 @@ MOST_POSITIONAL = {
 
 
 class CannotBeWritten(ValueError):
-    """A change that no edit of a line makes."""
+    """A change that cannot be made by editing a line."""
 
 
 def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
-    """The source of a script with the edits, which leave every line where it is.
+    """Return a script's source with the edits; no line moves.
 
     Raises:
       CannotBeWritten: says at which line, and why.
     """
     name = name_from_here(str(Path(script).absolute()))
-    # What comes last in the dataset is added first, so that it stays last within one call.
+    # Added from the dataset's end, so that within one call the last one stays last.
     for edit in reversed(edits):
         source = _edit(source, name, edit)
     return source
 
 
 def diff(source: bytes, edited: bytes, script: str) -> str:
-    """A unified diff of a script, for `git apply` and `patch -p1` in this folder."""
+    """Return a unified diff of a script, for `git apply` and `patch -p1` in the current folder."""
     path = os.path.relpath(script)
     path = Path(script).name if path.startswith(os.pardir) else path
     before, after = (
         io.StringIO(text.decode(), newline="\n").readlines() for text in (source, edited)
     )
-    path += "\t" if " " in path else ""  # else `patch` takes the name to end at the blank
+    path += "\t" if " " in path else ""  # otherwise `patch` ends the name at the blank
     lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     unended = "\n\\ No newline at end of file\n"
     return "".join(line if line.endswith("\n") else line + unended for line in lines)
@@ -75,7 +74,7 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     becomes, added = _split(adds)
     for line_of, column, text in _candidates(call, added):
         edited = _insert(source, line_of, column, text)
-        if becomes:  # before what was added, so it stands where it stood
+        if becomes:  # before the added text, so the position is still right
             end = call.func.end_lineno or 0, call.func.end_col_offset or 0
             edited = _insert(edited, *end, becomes, instead_of=len(edit.called))
         try:
@@ -87,7 +86,6 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
 
 
 def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
-    """The call that stands at a line."""
     calls = [
         node
         for node in ast.walk(tree)
@@ -95,7 +93,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         and _name(node.func) == edit.called
         and node.lineno <= line <= (node.end_lineno or line)
     ]
-    # Python says the line of the method's name; before 3.11 that of the expression's begin.
+    # Python gives the line of the method's name; before 3.11 that where the expression begins.
     named = [call for call in calls if call.func.end_lineno == line]
     calls = named if edit.exact else named or calls
     if edit.given and len(calls) > 1:
@@ -117,14 +115,12 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
 
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
-    """Whether a call's function has that name; one that is made by a call may have any."""
+    """Return whether a call may be given a function of that name; one from a call may have any."""
     return any(isinstance(each, ast.Call) or _name(each) == name for each in _functions(call))
 
 
 def _is_given_another(tree: ast.Module, call: ast.Call, name: str) -> bool:
-    """Whether a call is given a lambda, or a function that the script defines by another name; what
-    a variable holds may be called otherwise.
-    """
+    """Return whether a call is given a lambda, or a function of the script with another name."""
     defined = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
     return any(
         isinstance(each, ast.Lambda) or (_name(each) in defined and _name(each) != name)
@@ -133,17 +129,16 @@ def _is_given_another(tree: ast.Module, call: ast.Call, name: str) -> bool:
 
 
 def _functions(call: ast.Call) -> list[ast.expr]:
-    """What a call is given as its function."""
     return [*call.args[:1], *(each.value for each in call.keywords if each.arg == "map_func")]
 
 
 def _name(function: ast.expr) -> str:
-    """x of x and of y.x."""
+    """Return x for x and y.x."""
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _tensorflow(tree: ast.Module, name: str) -> str:
-    """What the script calls TensorFlow."""
+    """Return the name under which the script imports TensorFlow."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -153,8 +148,6 @@ def _tensorflow(tree: ast.Module, name: str) -> str:
 
 
 def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:
-    """The tree with the change."""
-
     class Change(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
             if node is not call:
@@ -173,14 +166,12 @@ def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:
             ending.func.value = node  # type: ignore[attr-defined]
             return chain
 
-    # The nodes are compared by identity, and the tree is edited once more for the next edit.
+    # Edits the tree itself: nodes are compared by identity, and the next edit needs the change.
     return Change().visit(tree)
 
 
 def _split(adds: str) -> tuple[str, str]:
-    """The method that takes the place of the one that is called, "" for none, and the arguments, or
-    the calls after it.
-    """
+    """Split an addition into the method that replaces the called one, or "", and the rest."""
     match = re.fullmatch(r"(\w+)\((.*)\)", adds)
     return (match[1], match[2]) if match else ("", adds)
 
@@ -192,7 +183,7 @@ def _parse_call(text: str) -> ast.Call:
 
 
 def _candidates(call: ast.Call, adds: str) -> Iterator[tuple[int, int, str]]:
-    """Lines (from 1) and columns (from 0, bytes) where text may go, and how it is written there."""
+    """Yield lines (from 1) and columns (from 0, bytes) for a text, and the text to insert there."""
     line, column = call.end_lineno or 0, call.end_col_offset or 0
     if adds.startswith("."):
         yield line, column, adds

@@ -1,6 +1,4 @@
-"""A dataset as the graph that it serializes to, one node per transformation: read, edited, and made
-a dataset again.
-"""
+"""Reads and edits a dataset's serialized graph, which has a node per transformation."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
 AUTOTUNE = "tf.data.AUTOTUNE"
-AUTOMATIC = -1  # AUTOTUNE, in a graph
-# Of files that are read together: a number, so that the order is the same on every machine.
+AUTOMATIC = -1  # the value of AUTOTUNE in a graph
+# Files that are read together: fixed, so that the order is the same on every machine.
 AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-# Ops that keep a state, and still give the same for the same input; functions are looked into.
+# Stateful ops that give the same for the same input; functions are looked into.
 HARMLESS = (
     "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
     "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
@@ -28,13 +26,13 @@ _DRAWING = re.compile(
     "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
 )
 
-# Messages of node_def.proto and graph.proto, whose classes have no types.
+# Messages of node_def.proto and graph.proto, which have no Python types.
 Node = Any
 Graph = Any
 
 
 def change_op(node: Node, op: str) -> None:
-    """Make a node another op, without attributes that this one has not."""
+    """Turn a node into another op, without the attributes that this op does not have."""
     node.op = op
     definition: Any = op_def_registry.get(op)
     known = {attribute.name for attribute in definition.attr}
@@ -44,7 +42,7 @@ def change_op(node: Node, op: str) -> None:
 
 
 def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
-    """Put a transformation between a node and those that read it; returns its name."""
+    """Insert a transformation between a node and its consumers; return its name."""
     source = next(node for node in graph.node if node.name == after)
     if source.op == "_Retval":
         raise ValueError(after)
@@ -63,7 +61,7 @@ def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
 
 
 def add_constant(graph: Graph, value: int | str) -> str:
-    """Add a constant; returns its name."""
+    """Add a constant to a graph; return its name."""
     name = f"changed/{len(graph.node)}"
     proto = tf.make_tensor_proto(value, tf.string if isinstance(value, str) else tf.int64)
     added = graph.node.add(name=name, op="Const")
@@ -73,41 +71,37 @@ def add_constant(graph: Graph, value: int | str) -> str:
 
 
 def read_constant(node: Node) -> int | None:
-    """The number that a node holds; None where it is computed."""
     value = node.attr["value"]
     return int(tf.make_ndarray(value.tensor)) if value.HasField("tensor") else None
 
 
 def as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
-    """A dataset of a graph, whose elements are as `spec` says."""
+    """Make a dataset from a graph; `spec` describes its elements."""
     variant = gen_experimental_dataset_ops.dataset_from_graph(serialize(graph))
     return dataset_ops.from_variant(variant, spec)
 
 
 def serialize(graph: Graph) -> bytes:
-    """A graph as bytes."""
     return graph.SerializeToString()
 
 
 def count_bytes(part: tf.Tensor) -> int:
-    """The size of a tensor."""
     if part.dtype == tf.string:
         return int(tf.reduce_sum(tf.strings.length(part)))
     return int(tf.size(part)) * part.dtype.size
 
 
 class Functions:
-    """The functions of a graph, which its nodes are given by name."""
+    """The functions of a graph, which its nodes refer to by name."""
 
     def __init__(self, graph: Graph) -> None:
         self._bodies = {item.signature.name: item.node_def for item in graph.library.function}
 
     def ops_of(self, name: str) -> set[str]:
-        """The ops of a function itself, whatever their version."""
+        """Return the ops in a function's own body, without versions."""
         return {without_version(inner.op) for inner in self._bodies.get(name, ())}
 
     def ops_within(self, node: Node) -> set[str]:
-        """All ops of a node's functions and of those they call."""
         pending = called_functions(node) & self._bodies.keys()
         seen: set[str] = set()
         ops: set[str] = set()
@@ -121,46 +115,41 @@ class Functions:
 
 
 def called_functions(node: Node) -> set[str]:
-    """Names of the functions that a node is given."""
     return {value.func.name for value in node.attr.values() if value.HasField("func")}
 
 
 def last_node(graph: Graph) -> str:
-    """Name of the last transformation."""
     return next(node for node in graph.node if node.op == "_Retval").input[0]
 
 
 def is_dataset(node: Node) -> bool:
-    """Whether a node is a transformation."""
     return "Dataset" in node.op and node.op != "DatasetFromGraph"
 
 
 def kind_of(node: Node) -> str:
-    """Map, Batch, Prefetch, …: an op's name without "Dataset" and version."""
+    """Return an op's kind without "Dataset" and version, such as Map, Batch or Prefetch."""
     return without_version(node.op).replace("Dataset", "").removesuffix("V")
 
 
 def without_version(op: str) -> str:
-    """The name of an op, whatever its version: MapDataset of MapDatasetV2."""
+    """Return an op's name without its version: MapDataset for MapDatasetV2."""
     return _VERSION.sub("", op)
 
 
 def end_at(graph: Graph, name: str) -> Graph:
-    """A graph whose result is that of another node."""
+    """Make another node the result of a graph."""
     next(other for other in graph.node if other.op == "_Retval").input[0] = name
     return graph
 
 
 def reshuffles(node: Node) -> bool:
-    """Whether it is a shuffle in another order each epoch."""
+    """Return whether a node shuffles in another order each epoch."""
     again = node.attr.get("reshuffle_each_iteration")
     return "Shuffle" in kind_of(node) and (again is None or again.b)
 
 
 def leave_shuffles_out(graph: Graph, last: str) -> str:
-    """Leave shuffles out of a graph; returns the name of the node that ends it in the place of
-    `last`.
-    """
+    """Remove shuffles from a graph; return the node that is then its end in place of `last`."""
     shuffles = {node.name: node.input[0] for node in graph.node if "Shuffle" in node.op}
 
     def source(name: str) -> str:
@@ -175,7 +164,6 @@ def leave_shuffles_out(graph: Graph, last: str) -> str:
 
 
 def spec_of(node: Node) -> Any:
-    """The element that a node delivers."""
     types = "output_types" if "output_types" in node.attr else "Toutput_types"
     shapes, dtypes = (node.attr[key].list for key in ("output_shapes", types))
     return tuple(
@@ -185,14 +173,14 @@ def spec_of(node: Node) -> Any:
 
 
 def title_of(node: Node) -> str:
-    """A transformation with the function that it was given."""
+    """Return a transformation's name, with that of the function that it was given."""
     name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
     called = plain_kind_of(node)
     return f"{called}({name[1]})" if name and name[1] != "lambda" else called
 
 
 def plain_kind_of(node: Node) -> str:
-    """map, batch, … whether in parallel or not."""
+    """Return map, batch, …, whether in parallel or not."""
     kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
 
@@ -200,9 +188,10 @@ def plain_kind_of(node: Node) -> str:
 def parallel_edits(
     node: Node, cycle_length: int | None, *, asks_for_order: bool
 ) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """What may be done in parallel about a node: in words, what is added to its call, and to its
-    graph. `cycle_length`: that of an interleave which was given none; `asks_for_order`: the call
-    keeps its order only if it is asked to.
+    """Yield how a node can run in parallel: in words, as an addition to its call, as a graph edit.
+
+    `cycle_length` is that of an interleave which was given none. `asks_for_order` says that order
+    must be asked for.
     """
     calls = f"num_parallel_calls={AUTOTUNE}"
     if asks_for_order:
@@ -213,14 +202,15 @@ def parallel_edits(
         yield calls, calls, _parallel_batch
     elif kind_of(node) == "Interleave":
         if cycle_length is not None:
-            # A parallel one would choose another number, and with it another order.
+            # A parallel one would choose another number, and thus another order.
             calls = f"cycle_length={cycle_length}, {calls}"
         yield f"interleave(…, {calls})", calls, _parallel_interleave
 
 
 def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """The same about a node that reads one file after the other: by a class of tf.data, or by a
-    flat_map of the script's own, which can be an interleave.
+    """Yield how a node can read several files at once, in the form of `parallel_edits`.
+
+    `reader` is the class of tf.data that reads, or "" for the script's own flat_map.
     """
     if reader:
         reads = f"num_parallel_reads={AUTOTUNE}"
@@ -265,7 +255,7 @@ def _interleave(graph: Graph, node: Node, inputs: list[str]) -> None:
 
 
 def may_draw(op: str) -> bool:
-    """Whether an op draws, or keeps a state of which nothing is known."""
+    """Return whether an op may draw at random or keep an unknown state."""
     if _DRAWING.search(op):
         return True
     definition: Any = op_def_registry.get(op)

@@ -1,5 +1,5 @@
-"""`whowaits --patch train.py`: measures a script, writes what is advised first into a copy, runs
-both in alternation, and prints the difference only where that proves it.
+"""`whowaits --patch train.py`: prints the best change as a patch, once a changed copy that ran in
+alternation with the script has proven it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ EXIT_NO_PATCH, EXIT_INTERRUPTED = 5, 130
 
 
 def print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
-    """Print a patch to the standard output, all else to the standard error; returns the exit code.
-    `command` starts a script, given what is asked for as JSON after its first two words.
+    """Print a patch to standard output, all else to standard error; return the exit code.
+
+    `command` starts a script, given its options as JSON after the first two words.
     """
     try:
         return _print_patch(command, asked)
@@ -43,7 +44,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
         print("\n".join(report.lines), file=sys.stderr, flush=True)  # noqa: T201
     if report is None or measured.returncode:
         return measured.returncode or EXIT_NO_PATCH
-    source = Path(report.script).read_bytes()  # of a module its file, which the report names
+    source = Path(report.script).read_bytes()  # for a module, the report names its file
     change, copy = _choose(report, source)
     _say(f"now it trains in alternation with a copy in which {change.where}: {change.text}")
     step_s = (report.step_ms or 0.0) / 1e3
@@ -57,7 +58,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
 
 
 def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
-    """What is advised first of all that can be written, and the source with it."""
+    """Return the best change that can be written, and the source with it."""
     refused = []
     for change in rank(report.changes):
         try:
@@ -71,18 +72,13 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
 
 
 def _write(change: Tried, source: bytes, script: str) -> bytes:
-    """The source of a script with a change.
-
-    Raises:
-      CannotBeWritten: says why.
-    """
     if change.alters_another:
         raise CannotBeWritten(f"{SHARED}, which would be changed with it")
     return edit_source(source, script, change.edits)
 
 
 def _read(printed: bytes) -> Report | None:
-    """The report that was printed, None where the script ended without one."""
+    """Return the printed report, or None if the script ended without one."""
     try:
         found = json.loads(printed)
     except ValueError:

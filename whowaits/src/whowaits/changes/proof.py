@@ -1,6 +1,4 @@
-"""A changed copy of a script next to the script itself: two processes that train in alternation,
-block by block, and whose batches are compared. Nothing is advised as a patch without it.
-"""
+"""Proves a patch: trains a script and a changed copy in alternation, and compares their batches."""
 
 from __future__ import annotations
 
@@ -21,27 +19,27 @@ from whowaits.timing.blocks import median_interval
 from .advice import ORDER, THREADS, WORTH, Tried
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
-ANSWER_S = 120.0  # that a copy may take for one thing; until its second step, too
-LEAST_BATCHES = 16  # to compare, where an epoch is too long for all
-END_S = 5.0  # that a copy may take to end
+ANSWER_S = 120.0  # for one request, or until the second step
+LEAST_BATCHES = 16  # to compare, if an epoch is too long to compare all
+END_S = 5.0  # for a copy to end
 SEEDS = {"PYTHONHASHSEED": "0"}
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
 
 class NoPatch(Exception):
-    """Why there is none."""
+    """Says why there is no patch."""
 
 
 class Asked(Protocol):
-    """A training that does what it is asked for; `serve.Served` has what that may be."""
+    """A training that does what it is asked; `serve.Served` lists the requests."""
 
     def ask(self, *what: Any) -> Any:
-        """Have it do something; returns the answer."""
+        """Send a request; return the answer."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How much faster a changed copy trains, and in which words its data are the same."""
+    """How much faster a changed copy trains; `data` says in which way its data are the same."""
 
     gain: float
     low: float
@@ -53,11 +51,12 @@ class Proof:
 def prove(
     command: Sequence[str], asked: dict[str, Any], *, copy: bytes, change: Tried, step_s: float
 ) -> Proof:
-    """Run a script and a changed copy of it. `command` starts a script, given what is asked for
-    as JSON after its first two words.
+    """Run a script and a changed copy of it side by side.
+
+    `command` starts a script, given its options as JSON after the first two words.
 
     Raises:
-      NoPatch: the copy does not train, not faster, or on other data.
+      NoPatch: the copy does not train, is not faster, or trains on other data.
     """
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "changed.py"
@@ -67,7 +66,7 @@ def prove(
 
 
 def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: float) -> Proof:
-    """The same of a script and its changed copy that are running."""
+    """Compare and time a script and its changed copy, which run already."""
     data = _compare(script, other, change)
     _fill(script, other, change)
     ratios = _time(script, other, step_s)
@@ -82,7 +81,7 @@ def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: fl
 
 
 def _time(script: Asked, other: Asked, step_s: float) -> list[float]:
-    """Rates of the copy by those of the script, one pair after the other."""
+    """Return the copy's rate divided by the script's, for one pair of blocks after the other."""
     ratios: list[float] = []
     began = time.perf_counter()
     while len(ratios) < PAIRS and (
@@ -101,7 +100,6 @@ def _fill(script: Asked, other: Asked, change: Tried) -> None:
 
 
 def _compare(script: Asked, other: Asked, change: Tried) -> str:
-    """In which words the data of two epochs are the same."""
     batches = script.ask("batches"), other.ask("batches")
     same = _say_same(*batches, "batches")
     if same:
@@ -118,7 +116,6 @@ def _compare(script: Asked, other: Asked, change: Tried) -> str:
 
 
 def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
-    """Why batches that differ are none of the same data."""
     if not (one["whole"] and other["whole"]):
         return NoPatch("an epoch is too long to compare all of its batches, and the first differ")
     return NoPatch(
@@ -128,7 +125,7 @@ def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
 
 
 def _say_same(one: dict[str, Any], other: dict[str, Any], what: str) -> str:
-    """Whether the data are the same, in words; "" where they are not."""
+    """Say in which way the data are the same, or return "" if they are not."""
     epochs = list(zip(one["epochs"], other["epochs"]))
     whole = one["whole"] and other["whole"]
     if whole and all(a["in_order"] == b["in_order"] for a, b in epochs):
@@ -145,7 +142,7 @@ def _say_same(one: dict[str, Any], other: dict[str, Any], what: str) -> str:
 
 
 class _Copy:
-    """A process that trains when it is asked to; `source` is run in the script's place."""
+    """A process that trains on request; if `source` is given, that file replaces the script."""
 
     def __init__(self, command: Sequence[str], asked: dict[str, Any], source: str = "") -> None:
         self.name = "the patched copy" if source else "the script as it is"
@@ -168,7 +165,7 @@ class _Copy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()  # which leaves no unfinished cache in a file
+        self._process.terminate()  # deletes unfinished caches in files
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -179,10 +176,10 @@ class _Copy:
         self._errors.close()
 
     def ask(self, *what: Any) -> Any:
-        """Have it do something; returns the answer.
+        """Send a request; return the answer.
 
         Raises:
-          NoPatch: it failed, ended, or took too long.
+          NoPatch: the process failed, ended, or took too long.
         """
         try:
             os.write(self._asks, (json.dumps(what) + "\n").encode())

@@ -1,15 +1,14 @@
-"""What may be changed about anybody's tf.data dataset, as rewrites of its graph, so that a change
-can be tried where the dataset is at hand and the script that makes it stays as it is.
+"""Changes that may speed up anybody's tf.data dataset, as rewrites of its graph: they can be tried
+while the script stays as it is.
 
-A dataset serializes to a graph of one node per transformation. A change replaces a node or inserts
-one: calls in parallel, several files at once, a prefetch at the end, a cache. A cache is tried on
-`CACHED_STEPS` steps' worth of elements, which are then repeated: it delivers them as fast as one
-that holds everything, and is filled in no time.
+A dataset serializes to a graph with a node per transformation. A change replaces or inserts a node:
+parallel calls, several files at once, a prefetch at the end, a cache. A cache is tried on
+`CACHED_STEPS` steps' worth of elements, repeated: it is as fast as a full one, and fills at once.
 
-Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), Python code
-called from several threads (`THREADS`), or that what was drawn or made again in every epoch is made
-once (`DRAWN_ONCE`). A cache never comes after what composes examples again in each epoch: pairs of
-shuffled datasets, batches of shuffled examples, ops that draw.
+A change means for the training: nothing (`SAME`), other orders (`ORDER`), Python code called from
+several threads (`THREADS`), or values made once that were made or drawn in every epoch
+(`DRAWN_ONCE`). A cache never follows what combines examples anew in each epoch: pairs of shuffled
+datasets, batches of shuffled examples, ops that draw.
 """
 
 from __future__ import annotations
@@ -57,24 +56,26 @@ from .places import ONE_KIND, READERS, find_made, locate
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
-# A cache would keep what these are to deliver otherwise in each epoch, or deliver without end.
+# A cache would freeze what these vary in each epoch, or never fill.
 NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
-# What goes by the order of its elements: in another one it pairs or leaves out other examples.
+# These depend on the order of elements: another order pairs or leaves out other examples.
 BY_ORDER = ("Zip", "Window", "Take", "Skip", "Shard", "Scan")
-# After a shuffle otherwise in each epoch: which examples come together, or which come at all.
+# After a reshuffling these combine, or leave out, other examples in each epoch.
 COMPOSING = ("Batch", "GroupBy", *BY_ORDER)
-# After these there are more or fewer elements than before.
+# These change the number of elements.
 COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
-MORE_COPIES = 5  # of a graph: as read, edited and serialized, with a prefetch, with a cache
-PROVEN_S = 4.0  # a pass ends after so long
+MORE_COPIES = 5  # of a graph: read, edited, serialized, with a prefetch, with a cache
+PROVEN_S = 4.0  # time limit of a pass
 EVERYTHING_PCT = 99.9
 
 
 @dataclass(frozen=True)
 class InputChange:
-    """A change in words, and the dataset with it; `keeps`: what a cache would hold, "" where there
-    is none. `meaning` is what it does to the training, and `says` that in words.
+    """A change in words, and the dataset with it.
+
+    `keeps` is what a cache would hold ("" for no cache); `meaning` is what the change does to the
+    training, `says` that in words.
     """
 
     text: str
@@ -83,10 +84,10 @@ class InputChange:
     meaning: str = SAME
     says: str = ""
     kept_bytes: float = 0.0
-    kind: str = ""  #: of the transformation that is changed: map, batch, …
-    number: int = 0  #: which one of those, from the dataset's end
-    title: str = ""  #: as the script calls it: map(decode)
-    inside: str = ""  #: the function of a library that makes it, if the script does not
+    kind: str = ""  #: of the changed transformation: map, batch, …
+    number: int = 0  #: which one of that kind, from the dataset's end
+    title: str = ""  #: as in the script: map(decode)
+    inside: str = ""  #: the library function that makes it, if the script does not
     adds: str = ""  #: to that call: an argument, or calls after it
     ahead: str = ""  #: what is added at the dataset's end
 
@@ -94,14 +95,14 @@ class InputChange:
 def propose_changes(
     dataset: tf.data.Dataset, *, batch: int, steps: int | None = None
 ) -> list[InputChange]:
-    """The changes that this dataset leaves open, each by itself; a prefetch at the end comes with
-    every one. `batch` is the examples in a batch, `steps` the batches until the input ends, if that
-    was seen.
+    """Return the changes that a dataset leaves open, each alone but with a prefetch at the end.
+
+    `batch` is the number of examples per batch; `steps` that of batches in the input, if known.
 
     Raises:
-      tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one that holds more
-        than 2 GB of arrays.
-      MemoryError: it holds so much that there is no memory for its copies.
+      tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one with more than 2
+        GB of arrays.
+      MemoryError: there is no memory for copies of its arrays.
     """
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph(allow_stateful=True).numpy()
@@ -135,28 +136,30 @@ def propose_changes(
 
 
 class _Draft:
-    """A dataset's graph, and how a rewritten one becomes a dataset of the same elements."""
+    """A dataset's graph; makes datasets with the same element spec from rewritten graphs."""
 
     def __init__(self, graph: Graph, dataset: tf.data.Dataset, steps: int | None) -> None:
         self._graph, self._dataset, self._steps = graph, dataset, steps
         self._spec = dataset.element_spec
         self._nodes = {node.name: node for node in graph.node}
         self._functions = Functions(graph)
-        #: transformations, the consumer's first
+        #: transformations, the last one first
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """What may be done in parallel about a node, if the script makes it and it works."""
+        """Yield how a node can run in parallel, unless a library makes it or a cache holds its
+        results.
+        """
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
-            # The options may leave the order open, in which all that is tried keeps it.
+            # If the options leave the order open, a tried change must still keep it.
             is_open = self._dataset.options().deterministic is False
             return parallel_edits(node, self._cycle_length(node), asks_for_order=is_open)
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def _cycle_length(self, node: Node) -> int | None:
-        """That of an interleave, which TensorFlow chose; None of what is none, or was given one."""
+        """Return the cycle length that TensorFlow chose for an interleave that was given none."""
         if kind_of(node) != "Interleave":
             return None
         made = find_made(self._dataset, "interleave", self.position(node)["number"])
@@ -165,17 +168,17 @@ class _Draft:
         return read_constant(self._nodes[node.input[-2]])
 
     def is_cached(self, node: Node) -> bool:
-        """Whether a cache holds what a node delivers: from the second epoch on it does nothing."""
+        """Return whether a cache holds a node's results from the second epoch on."""
         caches = [other for other in self.chain if kind_of(other) == "Cache" and other is not node]
         return any(node is other for cache in caches for other in self._upstream(cache))
 
     def prefetches_last(self) -> bool:
-        """Whether batches are made ahead of the step: nothing that works comes after a prefetch."""
+        """Return whether a prefetch makes batches ahead: nothing that works comes after it."""
         passing = (kind_of(node) for node in self.chain)
         return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
 
     def change(self, text: str, graph: Graph, **facts: Any) -> InputChange:
-        """A rewritten graph, with a prefetch at its end where there was none."""
+        """Make a change of a rewritten graph; add a prefetch at the end if there is none."""
         if not self.prefetches_last():
             insert(graph, last_node(graph), "PrefetchDataset", [add_constant(graph, -1)])
             facts["ahead"] = f".prefetch({AUTOTUNE})"
@@ -183,7 +186,7 @@ class _Draft:
         return InputChange(text=text, dataset=as_dataset(graph, self._spec), **facts)
 
     def meaning(self, node: Node) -> tuple[str, str]:
-        """What parallel calls of a node do to the training, and that in words."""
+        """Return what parallel calls of a node do to the training, and that in words."""
         meaning, says = SAME, []
         if self.reads_files(node):
             meaning, says = ORDER, ["examples of several files are interleaved"]
@@ -195,23 +198,22 @@ class _Draft:
         return meaning, "; ".join(says)
 
     def reads_files(self, node: Node) -> bool:
-        """Whether it reads one file after the other: a TFRecordDataset, or a flat_map of some."""
+        """Return whether a node reads one file after the other, as a TFRecordDataset does."""
         ops = map(without_version, self._functions.ops_within(node))
         return kind_of(node) == "FlatMap" and not set(READERS).isdisjoint(ops)
 
     def _reader(self, node: Node) -> str:
-        """The class of tf.data that it is made by, which maps files to their records within: a
-        TFRecordDataset; "" for none.
-        """
+        """Return the class of tf.data that made a node which reads files, or ""."""
         named = [name for name in called_functions(node) if "read_one_file" in name]
         ops = {op for name in named for op in self._functions.ops_of(name)}
         return next((each for each in READERS if each in ops), "")
 
     def _goes_by_order(self, node: Node) -> bool:
-        """Whether other examples would come of a node's elements in another order: of what takes,
-        skips or pairs them after it, or makes sequences of their parts or batches.
+        """Return whether another order of a node's elements would lead to other examples.
+
+        That is so if later steps take, skip or pair elements, or regroup their parts.
         """
-        level = 0  # of batches that an element lies in
+        level = 0  # how many batches an element lies in
         for kind in reversed([kind_of(other) for other in self._below(node)]):
             level += ("Batch" in kind) - (kind in ("Unbatch", "FlatMap"))
             if level not in (0, 1) or any(word in kind for word in BY_ORDER):
@@ -219,24 +221,20 @@ class _Draft:
         return False
 
     def runs_python(self, node: Node) -> bool:
-        """Whether a node's functions, or those they call, run in Python."""
         return any(op.endswith("PyFunc") for op in self._functions.ops_within(node))
 
     def title(self, node: Node) -> str:
-        """A transformation as its user calls it."""
         if self.generates(node):
             return "from_generator"
         return self._reader(node) or title_of(node)
 
     def _kind(self, node: Node) -> str:
-        """map, batch, … whether in parallel or not, as `places` has it."""
+        """Return map, batch, …, whether in parallel or not, with the names of `places`."""
         kind = plain_kind_of(node)
         return self._reader(node) or ONE_KIND.get(kind, kind)
 
     def position(self, node: Node) -> dict[str, Any]:
-        """The kind of a transformation, which one of that kind it is, its title, and the function
-        of a library that makes it, if the script does not.
-        """
+        """Return a transformation's kind, number, title and, if a library makes it, its maker."""
         kind, title = self._kind(node), self.title(node)
         alike = [other for other in self.chain if self._kind(other) == kind]
         number = next(number for number, other in enumerate(alike) if other is node)
@@ -245,9 +243,10 @@ class _Draft:
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
-        """Of the elements of a node in a second pass, those that a first one had [%], with the
-        shuffles before it left out: less than all where something draws. And the size of one of
-        them [bytes].
+        """Return the share [%] of a second pass's elements that a first one had, and their size
+        [bytes].
+
+        Less than all if something draws; shuffles before the node are left out.
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         source = leave_shuffles_out(graph, node.name)
@@ -259,8 +258,8 @@ class _Draft:
         return 100 * sum(both) / max(1, sum(second.values())), first.mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
-        """A cache after the last transformation of which all epochs get the same, if anything works
-        before it that is not cached yet.
+        """Yield a cache after the last transformation that is the same in all epochs, if it
+        helps.
         """
         for node in self.chain:
             above = list(self._upstream(node))
@@ -276,7 +275,7 @@ class _Draft:
                 return
             batched = not any("Batch" in kind_of(other) for other in self._below(node))
             if any(part.dtype == tf.variant for part in spec_of(node)):
-                return  # sparse or ragged: not to be compared here
+                return  # sparse or ragged elements cannot be compared here
             per_step = 1 if batched else batch
             order = self._order(node, per_step)
             if order is not None and not (order and self._goes_by_order(node)):
@@ -284,9 +283,7 @@ class _Draft:
             return
 
     def _composes(self, above: list[Node]) -> bool:
-        """Whether what comes after a shuffle among these composes examples (pairs, batches), or
-        leaves some out.
-        """
+        """Return whether any of these nodes combines, or leaves out, reshuffled examples."""
         return any(
             any(word in kind_of(node) for word in COMPOSING)
             and any(map(reshuffles, self._upstream(node)))
@@ -331,15 +328,12 @@ class _Draft:
         return replace(change, dataset=self._end(change.dataset))
 
     def _end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """An endless dataset, with an end where this one has its own: an epoch costs something."""
-        count = int(self._dataset.cardinality())  # below 0: endless, or not known
+        """End an endless dataset where the original ends, because an epoch's end takes time."""
+        count = int(self._dataset.cardinality())  # below 0 if endless or unknown
         return dataset.take(count) if count > 0 else dataset
 
     def _order(self, node: Node, per_step: int) -> str | None:
-        """The shuffle that has to come after a cache, "" for none, as after one that is the same in
-        each epoch; None where it is not known how large: a shuffle of files is none of their
-        examples.
-        """
+        """Return the shuffle that must follow a cache, "" for none; None if its size is unknown."""
         above = list(self._upstream(node))
         at = [number for number, other in enumerate(above) if reshuffles(other)]
         if not at:
@@ -350,17 +344,15 @@ class _Draft:
         return f".shuffle({self._largest_buffer([above[number] for number in at])})"
 
     def _largest_buffer(self, shuffles: list[Node]) -> str:
-        """The size of the largest buffer of some shuffles [examples]."""
         sizes = [read_constant(self._nodes[each.input[1]]) for each in shuffles]
         known = [size for size in sizes if size is not None]
         return str(max(known)) if len(known) == len(sizes) else "…"
 
     def generates(self, node: Node) -> bool:
-        """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
+        """Return whether a node is a Python generator, which tf.data wraps into a flat_map."""
         return "GeneratorDataset" in self._functions.ops_within(node)
 
     def _upstream(self, node: Node) -> Iterator[Node]:
-        """A node and those that it takes its elements from."""
         if is_dataset(node):
             yield node
         for name in node.input:
@@ -369,7 +361,6 @@ class _Draft:
                 yield from self._upstream(source)
 
     def _below(self, node: Node) -> Iterator[Node]:
-        """Those that take their elements from a node."""
         return (
             other
             for other in self.chain
@@ -377,11 +368,10 @@ class _Draft:
         )
 
     def _draws(self, node: Node) -> bool:
-        """Whether a node's functions, or those they call, draw at random, or keep a state."""
         return any(map(may_draw, self._functions.ops_within(node)))
 
     def _count(self, node: Node, per_step: int) -> int | None:
-        """How many elements a node delivers, so many for a step; None where that is not known."""
+        """Return how many elements a node delivers, at `per_step` per step, or None if unknown."""
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         count = int(as_dataset(end_at(graph, node.name), spec_of(node)).cardinality())
         if count < 0:
@@ -390,9 +380,7 @@ class _Draft:
 
 
 def _say_size(each_bytes: float, count: int | None) -> tuple[str, float]:
-    """The size of so many elements in words and in bytes; infinite where their number is not
-    known.
-    """
+    """Return the size of so many elements, in words and in bytes (infinite if unknown)."""
     if count is None:
         return f"{each_bytes / 2**20:,.2f} MiB per element, whose number is not known", math.inf
     return f"{count * each_bytes / 2**20:,.0f} MiB", count * each_bytes

@@ -1,6 +1,4 @@
-"""A script that runs in alternation with a changed copy of itself: once it trains, it does what the
-other process asks for, one thing at a time, and rests in between.
-"""
+"""Lets a script alternate with a changed copy: it does what the other process asks, then rests."""
 
 from __future__ import annotations
 
@@ -18,14 +16,12 @@ from whowaits.timing.machine import wait_until_idle
 from .places import find, is_changed
 from .trials import Epochs
 
-EPOCHS_S = 40.0  # for two epochs' batches, and for an epoch of training
+EPOCHS_S = 40.0  # for two epochs' batches, or one epoch of training
 REST_S = 2.0
 
 
 class Served:
-    """A training that does what it is asked for: each line that comes in names a method, and each
-    line that goes out is its result.
-    """
+    """A training on request: lines that come in name methods, lines that go out are the results."""
 
     def __init__(self, function: Callable[[Any], Any], training: Any, session: Any) -> None:
         self._dataset, self._steps = training.dataset, training.steps
@@ -33,7 +29,7 @@ class Served:
         self._epochs = Epochs(function, training.dataset)
 
     def serve(self, reads: int, writes: int) -> None:
-        """Until the other end closes."""
+        """Answer requests until the other end closes."""
         self._session.beat(expects=None)
         with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
             for line in asked:
@@ -47,31 +43,29 @@ class Served:
         self._session.end()
 
     def ask_batches(self) -> dict[str, Any]:
-        """Digests of two epochs' batches in their order, and of their examples in any order."""
+        """Digest the batches of two epochs in order, and their examples in any order."""
         return _digest_epochs(self._dataset, self._steps, by_example=True)
 
     def ask_elements(self, kind: str, number: int) -> dict[str, Any]:
-        """The same of what comes out of one transformation, and of caches and shuffles after it."""
+        """Do the same for the results of one transformation, and caches and shuffles after it."""
         return _digest_epochs(find(self._dataset, kind, number), None, by_example=False)
 
     def ask_changed(self, kind: str, number: int, added: str) -> bool:
-        """Whether it is that transformation which has what was added."""
         return is_changed(self._dataset, kind, number, added)
 
     def ask_fill(self) -> bool:
-        """Train for an epoch; returns whether it has ended in time."""
+        """Train for an epoch; return whether it ended in time."""
         began = perf_counter()
         while not self._epochs.ended and perf_counter() - began < EPOCHS_S:
             self._epochs.step()
         return bool(self._epochs.ended)
 
     def ask_rate(self, step_s: float) -> float:
-        """Steps per second."""
         return self._epochs.time(step_s, lambda: None)
 
 
 def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict[str, Any]:
-    """Of two epochs, each of so many elements, None for all; `whole`: neither was cut short."""
+    """Digest two epochs of `steps` elements, or all; `whole` says that neither was cut short."""
     deadline = perf_counter() + EPOCHS_S
     iterator = iter(dataset.repeat()) if steps else None
     epochs, whole = [], True
@@ -91,7 +85,7 @@ def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict
 
 
 def _digests(element: Any, *, by_example: bool) -> Iterator[bytes]:
-    """Of each example of a batch; of all of an element where it has no examples."""
+    """Yield a digest for each example of a batch, or one for an element without examples."""
     tf = sys.modules["tensorflow"]
     arrays = [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
@@ -106,7 +100,6 @@ def _digests(element: Any, *, by_example: bool) -> Iterator[bytes]:
 
 
 def _content(part: Any) -> bytes:
-    """Of an array or a part of one; strings are objects."""
     if isinstance(part, bytes):
         return part
     return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()

@@ -1,6 +1,4 @@
-"""What a change of its dataset gains a `fit`: each is tried on the training itself, in alternation
-with the dataset as it is, epoch after epoch.
-"""
+"""What a `fit` gains by changes of its dataset: each is tried in alternation with the original."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
-from whowaits.timing.blocks import (  # by now the script may have one of its own
+from whowaits.timing.blocks import (  # the script may have a `statistics` module of its own
     median_interval,
     statistics,
 )
@@ -24,19 +22,19 @@ from .places import locate, makes_another
 from .proposals import InputChange, propose_changes
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
-MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance
-# Fewer pairs: the interval is wider to each side, by this factor at least, and by so many root mean
-# squares of how one block of the dataset as it is differs from the next.
+MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
+# With fewer pairs the interval is wider: by this factor at least, and by so many root mean squares
+# of how one block of the unchanged dataset differs from the next.
 FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
-MEMORY_FRACTION = 0.5  # of what is left, that a cache may take
-MEMORY_RESERVE = 2.0  # times what a change has taken, that has to be left for another
+MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
+MEMORY_RESERVE = 2.0  # another change needs this many times the memory that one has taken
 ENDS = ("OutOfRangeError", "StopIteration")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What is known of a training: what a step takes, what of it is neither the model's nor the
-    input's, and after how many batches the input ends, if that was seen.
+    """A training's pace: a step's time, the part that is neither the model's nor the input's, and
+    the number of batches in the input, if it was seen.
     """
 
     step_ms: float
@@ -45,8 +43,9 @@ class Pace:
 
 
 class Trials:
-    """Trains on datasets in alternation. `beat` is called before whatever may take long; nothing
-    begins that would not end before `deadline`.
+    """Trains on datasets in alternation; calls `beat` before whatever may take long.
+
+    Begins nothing that would not end before `deadline`.
     """
 
     def __init__(
@@ -61,12 +60,10 @@ class Trials:
         self._function, self._dataset, self._beat = function, dataset, beat
         self._batches, self._deadline = pace.batches, deadline
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
-        self._paces: list[float] = []  # of the dataset as it is, one after another
+        self._paces: list[float] = []  # of the unchanged dataset
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
-        """Try every change that the dataset leaves open, then the best one again; yields what is
-        known so far.
-        """
+        """Try every change, then the best one again; yield what is known so far."""
         changes = propose_changes(self._dataset, batch=examples, steps=self._batches)
         self._beat()
         as_it_is = Epochs(self._function, self._dataset)
@@ -75,7 +72,7 @@ class Trials:
         self._paces = [self._rate(as_it_is)]
         left, most = _left_bytes(), 0.0
         for number, change in enumerate(changes):
-            # Each keeps its buffers to the end.
+            # Each one keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
             feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))
@@ -88,7 +85,6 @@ class Trials:
             yield self._summarize(changes, factors)
 
     def _pair(self, as_it_is: Epochs, feed: Epochs, factors: list[float]) -> None:
-        """Time a changed dataset, and the dataset as it is after that."""
         changed = self._rate(feed)
         self._paces.append(self._rate(as_it_is))
         factors.append(changed / statistics.fmean(self._paces[-2:]))
@@ -96,7 +92,7 @@ class Trials:
     def _find_doubtful(
         self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
     ) -> int | None:
-        """Which change gains most, or would be named first, and may owe that to chance."""
+        """Return a change that gains most, or would be named first, and may owe that to chance."""
         known = [self._describe(*each) for each in zip(changes, factors) if each[1]]
         plain = [at for at, _ in enumerate(known) if _is_advisable(changes[at])]
         named = find_first(known)
@@ -151,12 +147,11 @@ def _left_bytes() -> float:
 
 
 def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
-    """What a change is in the script."""
     exact = sys.version_info >= (3, 11)
     if change.adds:
         called, _, given = change.title.rstrip(")").partition("(")
         place = locate(dataset, change.kind, change.number)
-        where = "" if change.inside else place.where  # where another call may look the same
+        where = "" if change.inside else place.where  # another call there may look the same
         yield Edit(where, called, change.adds, given, exact)
     if change.ahead:
         place = locate(dataset, "", 0)
@@ -164,32 +159,31 @@ def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
 
 
 def _is_advisable(change: InputChange) -> bool:
-    """Whether it may be the change that is named first."""
     return change.meaning not in (THREADS, DRAWN_ONCE) and not change.inside
 
 
 def _spread(paces: Sequence[float]) -> float:
-    """Root mean square of by what factor, as a logarithm, one pace differs from the next."""
+    """Return the root mean square of the logarithm of one pace divided by the one before."""
     steps = [math.log(after / before) for before, after in zip(paces, paces[1:])]
     return math.sqrt(statistics.fmean(each * each for each in steps)) if steps else 0.0
 
 
-# The process ends without destroying these: an iterator over a repeated cache may wait forever.
+# Never destroyed: an iterator over a repeated cache may wait forever.
 _NEVER_DESTROYED: list[object] = []
 
 
 class Epochs:
-    """A training on a dataset, epoch after epoch; `repeats`: it holds a cache that is repeated."""
+    """A training on a dataset, epoch after epoch; `repeats` says that a cache in it is repeated."""
 
     def __init__(
         self, function: Callable[[Any], Any], dataset: Any, *, repeats: bool = False
     ) -> None:
         self._function, self._dataset, self._repeats = function, dataset, repeats
-        self._iterator, self.ended = iter(dataset), 0  # epochs that have
+        self._iterator, self.ended = iter(dataset), 0  # number of epochs that have ended
         _NEVER_DESTROYED.append(self)
 
     def time(self, step_s: float, beat: Callable[[], object]) -> float:
-        """Steps per second, after what lay prepared is used up; a step takes about `step_s`."""
+        """Return steps per second once prepared batches are used up; a step takes some `step_s`."""
         self.drain(drained_s(1e3 * step_s))
         self._train(WARM_UP_S, 1, beat)
         began = perf_counter()
@@ -197,7 +191,7 @@ class Epochs:
         return steps / (perf_counter() - began)
 
     def _train(self, seconds: float, least: int, beat: Callable[[], object]) -> int:
-        """Train until a device has done what it was asked for; returns the number of steps."""
+        """Train, and wait for the device; return the number of steps."""
         began, steps = perf_counter(), 0
         while perf_counter() - began < seconds or steps < least:
             beat()
@@ -207,7 +201,7 @@ class Epochs:
         return steps
 
     def step(self) -> Any:
-        """Train on the next batch; returns what the function does, None where there is no batch."""
+        """Train on the next batch; return the function's result, or None if there is no batch."""
         for _ in range(2):
             try:
                 return self._function(self._iterator)
@@ -223,7 +217,6 @@ class Epochs:
         self._iterator, self.ended = iter(self._dataset), self.ended + 1
 
     def drain(self, most_s: float) -> None:
-        """Take batches until one has to be waited for."""
         began = perf_counter()
         for _ in range(MAX_DRAIN):
             asked = perf_counter()

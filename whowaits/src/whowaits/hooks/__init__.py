@@ -1,1 +1,1 @@
-"""Where libraries and scripts train: what is put there to time it."""
+"""Hooks into libraries and scripts where they train, to time it."""

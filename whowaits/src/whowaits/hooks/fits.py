@@ -1,7 +1,5 @@
-"""`fit` of Keras (of every backend) and of tf_keras under the clock: a callback puts a timed
-function in the place of the model's train function while a `fit` lasts.
-
-`timed_function.py` has that function; here is what a `fit` is given and what it trains on.
+"""Times `fit` of Keras, with any backend, and of tf_keras: a callback puts a timed function in the
+place of the model's train function (`timed_function.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from .timed_function import TimedFunction
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
 WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"))
-# Where Keras counts the batches of an epoch, and by which names.
+# Modules and attributes in which Keras counts the batches of an epoch.
 COUNTING = (
     "keras.src.trainers.epoch_iterator",
-    "keras.src.backend.tensorflow.trainer",  # of the first versions of Keras 3
+    "keras.src.backend.tensorflow.trainer",  # in the first versions of Keras 3
     "tf_keras.src.engine.data_adapter",
 )
 COUNTED = ("_num_batches", "_inferred_steps", "_insufficient_data")
@@ -39,16 +37,14 @@ ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train i
 
 
 class FitWatch:
-    """Times every `fit` of a process."""
-
     def __init__(self, session: Session, waits: Waits) -> None:
         self.session, self.waits = session, waits
         self.active = False  #: whether a `fit` is running
         self.clock: _Clock | None = None  #: that times it
-        self._made: set[int] = set()  # train functions, by their id
+        self._made: set[int] = set()  # ids of train functions that were made while waits were timed
 
     def patch(self, keras: Any) -> None:
-        """Time every `fit` of a Keras that has been imported."""
+        """Time every `fit` of an imported Keras."""
         owner = next((each for each in keras.Model.__mro__ if "fit" in vars(each)), None)
         if owner is None or getattr(owner.fit, "whowaits", False):
             return
@@ -61,13 +57,13 @@ class FitWatch:
             if watch.active:
                 return original(model, *args, **kwargs)
             if not watch.session.here:
-                with watch.closing(model):  # it may have a callback that times it
+                with watch.closing(model):  # its own callback may time it
                     return original(model, *args, **kwargs)
             short = False
             try:
                 bound = signature.bind(model, *args, **kwargs)
                 short = count_steps(bound.arguments) < LEAST_STEPS
-                if short:  # no training, but maybe a step of a loop that is one
+                if short:  # too short, but perhaps part of a training loop
                     watch.session.short_fits += 1
                     watch.session.marks += 1
                 else:
@@ -79,7 +75,7 @@ class FitWatch:
             try:
                 untouched = short or watch.session.options.keep
                 with contextlib.nullcontext() if untouched else warnings.catch_warnings():
-                    if not untouched:  # what is taken here is missing there
+                    if not untouched:  # the batches taken here are missing there
                         warnings.filterwarnings("ignore", "Your input ran out of data")
                     with watch.closing(model):
                         history = original(*bound.args, **bound.kwargs)
@@ -87,7 +83,7 @@ class FitWatch:
                 watch.active = False
                 watch.session.beat(expects=None)
             if watch.session.repeats and not short:
-                watch.session.end()  # what follows is meant for another model than this one
+                watch.session.end()  # the rest of the script expects another model than this
             return history
 
         setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
@@ -95,7 +91,7 @@ class FitWatch:
 
     @contextlib.contextmanager
     def closing(self, model: Any) -> Iterator[None]:
-        """Whatever ends the `fit` of a model within, an interrupt as well, ends its timing."""
+        """End the timing of a model's `fit` with the block, even after an interrupt."""
         try:
             yield
         finally:
@@ -103,16 +99,17 @@ class FitWatch:
                 self.clock.close()
 
     def take(self, take_batch: Callable[[], Any]) -> Any:
-        """A batch of the `fit` that is running: waited for, unless another thread takes it, on
-        which the one that trains waits elsewhere.
+        """Take a batch; on the main thread, time that, since it waits elsewhere for other
+        threads.
         """
         if threading.current_thread() is not threading.main_thread():
             return take_batch()
         return self.waits.time(take_batch)
 
     def patch_counting(self, module: Any) -> None:
-        """Let Keras go on after an epoch from which batches were taken for another purpose: it
-        would take the dataset for shorter than it is, and end later epochs there, or the training.
+        """Let Keras go on after an epoch from which batches were taken for another purpose.
+
+        It would take the dataset for shorter, and end later epochs, or the training, there.
         """
         for owner in vars(module).values():
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
@@ -137,12 +134,12 @@ class FitWatch:
         """Make a train function again that was made before its waits were timed."""
         if id(model.train_function) not in self._made:
             model.train_function = None
-            # The model's own may take no `force`, and set nothing.
+            # An overridden method may take no `force`, and set nothing.
             model.train_function = model.make_train_function() or model.train_function
             self._made.add(id(model.train_function))
 
     def _begin(self, keras: Any, model: Any, bound: inspect.BoundArguments) -> None:
-        """Open a training, and have its callback called."""
+        """Open a training, and add the callbacks that time it."""
         facts = _describe(keras, model)
         training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
         training.dataset = tried_dataset(model, bound.arguments)
@@ -154,7 +151,7 @@ class FitWatch:
         first = _Pause.of(keras, self.session, training, callback)
         given: Any = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            # Its parts know what they train already, and it may be given again.
+            # Its callbacks know their model already, and the script may use the list again.
             bound.arguments["callbacks"] = listed = copy.copy(given)
             listed.callbacks = [first, *given.callbacks, callback]
             for each in (first, callback):
@@ -171,11 +168,9 @@ class FitWatch:
         self.session.beat(expects=FIRST_STEP_S)
 
     def _leave_files_alone(self, training: Training, bound: inspect.BoundArguments) -> None:
-        """Leave callbacks out that write what a later training would go on from: this one trains
-        on repeated batches, for other epochs than it is asked to.
-        """
+        """Remove callbacks that save: the training has repeated batches and other epochs."""
         given = bound.arguments.get("callbacks")
-        if not isinstance(given, list):  # one CallbackList, which has its own
+        if not isinstance(given, list):  # a CallbackList, which has its own list
             given = getattr(given, "callbacks", [])
         left_out = [each for each in given if WRITING.intersection(_names(type(each)))]
         if left_out:
@@ -191,7 +186,6 @@ def _names(kind: type) -> set[str]:
 
 
 def _describe(keras: Any, model: Any) -> dict[str, Any]:
-    """On what a model is trained."""
     backend = _backend(keras)
     facts: dict[str, Any] = {"backend": backend}
     if backend == "tensorflow":
@@ -226,14 +220,12 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
 
 
 def in_step_with_others(torch: Any) -> bool:
-    """Whether this process of PyTorch trains in step with others."""
     distributed = torch.distributed
     started = distributed.is_available() and distributed.is_initialized()
     return started and distributed.get_world_size() > 1
 
 
 def _backend(keras: Any) -> str:
-    """Of Keras 3; tf_keras has TensorFlow's."""
     name = keras.backend.backend() if hasattr(keras.backend, "backend") else "tensorflow"
     return name if keras.__name__ == "keras" else "tensorflow"
 
@@ -246,7 +238,7 @@ def _steps_per_execution(model: Any) -> int:
 
 
 class _Pause:
-    """A callback that comes first: what the script's own do takes as long as it takes."""
+    """A callback that comes before the script's own, whose time is not limited."""
 
     model: Any
     session: Session
@@ -255,26 +247,23 @@ class _Pause:
 
     @classmethod
     def of(cls, keras: Any, session: Session, training: Training, clock: _Clock) -> Any:
-        """A callback of this Keras, before the one that times."""
         made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
         made.session, made.training, made.clock = session, training, clock
         return made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The script's callbacks are called next; what stopped the training came before them."""
+        """Prepare for the script's callbacks; end if an earlier callback stopped the training."""
         if self.clock.timed:
             self.clock.timed.close_epoch()
         self.session.beat(expects=None)
         if self.training.timing.active and self.model.stop_training:
-            # To go on would stop each later epoch, too, after a step of it.
+            # Each later epoch would stop after a step, too.
             self.training.notes.append("a callback stopped the training within an epoch")
             self.session.end()
 
 
 class _Clock:
-    """What the callback does that times the `fit` to which it is given; `of` makes it one of the
-    user's Keras.
-    """
+    """The callback that times a `fit`; `of` makes it a callback of the user's Keras."""
 
     model: Any
     params: dict[str, Any] | None
@@ -283,7 +272,6 @@ class _Clock:
 
     @classmethod
     def of(cls, keras: Any, session: Session, watch: FitWatch) -> Any:
-        """A callback of this Keras."""
         made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
         made.keras, made.session, made.watch, made.training = keras, session, watch, None
         return made
@@ -294,7 +282,7 @@ class _Clock:
     training: Training | None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Put the timed function in the place of the model's own."""
+        """Replace the model's train function by the timed one."""
         try:
             self.begin()
         except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
@@ -303,7 +291,6 @@ class _Clock:
                 self.training.only_watch("it could not be timed")
 
     def begin(self) -> None:
-        """Time from now on."""
         if self.training is None:
             return
         if self.training.backend == "tensorflow":
@@ -315,7 +302,7 @@ class _Clock:
         self.watch.clock = self
 
     def close(self) -> None:
-        """Give the model its own function back, and keep nothing of the training."""
+        """Give the model its own function back, and release the training's data."""
         if self.timed is None:
             return
         self.fitted.train_function, self.timed = self.original, None
@@ -324,47 +311,42 @@ class _Clock:
             self.training.close()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The next step is an epoch's first."""
         if self.timed:
             batches = (self.params or {}).get("steps")
             each = _steps_per_execution(self.model)
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the training where the input has ended for good, or as the script has it where
-        nothing is timed.
-        """
+        """End the training if its input has ended or, if it is not timed, after its last epoch."""
         if self.timed:
             self.timed.close_epoch()
         if self.training:
             self.training.finished += 1
             if self.training.timing.active and self.training.finished >= self.training.epochs:
                 self.session.leave_saves_out()
-        self.session.beat(expects=None)  # the next epoch's first batch may fill a buffer
+        self.session.beat(expects=None)  # may take long: it may fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
-        # What else would stop a measured training, such as EarlyStopping, sees repeated batches.
+        # Other reasons to stop, such as EarlyStopping, see repeated batches in a measured training.
         if is_starved or (self.training and self.training.timing.active):
             self.model.stop_training = is_starved
         elif self.training and not self.timed and epoch + 1 >= self.training.epochs:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """A validation takes as long as it takes."""
+        """Allow a validation to take as long as it takes."""
         if self.timed:
             self.timed.close_epoch()
         self.session.beat(expects=None)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """The training goes on."""
         self.session.beat(expects=STEP_S)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Time no longer."""
         self.close()
 
 
 class _ReportingClock(_Clock):
-    """The same for one `fit` by itself, with a report at its end."""
+    """The same for a single `fit`, with a report at its end."""
 
     def begin(self) -> None:
         """Time from now on, unless the command or a `watch` does."""
@@ -374,13 +356,11 @@ class _ReportingClock(_Clock):
             self.watch.active = True
 
     def close(self) -> None:
-        """What follows is no part of this `fit`."""
         if self.timed:
             self.watch.active = False
         super().close()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Print what was seen."""
         times = self.timed is not None
         self.close()
         if times:
@@ -388,5 +368,4 @@ class _ReportingClock(_Clock):
 
 
 def make_reporting_callback(keras: Any, session: Session, watch: FitWatch) -> Any:
-    """A callback that times the `fit` to which it is given, and prints what it saw at its end."""
     return _ReportingClock.of(keras, session, watch)

@@ -1,12 +1,10 @@
-"""Training loops of the script's own making under the clock: `for batch in …`, where a step lasts
-from one `next` to the next one.
+"""Times loops of the script's own, `for batch in …`: a step lasts from one `next` to the next.
 
-A loop is a training if it takes gradients or its optimizer steps, in two steps at least; others
-(validation, a look at the data, a first call that compiles) are not timed, nor is an epoch in which
-no gradient is taken, such as one of validation by the same line, nor a step with a validation or
-a look at another dataset, unless most of its steps take a batch of that. Batches up to a step of
-the optimizer are timed together, since some trainers take them in a row before they train on the
-first. To time the model alone, `next` gives batches that lie in memory.
+A loop is a training if gradients are taken, or its optimizer steps, in at least two steps. Not
+timed are other loops (validation, a look at the data, a first call that compiles), epochs without
+gradients, such as a validation by the same line, and steps that take a batch of another dataset,
+unless most do. Batches up to a step of the optimizer are timed together, since some trainers take
+them before they train. To time the model alone, `next` gives batches from memory.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s, keep_batches
 from whowaits.timing.blocks import Step
 
-FEWEST_TRAINED = 2  # steps with gradients, that make a loop a training
-FEWEST_SHARED = 3  # steps with a batch of another dataset, that may be what its steps are
-MOST_SINGLE = 8  # iterators in a row that give one batch each
+FEWEST_TRAINED = 2  # steps with gradients that make a loop a training
+FEWEST_SHARED = 3  # steps with a batch of another dataset before that may be normal
+MOST_SINGLE = 8  # successive iterators that give one batch each
 SINGLE = (
     "each iterator gave one batch, and so there are none to time the model alone on; where"
     " next(iter(…)) makes one for each batch, keep it"
@@ -34,9 +32,7 @@ SINGLE = (
 
 @dataclass
 class Source:
-    """What a loop takes its batches from: how it is known again in the next epoch, what it is
-    called, and how one of its batches is copied, if it can be kept.
-    """
+    """What a loop takes its batches from; `key` identifies it in the next epoch."""
 
     key: Hashable
     name: Callable[[], str]
@@ -47,7 +43,7 @@ class Source:
 
 @dataclass
 class _Pulls:
-    """Batches that were taken until gradients were, and what that took [s]."""
+    """Batches taken since the last gradients, and the time that took [s]."""
 
     steps: int = 0
     wait_s: float = 0.0
@@ -60,7 +56,7 @@ class _Pulls:
 class _Loop:
     source: Source
     training: Training | None = None
-    iterator: Callable[[], Any] | None = None  #: gives that of this epoch
+    iterator: Callable[[], Any] | None = None  #: returns this epoch's iterator
     handed: float | None = None  #: when its last batch was given to the script
     wait_s: float = 0.0  # for that batch
     marks: int = 0  # gradients taken until then
@@ -69,36 +65,36 @@ class _Loop:
     validates: bool = False  # within the step
     pulls: _Pulls = field(default_factory=_Pulls)
     trained: int = 0  # steps in which gradients were taken
-    shared: int = 0  # of those, in which another loop took a batch
-    single: int = 0  # epochs of one batch until now, in a row
-    epoch: int = 0  # of those in which gradients were taken
+    shared: int = 0  # those in which another loop took a batch
+    single: int = 0  # successive epochs of one batch until now
+    epoch: int = 0  # counts those in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     batches: int = 0  # in this epoch
     taken: int = 0  # batches for another purpose, in this epoch
-    repeated: int = 0  # batches from memory that were given, in this epoch
-    ended: bool = False  # whether the iterator of this epoch has no more
+    repeated: int = 0  # batches given from memory, in this epoch
+    ended: bool = False  # whether this epoch's iterator is exhausted
     opens: bool = True
     exhausted: bool = False
     memory: list[Any] = field(default_factory=list)
-    copies: deque[Any] = field(default_factory=deque)  #: of these, that are given next
+    copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
     from_memory: bool = False
     warm_up: int = 0
 
     @property
     def current(self) -> Any:
-        """The iterator that it takes its batches from, while that is there and may give more."""
+        """The iterator of this epoch, if it still exists and may give more."""
         return None if self.iterator is None else self.iterator()
 
     @property
     def shares(self) -> bool:
-        """Whether most of its steps take a batch of another dataset, too."""
+        """Whether most steps take a batch of another dataset, too."""
         return self.shared >= FEWEST_SHARED and 2 * self.shared > self.trained
 
     def begin_epoch(self, iterator: Any) -> None:
-        """It takes its batches from another iterator from now on, or from the same one again."""
+        """Start an epoch with another iterator, or with the same one again."""
         self.single = self.single + 1 if self.batches + self.taken == 1 else 0
         if self.training is not None and self.confirmed:
-            # A script that counts its steps counts those on batches from memory, too.
+            # A script that counts its steps also counts those on batches from memory.
             besides = self.taken if self.ended else self.repeated
             self.training.timing.steps_per_epoch = self.batches + besides
         self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
@@ -108,13 +104,12 @@ class _Loop:
         self.pulls = _Pulls()
 
     def forget(self) -> None:
-        """Give the memory of kept batches back."""
         self.memory = []
         self.copies.clear()
 
 
 class _ScriptError(Exception):
-    """What the script's own input raised."""
+    """An error that the script's own input raised."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -123,23 +118,21 @@ class _ScriptError(Exception):
 
 @dataclass
 class LoopWatch:
-    """Times every loop of a process. `mark` is called when gradients are taken."""
+    """Times every loop of a process; `mark` is called when gradients are taken."""
 
     session: Session
-    _taking: bool = False  # a batch; what is taken within that is a part of it
+    _taking: bool = False  # a batch is being taken; batches taken within that belong to it
 
     def mark(self, *_: Any) -> None:
-        """The innermost loop is a training."""
         self.session.marks += 1
 
     @property
     def marks(self) -> int:
-        """Gradients taken so far."""
         return self.session.marks
 
     @property
     def repeats(self) -> bool:
-        """Whether the script is at work on a batch from memory."""
+        """Whether the script is working on a batch from memory."""
         loops = self.session.loops.values()
         return any(loop.from_memory and loop.handed is not None for loop in loops)
 
@@ -151,8 +144,8 @@ class LoopWatch:
         *,
         opening_s: float | None = None,
     ) -> Any:
-        """A loop's next batch; `opening_s`: how long it took to make its iterator, or to begin it
-        again, just before.
+        """Take a loop's next batch; making its iterator took `opening_s` just before, if it is
+        given.
         """
         if self._taking:
             return take()
@@ -169,7 +162,7 @@ class LoopWatch:
         loop = self._find(source, iterator)
         begins = opening_s is not None or loop.current is not iterator
         if begins and loop.batches + loop.repeated > 1:
-            loop.handed = None  # it was left before its end: what came then is no step's work
+            loop.handed = None  # left before its end, so the time since then is no step's work
         try:
             if loop.handed is not None:
                 self._end_step(loop, entered)
@@ -189,8 +182,8 @@ class LoopWatch:
         return self._hand_out(loop, take, opening_s or 0.0)
 
     def pass_by(self, take: Callable[[], Any], *, validates: bool = True) -> Any:
-        """A batch of no training: of a validation, which makes a step that is open none, or of what
-        is a part of the step.
+        """Take a batch that is not trained on: a validation's, which discards the open step, or
+        another.
         """
         if self._taking:
             return take()
@@ -204,27 +197,25 @@ class LoopWatch:
                 self._count_for_others(None, self.session.clock() - began, validates=True)
 
     def _find(self, source: Source, iterator: Any) -> _Loop:
-        """The loop of this line; another one for each iterator that is open besides its own, as of
-        two that are zipped.
-        """
+        """Return the loop of this line; iterators that are open at once, as in zip, are several."""
         loops = (
             self.session.loops.setdefault((source.key, number), _Loop(source))
             for number in itertools.count()
         )
         found = next(loop for loop in loops if loop.current is None or loop.current is iterator)
-        if found.training is None:  # a first look at a batch elsewhere is no training
+        if found.training is None:  # a batch looked at elsewhere is no training
             found.source = source
         return found
 
     def _at_work(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
-        """A batch from memory, where the timing asks for that; None: the next real one."""
+        """Return a batch from memory if the timing wants that, else None for the next real one."""
         training = loop.training
         if training is None:
             self.session.beat(expects=None)  # a validation takes as long as it takes
             return None
         self.session.check(training)
         expects = STEP_S if training.timing.warm else FIRST_STEP_S
-        # Of another training than the one that is measured nobody needs to see the end.
+        # Only the measured training has to progress in time.
         self.session.beat(expects=expects if training in self.session.measured else None)
         if loop.single >= MOST_SINGLE and training.timing.active:
             training.only_watch(SINGLE)
@@ -266,7 +257,6 @@ class LoopWatch:
     def _count_for_others(
         self, loop: _Loop | None, seconds: float, *, validates: bool = False
     ) -> None:
-        """A batch was taken within the steps of other loops."""
         for other in self.session.loops.values():
             if other is not loop and other.handed is not None:
                 other.others += 1
@@ -274,7 +264,7 @@ class LoopWatch:
                 other.validates = other.validates or validates
 
     def _end_step(self, loop: _Loop, now: float) -> None:
-        """The script is done with the batch that it was given."""
+        """Record a step, if the script has taken gradients with the batches that it was given."""
         pulls = self._add_pull(loop, now)
         if self.marks == loop.marks:
             return
@@ -307,7 +297,6 @@ class LoopWatch:
         timing.trained(step)
 
     def _add_pull(self, loop: _Loop, now: float) -> _Pulls:
-        """Count a batch that the script is done with."""
         work_s, loop.handed = now - (loop.handed or now), None
         pulls = loop.pulls
         pulls.steps += 1
@@ -325,7 +314,7 @@ class LoopWatch:
     def _between_steps(
         self, loop: _Loop, training: Training, take: Callable[[], Any]
     ) -> tuple[Any] | None:
-        """Do what the timing asks for; returns a batch from memory, None for the next real one."""
+        """Do what the timing asks for; return a batch from memory, None for the next real one."""
         timing = training.timing
         if timing.task != "alone":
             loop.forget()
@@ -348,8 +337,7 @@ class LoopWatch:
             loop.memory, loop.warm_up = taken.batches, 2
             timing.collected(len(taken.batches))
         if not loop.copies:
-            # All at once, while the device rests: by itself it would work on during each copy,
-            # for nothing, and to wait for it at each would take what it does meanwhile.
+            # All at once, while the device rests, which it would not during single copies.
             timing.pause_alone()
             loop.copies.extend(map(loop.source.copy, loop.memory))
             timing.settle()
@@ -358,7 +346,6 @@ class LoopWatch:
         return (loop.copies.popleft(),)
 
     def _drain(self, loop: _Loop, take: Callable[[], Any], step_ms: float) -> None:
-        """Take batches until one has to be waited for."""
         most, began = drained_s(step_ms), self.session.clock()
         for _ in range(MAX_DRAIN):
             asked = self.session.clock()
@@ -368,7 +355,6 @@ class LoopWatch:
                 return
 
     def _take(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
-        """The next batch, None at the end."""
         try:
             taken = (take(),)
             loop.taken += 1
@@ -381,7 +367,7 @@ class LoopWatch:
 
 
 def _refer_to(iterator: Any) -> Callable[[], Any]:
-    """A reference that does not keep an iterator, with its threads and processes, alive."""
+    """Return a reference that keeps no iterator, with its threads and processes, alive."""
     try:
         return weakref.ref(iterator)
     except TypeError:

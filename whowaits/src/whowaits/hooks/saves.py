@@ -1,8 +1,8 @@
-"""Saves of a training that are left out once it has trained on other batches than the script
-meant: a later run would go on from them, or take them for results.
+"""Leaves out saves of a training that has had other batches than the script meant: a later run
+would continue from them, or take them for results.
 
-A table names the functions by which libraries save. Files that the script itself replaces, moves
-or deletes are known by the calling frame; what it writes goes to the null device.
+Libraries' functions are in a table; the script's own file operations are found by their calling
+frame, and write to the null device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whowaits.callers import calls_by_itself, find_caller
 from whowaits.imports import ImportWatch
 from whowaits.session import Session
 
-# Modules, and what of them saves a training, or deletes what one has saved.
+# Functions by module that save a training or delete a saved one.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch.serialization": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
@@ -51,24 +51,22 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "numpy": ("save", "savez", "savez_compressed"),
     "joblib": ("dump",),
 }
-GENERAL = frozenset(("numpy", "joblib"))  # other libraries may keep anything by these
+GENERAL = frozenset(("numpy", "joblib"))  # other libraries may save anything by these
 REMOVING = {os: ("replace", "rename", "remove", "unlink"), shutil: ("rmtree", "move")}
 REPLACING = frozenset("wx")  # modes of `open`
 
 
 class SaveWatch:
-    """Leaves saves out from the moment on when a session asks for it."""
-
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def install(self, imports: ImportWatch) -> None:
-        """Know the functions that save, once their libraries are imported."""
+        """Wrap the functions that save, once their libraries are imported."""
         for module, names in LIBRARIES.items():
             imports.on_import(module, functools.partial(self._patch, names=names))
 
     def watch_files(self) -> None:
-        """Know what the script writes by itself from now on."""
+        """Watch what the script itself writes from now on."""
         for module, names in REMOVING.items():
             for name in names:
                 self._wrap(module, name, called=f"{module.__name__}.{name}", of_script=True)
@@ -98,7 +96,7 @@ class SaveWatch:
                 self._wrap(owner, name, called=package + path, of_script=of_script)
 
     def _wrap(self, owner: Any, name: str, *, called: str, of_script: bool) -> None:
-        """Leave calls out, except those to a buffer in memory; `of_script`: the script's own."""
+        """Leave calls out, except saves to memory; if `of_script`, only the script's own calls."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

@@ -1,6 +1,4 @@
-"""What a `fit` takes its batches from: a dataset of tf.data, of which changes are tried, or another
-source, of which is said what helps.
-"""
+"""What a `fit` takes batches from: a tf.data dataset, which can be changed, or something else."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ ARRAYS = (
     " such as uint8 that the model casts, or a dataset, tf.data.Dataset.from_tensor_slices("
     "(x, y)).shuffle(len(x)).batch(n).prefetch(tf.data.AUTOTUNE)"
 )
-BATCH_SIZE = 32  # of a `fit` on arrays that is given none
+BATCH_SIZE = 32  # the default of a `fit` on arrays
 GENERATOR = (
     "`fit` was given a generator, which makes batches in one thread; what helps: a"
     " keras.utils.PyDataset with workers=, or a dataset of tf.data whose map runs in parallel"
@@ -25,13 +23,13 @@ GENERATOR = (
 
 
 def tried_dataset(model: Any, arguments: dict[str, Any]) -> Any:
-    """What `fit` trains on, if it is a dataset of tf.data as it is."""
+    """Return what `fit` trains on if it is a tf.data dataset that it uses as it is, else None."""
     x = arguments.get("x")
     return x if is_dataset(x) and not explain_untried(model, arguments) else None
 
 
 def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
-    """Why no change is tried of what `fit` is given, and what helps; "" where changes are."""
+    """Say why no change of the input is tried, and what would help; "" if changes are tried."""
     x = arguments.get("x")
     if is_dataset(x):
         if arguments.get("class_weight"):
@@ -44,7 +42,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
             )
         return ""
     if _makes_batches(x):
-        workers = arguments.get("workers", getattr(x, "workers", 1))  # of tf_keras: of `fit`
+        workers = arguments.get("workers", getattr(x, "workers", 1))  # tf_keras: of `fit`
         return (
             f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
             " them, and use_multiprocessing=True where its Python code computes"
@@ -60,7 +58,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
 
 
 def count_steps(arguments: dict[str, Any]) -> float:
-    """All steps of a `fit` on arrays; infinite where they are not known, and of what else."""
+    """Return all steps of a `fit` on arrays; infinite if unknown or for other inputs."""
     x = arguments.get("x")
     examples = count_examples(x) if _holds_arrays(x) and not _makes_batches(x) else None
     if examples is None:
@@ -71,7 +69,7 @@ def count_steps(arguments: dict[str, Any]) -> float:
 
 
 def _makes_batches(x: Any) -> bool:
-    """Whether it is a PyDataset of Keras, or a Sequence, as those were called."""
+    """Return whether it is a PyDataset of Keras, or a Sequence, its former name."""
     return not {"PyDataset", "Sequence"}.isdisjoint(each.__name__ for each in type(x).__mro__)
 
 
@@ -80,9 +78,7 @@ def _holds_arrays(x: Any) -> bool:
 
 
 def explain_loader(loader: Any) -> str:
-    """Say what makes a DataLoader of PyTorch faster. It may be given as one of its iterators, which
-    have the same parts under names with an underscore.
-    """
+    """Say what makes a PyTorch DataLoader faster; `loader` may also be one of its iterators."""
 
     def part(name: str) -> Any:
         return getattr(loader, name, getattr(loader, f"_{name}", None))
@@ -107,18 +103,15 @@ def explain_loader(loader: Any) -> str:
 
 
 def is_dataset(x: Any) -> bool:
-    """Whether it is a dataset of tf.data."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(x, tf.data.Dataset)
 
 
 def has_cache(x: Any) -> bool:
-    """Whether it is a dataset of tf.data that keeps what its first epoch makes."""
     return is_dataset(x) and any(kind_of_dataset(each) == "cache" for each in upstream(x))
 
 
 def strategy_of(model: Any) -> str:
-    """The kind of tf.distribute's strategy that a model is trained under."""
     tf = sys.modules["tensorflow"]
     strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
     return type(strategy).__name__

@@ -1,6 +1,4 @@
-"""Where TensorFlow's iterators give a batch: for Keras' train functions, and for the script's own
-loops with a GradientTape.
-"""
+"""Hooks into TensorFlow's iterators, for Keras' train functions and loops with a GradientTape."""
 
 from __future__ import annotations
 
@@ -27,7 +25,6 @@ FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
 
 def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
-    """Watch TensorFlow once it has been imported."""
     hooks = _Hooks(fits, loops)
     imports.on_import("tensorflow.python.data.ops.iterator_ops", hooks.patch_iterators)
     imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
@@ -47,13 +44,13 @@ class _Hooks:
             self._patch(module.OwnedIterator, name)
 
     def patch_datasets(self, module: Any) -> None:
-        """Have every dataset know the line of the script that made it, and by which call."""
+        """Note on every dataset which line of the script made it, by which call."""
         original = module.DatasetV2.__init__
 
         @functools.wraps(original)
         def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
             original(dataset, *args, **kwargs)
-            if module.context.executing_eagerly():  # else it is a part of another one's function
+            if module.context.executing_eagerly():  # else it is within a function
                 remember(dataset, find_call(sys._getframe(1)))
 
         module.DatasetV2.__init__ = initialize
@@ -63,7 +60,7 @@ class _Hooks:
             self._patch(module.DistributedIteratorBase, name)
 
     def patch_refused(self, module: Any) -> None:
-        """Strategies whose workers take their batches elsewhere: refused once one is made."""
+        """Refuse strategies whose workers take batches elsewhere, once one is made."""
         for name, strategy in vars(module).items():
             if name.startswith(REFUSED) and isinstance(strategy, type) and "Extended" not in name:
                 self._patch_strategy(strategy)
@@ -95,9 +92,7 @@ class _Hooks:
         module.GradientTape.gradient = gradient
 
     def patch_functions(self, module: Any) -> None:
-        """Know a `tf.function` again that takes gradients: only while it is traced it asks for
-        them.
-        """
+        """Mark each call of a `tf.function` that takes gradients, not only its tracing."""
         original = module.Function.__call__
         loops, fits = self._loops, self._fits
 
@@ -130,7 +125,6 @@ class _Hooks:
         setattr(owner, name, take)
 
     def _take(self, iterator: Any, take: Callable[[], Any]) -> Any:
-        """A batch for a loop of the script's own, if it is one."""
         tf = sys.modules["tensorflow"]
         session = self._loops.session
         if not session.here or not hasattr(tf, "executing_eagerly"):
@@ -144,7 +138,7 @@ class _Hooks:
         if not where:
             return self._loops.pass_by(take)
         owned = type(iterator).__name__ == "OwnedIterator"
-        dataset = getattr(iterator, "_dataset", None)  # a source that is kept has no iterator
+        dataset = getattr(iterator, "_dataset", None)  # a kept source holds no iterator
         source = Source(
             key=where,
             name=lambda: f"the loop at {where}",
@@ -152,16 +146,14 @@ class _Hooks:
                 **_facts(tf, owned=owned),
                 "fills_cache": has_cache(dataset),
             },
-            copy=lambda batch: batch,  # tensors do not change
+            copy=lambda batch: batch,  # tensors are immutable
             settle=lambda: _settle(tf),
         )
         return self._loops.pull(source, iterator, take)
 
 
 def _settle(tf: Any) -> None:
-    """Wait until the devices have done what was asked of them: PyTorch's, too, which may train on
-    what tf.data makes.
-    """
+    """Wait for all devices, also PyTorch's, which may train on what tf.data makes."""
     getattr(tf.test.experimental, "sync_devices", lambda: None)()
     if uses_cuda():
         synchronize(sys.modules["torch"], "cuda")

@@ -1,6 +1,4 @@
-"""A model's train function under the clock: it calls the model's own, as compiled, and between two
-steps of the training it does what the timing asks for.
-"""
+"""A model's train function that is timed, and that does other work between steps if asked."""
 
 from __future__ import annotations
 
@@ -16,15 +14,13 @@ from whowaits.timing.machine import OtherPrograms
 from whowaits.timing.verdict import DISTURBED_PCT, describe_others
 from whowaits.timing.waits import Waits
 
-TRIED_S = 45.0  # from when the verdict has to be known
-# Steps that are only watched are recorded as one: what they take together, and at most.
+TRIED_S = 45.0  # after the time by which the verdict has to be known
+# Steps that are only watched are recorded together, within these limits.
 TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
 
 class TimedFunction:
-    """Calls a model's train function and times it; between two steps of the training it does what
-    the timing asks for.
-    """
+    """Times a model's train function, and does what the timing asks for between two steps."""
 
     def __init__(
         self, function: Callable[..., Any], session: Session, training: Training, waits: Waits
@@ -34,36 +30,34 @@ class TimedFunction:
         self._feed = FEEDS[training.backend](function, waits)
         self._timing.settle = self._feed.settle
         self._epoch, self._opens, self.steps_in_epoch = -1, False, 0
-        self._took = False  # batches for another purpose in this epoch
+        self._took = False  # whether batches of this epoch were taken for another purpose
         self._returned: float | None = None
         self._opened = self._clock()  # when this epoch began
-        # Steps since the last record, when the last of them ended, and how many the next is of.
+        # Steps since the last record, when the last one ended, and how many to record next.
         self._unrecorded, self._skipped_until, self._together = 0, 0.0, 1
 
     @property
     def is_starved(self) -> bool:
-        """Whether this epoch had no batch, although none was taken from it but for training."""
+        """Whether this epoch had no batch, although none was taken for another purpose."""
         return not self.steps_in_epoch and not self._took
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
 
     def open_epoch(self, steps: int | None = None) -> None:
-        """The next step is the first of an epoch, which has so many, if that is known."""
+        """Start an epoch of so many steps, if known."""
         if self._epoch >= 0 and not self._took:
             steps = self.steps_in_epoch
         self._timing.steps_per_epoch = steps or self._timing.steps_per_epoch
         if not self._timing.active:
-            self._waits.take()  # of a validation
+            self._waits.take()  # drops the waits of a validation
         self._together = 1
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
         self._returned, self._opened = None, self._clock()
 
     def close_epoch(self) -> None:
-        """The training stops for a while: record the steps that wait for others, or what came since
-        the last one, such as an epoch's metrics.
-        """
+        """Record remaining steps, or what followed the last one, before the training pauses."""
         if self._unrecorded and self._returned is not None:
             self._record(self._skipped_until - self._returned, steps=self._unrecorded)
         elif self._returned is not None and self._epoch > 0 and not self._took:
@@ -71,7 +65,7 @@ class TimedFunction:
         self._returned = None
 
     def _skip(self, arguments: tuple[Any, ...]) -> Any:
-        """Train on a batch, to be recorded with those that follow."""
+        """Train on a batch that is recorded together with later ones."""
         result = self._function(*arguments)
         self._unrecorded += 1
         self.steps_in_epoch += 1
@@ -81,7 +75,7 @@ class TimedFunction:
         return result
 
     def _record(self, took_s: float, *, steps: int) -> None:
-        """Steps in a row that nothing came between."""
+        """Record uninterrupted steps."""
         wait_s = min(took_s, self._waits.take())
         epoch = max(0, self._epoch)
         step = Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps)
@@ -90,7 +84,6 @@ class TimedFunction:
         self._returned = self._clock()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Train on a batch."""
         if self._unrecorded + 1 < self._together:
             return self._skip(arguments)
         entered = self._clock()
@@ -110,8 +103,8 @@ class TimedFunction:
         between = entered - self._returned if self._returned is not None else 0.0
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
         if self._timing.active and not self._feed.waits_between_calls:
-            self._waits.take()  # what was waited for by other work than this step's
-        opens = self._opens and self._timing.warm  # a buffer is filled, however long that takes
+            self._waits.take()  # drops waits for other work than this step
+        opens = self._opens and self._timing.warm  # filling a buffer may take long
         expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
         self._session.beat(expects=expects)
         began = self._clock()
@@ -122,7 +115,7 @@ class TimedFunction:
             self._record(self._clock() - self._returned, steps=self._unrecorded + 1)
             return result
         within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
-        # Before an epoch's first step its iterator is made, which is the input's work, too.
+        # Making an epoch's iterator before its first step is the input's work, too.
         opening = max(0.0, entered - self._opened) if self._opens else 0.0
         step = Step(
             wait_s=within + max(before, opening),
@@ -139,8 +132,8 @@ class TimedFunction:
         return result
 
     def _count_together(self, step: Step) -> int:
-        """How many of the next steps are recorded as one. A record takes some 60 µs, so of a
-        training that is watched as it is there is one in 10 ms.
+        """Return how many next steps to record as one: a record takes some 60 µs, so one in 10 ms
+        if the training is only watched.
         """
         if self._timing.active or not self._feed.waits_in_graph or not self._timing.warm:
             return 1
@@ -179,7 +172,7 @@ class TimedFunction:
         Served(self._function, self._training, self._session).serve(reads, writes)
 
     def _try_changes(self) -> None:
-        """Try what the dataset leaves open, if another input could make the training faster."""
+        """Try changes of the dataset, if another input could make the training faster."""
         training, session = self._training, self._session
         if training.dataset is None or training.passive_because or not session.options.tries:
             return
@@ -198,9 +191,7 @@ class TimedFunction:
             training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
 
     def _count_batches(self) -> int | None:
-        """Of the input until it ends; None where that was not seen, such as where the script has
-        an epoch end before.
-        """
+        """Return the number of batches in the input; None if the script ends epochs before."""
         steps = None if self._training.steps else self._timing.steps_per_epoch
         return steps and steps * self._training.steps_per_execution
 
@@ -217,7 +208,7 @@ class TimedFunction:
                 batches=self._count_batches(),
             ),
             deadline=perf_counter() + self._session.verdict_s + TRIED_S - timing.elapsed_s,
-            # A buffer may take long to fill, and that is no fault of the script.
+            # filling a buffer may take long, which is no fault of the script
             beat=lambda: self._session.beat(expects=None),
         )
         others = OtherPrograms()

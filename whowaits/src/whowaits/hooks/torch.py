@@ -1,4 +1,4 @@
-"""Where PyTorch's DataLoader gives a batch, and where an optimizer steps."""
+"""Hooks into PyTorch: where a DataLoader gives a batch, and where an optimizer steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from .sources import explain_loader
 
 
 def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
-    """Watch PyTorch once it has been imported."""
     hooks = _Hooks(fits, loops)
     imports.on_import("torch.utils.data.dataloader", hooks.patch_loader)
     imports.on_import("torch.optim.optimizer", hooks.patch_optimizer)
@@ -29,9 +28,9 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
 class _Hooks:
     def __init__(self, fits: FitWatch, loops: LoopWatch) -> None:
         self._fits, self._loops = fits, loops
-        self._opening: dict[int, float] = {}  # seconds in which an iterator was made
+        self._opening: dict[int, float] = {}  # time to make an iterator [s]
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._devices: set[Any] = set()  # of what they train
+        self._devices: set[Any] = set()  # devices of the parameters that are trained
 
     def patch_optimizer(self, module: Any) -> None:
         module.register_optimizer_step_post_hook(self._mark)
@@ -44,7 +43,7 @@ class _Hooks:
                 self._devices.update(each.device for each in group["params"])
 
     def patch_schedules(self, module: Any) -> None:
-        """Let no schedule go on, and run out, in steps on batches from memory."""
+        """Keep learning rate schedules from advancing in steps on batches from memory."""
         for owner in list(vars(module).values()):
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
             if is_own and "step" in vars(owner):
@@ -60,7 +59,7 @@ class _Hooks:
         owner.step = step
 
     def patch_keras(self, keras: Any) -> None:
-        """Know the steps of Keras' own optimizers in a loop that trains with them."""
+        """Mark steps of Keras' optimizers in loops that use them."""
         if not hasattr(keras.backend, "backend") or keras.backend.backend() != "torch":
             return
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
@@ -99,12 +98,12 @@ class _Hooks:
             began = clock()
             iterator = original(loader)
             try:
-                # A loader is one loop, wherever an epoch of it starts.
+                # A loader is one loop, on whatever line its epochs start.
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
                 hooks._opening[id(iterator)] = clock() - began
-            except AttributeError:  # an iterator of another kind: its loop is not timed
+            except AttributeError:  # another kind of iterator: its loop is not timed
                 return iterator
             return iterator
 
@@ -137,9 +136,7 @@ class _Hooks:
         return self._loops.pull(source, iterator, take, opening_s=opening)
 
     def _accelerators(self, torch: Any) -> set[Any]:
-        """The devices that are trained on, and CUDA's current one: an optimizer may lie on the
-        host.
-        """
+        """Return the devices in use, with CUDA's current one, as optimizers may be on the host."""
         devices = {each for each in self._devices if each.type != "cpu"}
         if torch.cuda.is_initialized():
             devices.add(torch.device("cuda", torch.cuda.current_device()))

@@ -1,1 +1,1 @@
-"""How long things take: steps, batches, the model alone, and what follows from it."""
+"""Measures how long steps, batches and the model alone take, and draws conclusions."""

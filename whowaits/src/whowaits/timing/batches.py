@@ -1,4 +1,4 @@
-"""Batches that are kept in memory, so that a model can be timed on them alone."""
+"""Batches that are kept in memory, to time a model on them alone."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from typing import Any
 from .machine import memory_left_bytes
 
 MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
-MEMORY_FRACTION = 0.1  # of what is left
-DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # taking a batch that is ready takes less; of a step
+MEMORY_FRACTION = 0.1  # of the memory left
+DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # a batch that is ready takes less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
-MAX_DEPTH = 8  # of what a batch consists of; an object may hold itself
+MAX_DEPTH = 8  # levels of nesting; an object may contain itself
 
 
 @dataclass
 class BatchesTaken:
-    """Batches in the order in which they came, the iterator that they came from, and whether that
-    ended after them.
-    """
+    """Batches in order, their iterator, and whether it ended after them."""
 
     batches: list[Any] = field(default_factory=list)
     iterator: Any = None
     ended: bool = False
 
     def of(self, iterator: Any) -> BatchesTaken:
-        """The same, from this iterator."""
         return replace(self, iterator=iterator)
 
     def drop_remainder(self, examples: int | None) -> None:
-        """Drop the last batch of an input if it has fewer examples than a full one: it may be the
-        only one, and is no step of the model. Others may differ, as those of sequences do.
+        """Drop the input's last batch if it is smaller than a full one, and thus no step of the
+        model.
+
+        Other batches may differ in size, as those of sequences do.
         """
         if self.ended and self.batches:
             count = count_examples(self.batches[-1])
@@ -46,9 +45,9 @@ def keep_batches(
     copy: Callable[[Any], Any] = lambda batch: batch,
     clock: Callable[[], float] = perf_counter,
 ) -> BatchesTaken:
-    """Take batches up to a number, an amount of memory and a time. `take` returns a tuple of the
-    next one, or None at the end. A `copy` is kept, so that a batch that lies in memory shared with
-    workers gives that back.
+    """Take batches within limits of number, memory and time; `take` returns a tuple, or None.
+
+    Keeps copies, so that memory shared with workers is released.
     """
     most, taken, size, began = most_bytes(), BatchesTaken(), 0, clock()
     while len(taken.batches) < MAX_BATCHES and size < most:
@@ -64,15 +63,12 @@ def keep_batches(
 
 
 def most_bytes() -> float:
-    """That may be kept."""
     left = memory_left_bytes()
     return MAX_BYTES if left is None else min(MAX_BYTES, MEMORY_FRACTION * left)
 
 
 def copy_batch(torch: Any, batch: Any) -> Any:
-    """A batch of PyTorch as its own, pinned where the original is: the script may change it, and it
-    may lie in memory shared with workers.
-    """
+    """Copy a PyTorch batch, which the script may change or workers may share; pinned as it was."""
     pinned: dict[int, Any] = {}
     for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
         if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
@@ -82,12 +78,12 @@ def copy_batch(torch: Any, batch: Any) -> Any:
 
 
 def drained_s(step_ms: float) -> float:
-    """A batch that takes longer [s] was not ready."""
+    """Return the time [s] beyond which a batch was not ready."""
     return max(DRAINED_S, DRAINED_FRACTION * step_ms / 1e3)
 
 
 def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """The arrays of a batch, nested in mappings, lists and tuples, or values of an object."""
+    """Yield the arrays of a batch, nested in mappings, lists, tuples or attributes of an object."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     elif _lengths_of(batch) is None and hasattr(batch, "__dict__"):
@@ -100,7 +96,7 @@ def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 
 
 def count_examples(batch: Any) -> int | None:
-    """In a batch: the first dimension of its first array."""
+    """Return the number of examples: the first dimension of the first array."""
     for leaf in leaves(batch):
         lengths = _lengths_of(leaf)
         if lengths:
@@ -109,12 +105,11 @@ def count_examples(batch: Any) -> int | None:
 
 
 def count_bytes(batch: Any) -> int:
-    """The size of a batch."""
     return sum(map(_bytes_of, leaves(batch)))
 
 
 def _lengths_of(part: Any) -> tuple[Any, ...] | None:
-    """The shape of an array, () where it does not say it; None of what is no array."""
+    """Return an array's shape, () if it does not say, or None for other values."""
     try:
         shape = getattr(part, "shape", None)
         return None if shape is None else tuple(shape)

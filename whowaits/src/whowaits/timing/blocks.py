@@ -1,11 +1,9 @@
-"""When a training is timed as it is, and when its model alone on batches from memory: the order of
-blocks, and what each of them took. A clock and arithmetic; what a step and a batch are is known to
-those that report steps here (`fits.py`, `loops.py`).
+"""The order of blocks in which a training is timed as it is, and its model alone. `fits.py` and
+`loops.py` report the steps.
 
-First the training runs as it is. Then come rounds: the input is drained, so that nothing lies
-prepared that it could not keep up with; training is timed from there; the batches that come next
-are kept, and the model is timed alone on those. What a round compares is one after the other, so a
-machine that changes its pace hits both.
+First the training runs as it is. Each round then drains the input, so that no batches lie prepared,
+times the training, keeps the next batches, and times the model alone on those: a machine that
+changes its pace affects all of a round.
 """
 
 from __future__ import annotations
@@ -16,26 +14,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-WARM_UP_STEPS = 3  # in which graphs are traced and compiled
-PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # as it is, before anything is tried
-AFTER_PAUSE = 2  # times as long as the compilation: so long what lay prepared may last
+WARM_UP_STEPS = 3  # these trace and compile graphs
+PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # unchanged, before anything is tried
+AFTER_PAUSE = 2  # times the compilation: prepared batches may last that long
 TRAINING_S, ALONE_S = 1.5, 0.8
-DISCARDED_S = 1.0  # of a training block that starts on empty buffers: they fill again
+DISCARDED_S = 1.0  # start of a training block, in which empty buffers fill
 MIN_STEPS = 3
-LEAST_STEPS = 8  # that say something of a training by themselves
-SLOW_S = 1.0  # a step of such a length is a block by itself
+LEAST_STEPS = 8  # for a training to say something by itself
+SLOW_S = 1.0  # a step as long as this is a block by itself
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
-PRECISE_PCT = 2.0  # half an interval of the stall that more rounds would not better by much
-REST_S = 1.0  # to wait for the input to come to rest before the model is timed alone
-TRIMMING_ROUNDS = 7  # enough for an interval that a single disturbed one cannot widen
+PRECISE_PCT = 2.0  # more rounds hardly improve a stall's interval below half this width
+REST_S = 1.0  # for the input to rest before the model is timed alone
+TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interval
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of the median from the order of the values: the extremes are left out where there
-    are at least seven.
+    """Return an interval of the median: the extremes, without one at each end from seven on.
 
-    For nine independent values it covers the median with a probability of 96 %, whatever their
-    distribution; for five, none of them left out, 94 %.
+    It covers the median of nine independent values with a probability of 96 %, whatever their
+    distribution; of five, without leaving out any, 94 %.
     """
     ascending = sorted(values)
     spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
@@ -44,9 +41,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Block:
-    """Steps in a row, and what they took [s]: waiting for batches, at work, and between the two
-    calls of a training function; `gaps_s` is the part of the waits that came first in an epoch,
-    `cores_s` the work of all threads meanwhile, NaN where that is not known.
+    """Steps in a row, and what they took [s]: waiting, working, and between two calls.
+
+    `gaps_s` is the part of the waits that came first in an epoch, `cores_s` the CPU time of all
+    threads meanwhile, NaN if unknown.
     """
 
     steps: int = 0
@@ -60,23 +58,20 @@ class Block:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.wait_s + self.work_s + self.between_s
 
     @property
     def step_ms(self) -> float:
-        """Of a step, with its share of the gaps between epochs."""
+        """Time of a step, with its share of the gaps between epochs."""
         return 1e3 * self.total_s / self.steps if self.steps else math.nan
 
     @property
     def waited_pct(self) -> float:
-        """Share of the time that was spent on waiting for batches."""
+        """Share of the time that was spent waiting for batches."""
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
     def with_gaps(self, gap_s: float, steps_per_epoch: int) -> Block:
-        """The same with as many gaps of that length as so many steps have of them, in the place of
-        those that happened to come in it.
-        """
+        """Replace the gaps that happened to occur by the share of gaps that so many steps have."""
         regular = self.steps - self.gaps
         if regular <= 0:
             return self
@@ -85,7 +80,6 @@ class Block:
         return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
 
     def add(self, step: Step) -> None:
-        """Count a step."""
         self.steps += step.steps
         self.wait_s += step.wait_s
         self.work_s += step.work_s
@@ -98,9 +92,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took [s], and in which epoch it was; or `steps` in a row, what was between them
-    included in their work.
-    """
+    """What a step took [s], and its epoch; or `steps` in a row, with all between them as work."""
 
     wait_s: float
     work_s: float
@@ -111,19 +103,19 @@ class Step:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.wait_s + self.work_s + self.between_s
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is a block by itself; the wait for an epoch's first batch makes it none."""
+        """Whether it is a block by itself, not counting the wait for an epoch's first batch."""
         return self.total_s - (self.wait_s if self.opens_epoch else 0.0) >= SLOW_S
 
 
 @dataclass(frozen=True)
 class Round:
-    """Training, and the model alone on the batches that came next; `rested`: the input did nothing
-    meanwhile; `synchronous`: a call of the model returns when the device is done.
+    """Training, then the model alone on the next batches.
+
+    `rested`: the input did nothing meanwhile. `synchronous`: calls return when the device is done.
     """
 
     training: Block
@@ -133,25 +125,21 @@ class Round:
 
     @property
     def model_ms(self) -> float:
-        """A step of the model, with what the program does between two of them."""
+        """Time of the model's step, with what the program does between two steps."""
         between_ms = 1e3 * self.training.between_s / self.training.steps
         if self.synchronous:
             return self.alone.step_ms + between_ms
-        # The device works on meanwhile, and a callback that reads the loss waits for it there.
+        # The device works on meanwhile, and a callback that reads the loss waits for it.
         return max(self.alone.step_ms, between_ms)
 
     @property
     def stall_pct(self) -> float:
-        """The time of a step beyond the model's own [% of the step]; negative where the model alone
-        was slower.
-        """
+        """Share of a step beyond the model's own time; negative if the model alone was slower."""
         return 100 * (1 - self.model_ms / self.training.step_ms)
 
     @property
     def unexplained_pct(self) -> float:
-        """The part of the stall [% of a step] in which nobody waited for a batch, and that is more
-        than all the work of the input on the cores; NaN where that work is not known.
-        """
+        """Part of the stall [%] that waits and the input's CPU time cannot explain; may be NaN."""
         training, alone = self.training, self.alone
         input_s = training.cores_s / training.steps - alone.cores_s / alone.steps
         caused_ms = 1e3 * (training.wait_s / training.steps + max(input_s, 0.0))
@@ -162,13 +150,11 @@ class Round:
 
 @dataclass
 class Timing:
-    """A training under the clock: what was seen, and what is to be done next.
+    """A training that is timed: what was seen, and what to do next.
 
-    `task` is "train" (as it is), "drain" and "collect" (take batches and train on none), "alone"
-    (train on what was collected) or "done". `active` lets it leave "train"; `settle` waits for a
-    device that works after its call has returned, unless that is `synchronous`. Before the first
-    step of a block it is waited for outside of the clock, and within it after the last: a block is
-    charged with what was asked for in it.
+    `task` is "train" (as it is), "drain" or "collect" (take batches without training), "alone"
+    (train on the collected ones) or "done"; it stays "train" unless `active`. `settle` waits for a
+    device that works on after a call: untimed before a block's first step, timed after its last.
     """
 
     seconds: float
@@ -177,46 +163,45 @@ class Timing:
     settle: Callable[[], object] = lambda: None
     rest: Callable[[float], bool] = lambda _: True
     now: Callable[[], float] = time.perf_counter
-    cores_s: Callable[[], float] = lambda: math.nan  #: work of all threads so far
+    cores_s: Callable[[], float] = lambda: math.nan  #: CPU time of all threads so far
     task: str = "train"
     rounds: list[Round] = field(default_factory=list)
     epochs: list[Block] = field(default_factory=list)
     closings_s: list[float] = field(default_factory=list)  #: from an epoch's last step to its end
     passive: Block = field(default_factory=Block)
-    started: float | None = None  #: when those steps were over in which graphs are made
+    started: float | None = None  #: when the steps that make graphs were over
     seen: int = 0
-    steps_per_epoch: int | None = None  #: if that is known
+    steps_per_epoch: int | None = None  #: if known
     took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
     on_took: Callable[[], object] = lambda: None
-    _later: Block | None = None  # without the first epoch: `passive`, once it has enough steps
+    _later: Block | None = None  # after the first epoch; then becomes `passive`
     _pause_s: float = 0.0
     _announced: bool = False
     _block: Block = field(default_factory=Block)
     _block_began: float = 0.0
-    _cores_before_s: float = math.nan  # this block
-    _counts: bool = False  # whether the next step does
+    _cores_before_s: float = math.nan  # before this block
+    _counts: bool = False  # whether the next step counts
     _training: Block | None = None
     _rested: bool = True
     _alone: Block = field(default_factory=Block)
 
     @property
     def elapsed_s(self) -> float:
-        """Since the steps in which graphs are made."""
+        """Time since the steps that make graphs."""
         return 0.0 if self.started is None else self.now() - self.started
 
     @property
     def over(self) -> bool:
-        """Whether the time is."""
         return self.elapsed_s >= self.seconds
 
     @property
     def warm(self) -> bool:
-        """Whether steps take what they will take: those in which graphs are made are over."""
+        """Whether the steps that make graphs are over."""
         return self.seen > WARM_UP_STEPS
 
     def trained(self, step: Step) -> None:
-        """A step of the training as it is has ended."""
+        """Record a step of the training as it is."""
         self.seen += step.steps
         while len(self.epochs) <= step.epoch:
             self.epochs.append(Block())
@@ -227,7 +212,7 @@ class Timing:
             self.started = self._block_began
             return
         self.epochs[step.epoch].add(step)
-        if self.task != "train":  # waits for an epoch that has batches to collect
+        if self.task != "train":  # waits for an epoch with batches to collect
             return
         if self.rounds:
             self._time_round(step)
@@ -240,7 +225,8 @@ class Timing:
     def _time_passively(self, step: Step) -> None:
         ends_first = step.epoch > 0 and self.passive.first_epoch and self.passive.steps
         if ends_first and self._later is None:
-            # What the first epoch does (fill a cache, read files for the first time) is done once.
+            # The first epoch's extra work (filling a cache, reading files for the first time) is
+            # done once.
             self._later = Block(first_epoch=False)
             self._begin_block()
             if self.active and not self.synchronous:
@@ -289,11 +275,11 @@ class Timing:
         block.work_s += self.now() - began
 
     def _settle_untimed(self) -> None:
-        if self.active:  # else the training stays as it is
+        if self.active:  # otherwise the training stays as it is
             self.settle()
 
     def drained(self) -> None:
-        """Nothing lies prepared any more."""
+        """Note that no prepared batches are left."""
         self._take_batches()
         self._next("train")
 
@@ -302,9 +288,7 @@ class Timing:
         self.on_took()
 
     def collected(self, batches: int) -> None:
-        """So many batches lie in memory; none: the input has ended, and goes on with the next
-        epoch.
-        """
+        """Note how many batches are in memory; with none, the next epoch has to begin first."""
         if not batches:
             if self.over:
                 self._finish()
@@ -316,12 +300,12 @@ class Timing:
         self._next("alone")
 
     def pause_alone(self) -> None:
-        """What is done until the next batch from memory is asked for is no time of the model."""
+        """Charge the model until here; what is done before its next batch is not its time."""
         self._settle_within(self._alone)
-        self._cores_before_s = math.nan  # it is work
+        self._cores_before_s = math.nan  # that is work, too
 
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
-        """Steps on batches from memory have ended."""
+        """Record steps on batches from memory."""
         if warm_up:
             self._alone = Block()
             self.settle()
@@ -351,7 +335,7 @@ class Timing:
         return len(stalls) >= MAX_ROUNDS or (high - low) / 2 <= PRECISE_PCT
 
     def _sees_a_gap_soon(self) -> bool:
-        """Whether no gap between epochs was seen yet, and one will be before the time is over."""
+        """Return whether the first gap between epochs will be seen before the time is over."""
         if self.gap_s is not None or not self.steps_per_epoch or not self.epochs:
             return False
         left = self.steps_per_epoch - self.epochs[-1].steps
@@ -359,15 +343,15 @@ class Timing:
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
-        self._counts = False  # until then the work of all threads is nobody's
+        self._counts = False  # the threads' work until then belongs to no block
 
     def _finish(self) -> None:
         self.task = "done"
 
     @property
     def steady(self) -> list[Round]:
-        """The rounds that count: those after the first epoch, where there are enough; each with
-        its share of the gaps between epochs, wherever in an epoch it was.
+        """The rounds that count: those after the first epoch, if enough, with a mean share of
+        gaps.
         """
         later = [each for each in self.rounds if not each.training.first_epoch]
         rounds = later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds
@@ -378,31 +362,26 @@ class Timing:
 
     @property
     def gap_s(self) -> float | None:
-        """How long the first batch of an epoch is waited for, from the second epoch on: the middle
-        of those that were seen.
-        """
+        """Median wait for an epoch's first batch, from the second epoch on, or None."""
         gaps = [block.gaps_s / block.gaps for block in self.epochs[1:] if block.gaps]
         return statistics.median(gaps) if gaps else None
 
     @property
     def in_first_epoch(self) -> bool:
-        """Whether all that counts was seen in the first epoch."""
+        """Whether everything that counts was seen in the first epoch."""
         blocks = [each.training for each in self.rounds] or [self.passive]
         return all(block.first_epoch for block in blocks)
 
     @property
     def step_ms(self) -> float:
-        """A step in the steady state: median of the rounds, else as it was seen."""
+        """Time of a step in the steady state: the rounds' median, or as it was seen."""
         if not self.rounds:
             return self.passive.step_ms
         return statistics.median(each.training.step_ms for each in self.steady)
 
     @property
     def between_ms(self) -> float:
-        """What comes between two steps in `fit`, its share of an epoch's end included: no change
-        of the input makes it less. (How much of that end is the input's is not known, so it is no
-        part of the stall.)
-        """
+        """Time between two steps, an epoch's end included, which no change of the input lowers."""
         blocks = [each.training for each in self.steady] or [self.passive]
         closing_s = statistics.median(self.closings_s) if self.closings_s else 0.0
         of_an_epoch_ms = 1e3 * closing_s / self.steps_per_epoch if self.steps_per_epoch else 0.0

@@ -1,6 +1,4 @@
-"""How a train function of Keras gets its batches, by backend; and how it is given batches from
-memory instead.
-"""
+"""How Keras' train functions get their batches, by backend, also from memory."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ from .waits import Waits
 
 ENDS = ("OutOfRangeError", "StopIteration")
 MAX_KEPT = 16  # batches of a DataLoader
-MAX_AHEAD = 2  # steps that a device is given before it has done them
+MAX_AHEAD = 2  # steps given to a device before it has finished them
 
 
 class Feed:
     """How a train function gets its batches: what differs between the backends."""
 
     waits_between_calls = False
-    waits_in_graph = False  #: counted there, with nothing to do for it at a call
+    waits_in_graph = False  #: counted in the graph, with nothing to do at a call
 
     def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
         self._function, self._waits = function, waits
@@ -47,11 +45,11 @@ class Feed:
         return self._result
 
     def settle(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Wait until the device has finished its work."""
         wait_for(self._result)
 
     def keep(self, arguments: tuple[Any, ...]) -> None:
-        """Keep a batch before it is trained on, where none can be taken without."""
+        """Keep a batch before it is trained on, if none can be taken otherwise."""
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
         """Take batches until one has to be waited for."""
@@ -64,18 +62,15 @@ class Feed:
                 return
 
     def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
-        """Batches that come next."""
         return keep_batches(lambda: self._take(arguments[-1]))
 
     def memory(self, taken: BatchesTaken) -> Any:
         return itertools.cycle(taken.batches)
 
     def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
-        """A step of the model on a batch from memory."""
         self.train((*arguments[:-1], memory))
 
     def _take(self, iterator: Iterator[Any]) -> Any:
-        """The next batch, None at the end."""
         try:
             return (next(iterator),)
         except Exception as error:
@@ -85,14 +80,12 @@ class Feed:
 
 
 class TensorFlowFeed(Feed):
-    """The function takes its batches from an iterator of tf.data, inside of its graph."""
+    """The function takes its batches from a tf.data iterator within its graph."""
 
     waits_in_graph = True
 
     def memory(self, taken: BatchesTaken) -> Any:
-        """An iterator over the batches, again and again, that looks to a graph like the one of the
-        training.
-        """
+        """Return an endless iterator over the batches that the training's graph accepts."""
         tf = sys.modules["tensorflow"]
         dataset = tf.data.Dataset.from_tensors(taken.batches[0])
         for batch in taken.batches[1:]:
@@ -104,7 +97,7 @@ class TensorFlowFeed(Feed):
         for name in ("_element_spec", "_flat_output_types", "_flat_output_shapes"):
             if hasattr(taken.iterator, name):
                 setattr(iterator, name, getattr(taken.iterator, name))
-        for _ in taken.batches:  # a cache serves when it is full
+        for _ in taken.batches:  # a cache serves once it is full
             next(iterator)
         return iterator
 
@@ -113,20 +106,18 @@ class TensorFlowFeed(Feed):
 
 
 class JaxFeed(Feed):
-    """The function takes a state and an iterator of Python, and returns logs and the next state
-    before they are computed.
-    """
+    """The function takes a state and a Python iterator, and returns before the step is computed."""
 
     def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
         super().__init__(function, waits)
         self._ahead: deque[Any] = deque()
 
     def train(self, arguments: tuple[Any, ...]) -> Any:
-        """A step. All steps of an epoch could be asked for before the first is done, and be waited
-        for at its end, where nobody times: so few are.
+        """Run a step, at most MAX_AHEAD before the device, so that an epoch's end has little
+        left.
         """
         result = super().train(arguments)
-        self._ahead.append(result[0])  # the state is given away to the next step
+        self._ahead.append(result[0])  # the next step consumes the state
         if len(self._ahead) > MAX_AHEAD:
             wait_for(self._ahead.popleft())
         return result
@@ -136,11 +127,11 @@ class JaxFeed(Feed):
         return (*state, _TimedIterator(iterator, self._waits))
 
     def memory(self, taken: BatchesTaken) -> Any:
-        """Goes when the model has run alone, and with it the state that it ran on."""
+        """Hold batches, and the model's state, which is released with them."""
         return _JaxMemory(super().memory(taken))
 
     def train_alone(self, arguments: tuple[Any, ...], memory: _JaxMemory) -> None:
-        if memory.state is None:  # a step donates its state: that of the training stays its own
+        if memory.state is None:  # a step consumes its state, so the training keeps its own
             jax = sys.modules["jax"]
             memory.state = jax.tree_util.tree_map(jax.numpy.copy, arguments[0])
         _, memory.state = self.train((memory.state, memory.batches))
@@ -157,7 +148,7 @@ class TorchFeed(Feed):
         self._left_bytes = most_bytes()
 
     def keep(self, arguments: tuple[Any, ...]) -> None:
-        """Keep a copy, so that a batch in memory shared with workers gives that back."""
+        """Keep a copy, so that memory shared with workers is released."""
         if len(self._kept) < MAX_KEPT and self._left_bytes > 0:
             self._kept.append(copy_batch(sys.modules["torch"], arguments[-1]))
             self._left_bytes -= count_bytes(arguments[-1])
@@ -194,11 +185,11 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._waits.time(lambda: next(self._iterator))  # once, also if it is tf.data's
+        return self._waits.time(lambda: next(self._iterator))  # once, even if it is tf.data's
 
 
 def wait_for(result: Any) -> None:
-    """Wait for the values of a step: nested in dictionaries, lists and tuples."""
+    """Wait for a step's values, nested in dictionaries, lists and tuples."""
     if isinstance(result, dict):
         result = list(result.values())
     if isinstance(result, (list, tuple)):

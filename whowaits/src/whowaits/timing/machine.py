@@ -1,8 +1,4 @@
-"""What this machine has, and what other programs take of it: cores, their time, memory left.
-
-Read from /proc, so that nothing needs to be installed; where there is none, nothing is known of
-others.
-"""
+"""Cores, CPU time and free memory of this machine, and what others use, read from /proc."""
 
 from __future__ import annotations
 
@@ -12,18 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-IDLE_CORES = 0.2  # in use that count as none
-PAUSE_S, IDLE_PAUSES = 0.02, 3  # in a row: parallel calls pause, too
+IDLE_CORES = 0.2  # in use, but counted as none
+PAUSE_S, IDLE_PAUSES = 0.02, 3  # in a row, because parallel calls pause, too
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-# Of a control group: what it may use, what it uses, and what of that are files that can be dropped.
+# A control group's limit, usage, and file cache, which can be dropped.
 GROUP_FILES = ("memory.max", "memory.current", "inactive_file ")
 GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
 
 
 def memory_left_bytes() -> int | None:
-    """Memory that is free for a cache, here and in the control groups (of both versions) that this
-    process is in, where the files that they cache count as free; None where it is not known.
+    """Return the memory that is free for a cache, or None if unknown.
+
+    Considers control groups of both versions, with their file caches as free.
     """
     left = [
         int(line.split()[1]) * 1024
@@ -40,7 +37,7 @@ def memory_left_bytes() -> int | None:
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """The folders of this process's control groups and of those above, and their files' names."""
+    """Yield the folders of this process's control groups and their parents, with file names."""
     for line in _text(PROC / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -54,11 +51,11 @@ def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 
 def wait_until_idle(timeout_s: float) -> bool:
-    """Wait until the threads of this process and its children rest; returns whether they do."""
+    """Wait until this process's threads and children rest; return whether they do."""
     deadline, idle = time.perf_counter() + timeout_s, 0
     while idle < IDLE_PAUSES:
         children = children_cpu_s()
-        # Not over what follows: on a machine with many processes, to read them is work.
+        # Read before the measurement: with many processes, reading them is work.
         started, cpu = time.perf_counter(), time.process_time()
         if started >= deadline:
             return False
@@ -70,13 +67,13 @@ def wait_until_idle(timeout_s: float) -> bool:
 
 
 def children_cpu_s() -> float:
-    """CPU time of the living children of this process, and of theirs [s]."""
+    """Return the CPU time of the living descendants of this process [s]."""
     times = _processes()
     return sum(times[pid].cpu_s for pid in _descendants(times))
 
 
 def own_cpu_s() -> float:
-    """CPU time of this process, of all its threads, and of its living children [s]."""
+    """Return the CPU time of this process, all its threads and living descendants [s]."""
     return time.process_time() + children_cpu_s()
 
 
@@ -90,9 +87,7 @@ class _Process:
 
 @dataclass
 class OtherPrograms:
-    """What others take from now on of the cores that this process may run on; `read` says how much
-    [%] and which program takes most.
-    """
+    """Measures what other programs take of this process's cores from now on."""
 
     _busy_s: float = field(init=False)
     _times: dict[int, _Process] = field(init=False)
@@ -103,7 +98,7 @@ class OtherPrograms:
         self._started = time.perf_counter()
 
     def read(self) -> tuple[float, str]:
-        """So far."""
+        """Return the share of the cores taken so far [%], and the program that takes most."""
         seconds = time.perf_counter() - self._started
         now = _processes()
         took = {
@@ -116,24 +111,22 @@ class OtherPrograms:
         named = max((pid for pid in took if pid not in own), key=took.__getitem__, default=None)
         known = named is not None and took[named] >= others / 2 > 0
         who = f"{now[named].name} (process {named})" if named and known else "other programs"
-        # A quota does not count: cores that others leave idle are as good as any.
+        # A quota does not count: any core that others leave idle can be used.
         share = 100 * others / (seconds * max(1, len(_cores()))) if seconds > 0 else 0.0
         return min(100.0, share), who
 
 
 def _own_cpu_s(processes: dict[int, _Process]) -> float:
-    """CPU time of this process and its descendants, those that have ended included [s]."""
+    """Return the CPU time of this process and its descendants, also of ended ones [s]."""
     own = (processes[pid] for pid in {os.getpid(), *_descendants(processes)} if pid in processes)
     return sum(each.cpu_s + each.ended_children_s for each in own)
 
 
 def _cores() -> set[int]:
-    """Cores that this process may run on."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _busy_s() -> float:
-    """Time that these cores were at work [s], since the machine started."""
     cores, busy = _cores(), 0.0
     for line in _text(PROC / "stat").splitlines():
         words = line.split()
@@ -144,7 +137,6 @@ def _busy_s() -> float:
 
 
 def _processes() -> dict[int, _Process]:
-    """Every process that can be seen."""
     return dict(_read_processes()) if PROC.is_dir() else {}
 
 
@@ -154,7 +146,7 @@ def _read_processes() -> Iterator[tuple[int, _Process]]:
             continue
         before, _, after = _text(folder / "stat").rpartition(")")
         words = after.split()
-        if words:  # none: it has ended
+        if words:  # otherwise it has ended
             cpu_s = sum(int(word) for word in words[11:13]) / _ticks()
             ended_s = sum(int(word) for word in words[13:15]) / _ticks()
             name = before.partition("(")[2]
@@ -162,7 +154,6 @@ def _read_processes() -> Iterator[tuple[int, _Process]]:
 
 
 def _descendants(processes: dict[int, _Process]) -> set[int]:
-    """Children of this process, and theirs."""
     children: set[int] = set()
     pending = {os.getpid()}
     while pending:

@@ -1,5 +1,4 @@
-"""Whether a training waits for its input: a verdict that is given only where the measurement bears
-it, and else says by name what is missing.
+"""Decides whether a training waits for its input, or says what is missing to decide it.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
 lower one is 15 %, since two runs of the same step differ by up to 10 % there.
@@ -17,16 +16,17 @@ INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND = "input-bound", "slightly input-boun
 UNDECIDED = "undecided"
 COMPUTE_BOUND_BELOW_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 INPUT_BOUND_FROM_PCT = 20.0
-MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
-FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer, an interval is wider by so much to each side
-CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training with it
-DISTURBED_PCT = 20.0  # of the cores taken by others
+MARGIN_PCT = 5.0  # points by which an interval may cross a threshold
+FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer rounds, an interval is wider by this on each side
+CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training
+DISTURBED_PCT = 20.0  # share of the cores taken by others
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which a training was timed: on what, whether its calls return when the device is done,
-    and what other programs took of the cores meanwhile.
+    """Conditions under which a training was timed, such as what others took of the cores.
+
+    `synchronous`: calls return when the device is done.
     """
 
     on_accelerator: bool = False
@@ -38,15 +38,13 @@ class Conditions:
 
     @property
     def distance_pct(self) -> float:
-        """Points that a stall must be away from a threshold: what others take of the cores changes
-        from block to block, and so do steps.
-        """
+        """Points that a stall must be away from a threshold, as others' use of the cores varies."""
         return self.others_pct / 2 if self.others_pct >= DISTURBED_PCT else 0.0
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Share of a step [%] that the model does not need, and where it lies."""
+    """Share of a step [%] that the model does not need, with its interval."""
 
     pct: float
     low: float
@@ -55,7 +53,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict, the stall where one was measured, and why it is undecided."""
+    """A verdict, the stall if one was measured, and the reason if it is undecided."""
 
     name: str
     stall: Stall | None = None
@@ -63,7 +61,6 @@ class Verdict:
 
 
 def decide(stall_pct: float, *, on_accelerator: bool) -> str:
-    """The verdict that belongs to a stall."""
     if stall_pct >= INPUT_BOUND_FROM_PCT:
         return INPUT_BOUND
     least = COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"]
@@ -101,7 +98,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
         )
     if len(stalls) < FEW_ROUNDS:
         low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
-    if conditions.synchronous:  # while it stands still for a batch, it does nothing else
+    if conditions.synchronous:  # a training that waits for a batch does nothing else
         waited = min(each.training.waited_pct for each in timing.steady)
         if waited > high + CONTRADICTION_PCT:
             return Verdict(
@@ -112,7 +109,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
             )
         low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
     stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
-    # The work of other cores does not slow an accelerator.
+    # Work on the cores does not slow an accelerator.
     restless = not conditions.on_accelerator and sum(not each.rested for each in timing.steady)
     if 2 * restless > len(stalls) and stall.pct < INPUT_BOUND_FROM_PCT:
         return Verdict(
@@ -130,7 +127,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
 
 
 def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
-    """The verdict, unless a part of its stall decides it that the input cannot have caused."""
+    """Return the verdict, unless a part of the stall decides it that the input cannot cause."""
     stall = verdict.stall
     if stall is None or verdict.name == UNDECIDED or unexplained_pct < CONTRADICTION_PCT:
         return verdict
@@ -146,9 +143,7 @@ def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
-    """From the waits alone, which are the least that an input costs where the training stands still
-    meanwhile, and the most where the device works on.
-    """
+    """Judge by the waits: the input's least cost if the training stands still, else its most."""
     if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
         return Verdict(UNDECIDED, reason="where it takes its batches was not seen")
     waited = timing.passive.waited_pct
@@ -202,5 +197,4 @@ def _disturbance(conditions: Conditions) -> str:
 
 
 def describe_others(pct: float, who: str) -> str:
-    """What other programs took of the cores."""
     return f"{who} took {pct:.0f} % of the cores"

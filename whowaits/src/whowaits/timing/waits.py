@@ -1,9 +1,8 @@
-"""How long a step of TensorFlow stands still for its batch, also where it takes the batch inside of
-a graph.
+"""How long a step waits for its batch, also inside of a TensorFlow graph.
 
-Keras' train function takes its batches inside of a `tf.function`. While that is traced, two reads
-of the clock are put around the op that takes a batch, and their difference is added to a variable
-on the host; what the step computes stays as it is. Eager code is timed by Python's clock.
+While Keras' `tf.function` is traced, two reads of the clock are put around the op that takes a
+batch, and their difference is added to a variable on the host; the step stays the same. Eager code
+is timed by Python's clock.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 
 class Waits:
-    """Seconds in which batches were waited for, within `measuring` and since `take` was called."""
+    """Counts the seconds in which batches were waited for."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -38,11 +37,11 @@ class Waits:
                 )
 
     def add(self, seconds: float) -> None:
-        """Count a wait that Python saw."""
+        """Add a wait that Python measured."""
         self._python_s += seconds
 
     def take(self) -> float:
-        """Seconds since this was asked last."""
+        """Return the seconds waited since the last call."""
         seconds, self._python_s = self._python_s, 0.0
         if self._handle is not None:
             total = float(
@@ -52,7 +51,7 @@ class Waits:
         return seconds
 
     def time(self, take_batch: Callable[[], Any]) -> Any:
-        """Take a batch, eagerly or into a graph, and count how long that takes."""
+        """Take a batch, eagerly or in a graph, and count how long that takes."""
         if getattr(self._inside, "depth", 0):
             return take_batch()
         self._inside.depth = 1
@@ -77,7 +76,7 @@ class Waits:
         with tf.control_dependencies([before]):
             batch = take_batch()
         parts = tf.nest.flatten(batch, expand_composites=True)
-        tensors = [part for part in parts if part is not None]  # as for no sample weights
+        tensors = [part for part in parts if part is not None]  # absent sample weights
         with tf.control_dependencies(tensors), tf.device("/CPU:0"):
             tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.timestamp() - before)
         return batch
