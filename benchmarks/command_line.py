@@ -14,7 +14,7 @@ from typing import Any
 def command_line(
     name: str, description: str | None, *, results: bool = True
 ) -> argparse.ArgumentParser:
-    """The parser of a benchmark; `results` come with an option to write them to a file."""
+    """Return the parser of a benchmark; `results` adds an option that writes them to a file."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
@@ -28,7 +28,6 @@ def command_line(
 def data_command_line(
     name: str, description: str | None, *, photos_required: bool = False
 ) -> argparse.ArgumentParser:
-    """The parser of a benchmark of prepared data."""
     parser = command_line(name, description)
     without = "" if photos_required else "; without it, photos are left out and this is said"
     parser.add_argument(
@@ -49,7 +48,7 @@ def data_command_line(
 
 @contextmanager
 def open_work(kept: Path | None) -> Iterator[Path]:
-    """The folder of prepared data; a temporary one, unless it is kept."""
+    """Yield the folder of prepared data: a temporary one, unless one is kept."""
     with tempfile.TemporaryDirectory() as temporary:
         work = kept or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
@@ -57,6 +56,5 @@ def open_work(kept: Path | None) -> Iterator[Path]:
 
 
 def write_results(path: Path | None, results: Any) -> None:
-    """Write them as JSON, if asked to."""
     if path:
         path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

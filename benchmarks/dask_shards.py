@@ -1,10 +1,10 @@
-"""What does a Dask cluster cost per shard, and does the stage grow with their number?
+"""What does a Dask cluster cost per shard, and how does that grow with the number of shards?
 
     python -m benchmarks.dask_shards --work DIR [--shards 100 1000] [--workers 2]
 
-Writes the same small arrays as so many shards, with threads and with Dask workers of this machine,
-each in a process of its own, in alternation; prints the milliseconds per shard beyond those of
-threads, and the peak memory of the process that is stage, client and scheduler.
+Writes the same small arrays with threads and with local Dask workers, in alternating processes.
+Prints how many more milliseconds per shard Dask takes than threads, and the peak memory of the
+process that is stage, client and scheduler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def prepare(work: Path) -> None:
-    """Write arrays and their manifest, once."""
     if (work / "manifest").exists():
         return
     work.mkdir(parents=True, exist_ok=True)
@@ -43,9 +42,7 @@ def prepare(work: Path) -> None:
 
 
 def write(work: Path, shards: int, workers: int) -> tuple[float, float]:
-    """Write so many shards of the training split, and fewer of the others; returns seconds per
-    shard, cluster apart, and the peak memory [MiB].
-    """
+    """Write at least so many training shards; return seconds per shard and peak memory [MiB]."""
     os.chdir(work)
     manifest = read_manifest(Path("manifest"))
     shutil.rmtree("shards", ignore_errors=True)
@@ -58,7 +55,6 @@ def write(work: Path, shards: int, workers: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure in alternation, and print medians."""
     parser = command_line("dask_shards", __doc__, results=False)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--shards", type=int, nargs="+", default=[100, 1000])

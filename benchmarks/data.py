@@ -1,6 +1,4 @@
-"""Datasets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long
-series.
-"""
+"""Datasets for the benchmarks, prepared by the product's own stages."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ SERIES_SHAPE = (1_000_000, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A dataset with what is done to it, as params.yaml would say it; `layout` is where its stages
-    have written.
-    """
+    """A dataset with its processing as params.yaml has it; `layout` has the stages' results."""
 
     name: str
     document: dict[str, Any]
@@ -37,12 +33,10 @@ class Workload:
 
     @property
     def params(self) -> Params:
-        """What the document says, checked."""
         return check(self.document)
 
 
 def presets(kind: str) -> dict[str, Any]:
-    """The configurations of infra/presets/."""
     return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())[
         "pipelines!"
     ]
@@ -80,9 +74,7 @@ CROP_224 = {"height": 224, "width": 224}
 
 
 def crops(source: Path, work: Path) -> Workload:
-    """The same photos cut to variable sizes; a random 224×224 of each, and no resizing: the
-    snapshot keeps every photo in its own size.
-    """
+    """Photos in variable sizes, which the snapshot keeps; a random 224×224 of each, unresized."""
     augment = [{"random_crop": CROP_224}]
     return _variable_sizes("crops", source, work, preprocess=["decode"], augment=augment)
 
@@ -94,9 +86,7 @@ def resized_crops(source: Path, work: Path) -> Workload:
 
 
 def imagenet(source: Path, work: Path) -> Workload:
-    """The same, but photos are stored with a shorter side of 256, as infra/demo/imagenet.yaml
-    does.
-    """
+    """Like `resized_crops`, but stored with a shorter side of 256 (infra/demo/imagenet.yaml)."""
     return _variable_sizes(
         "imagenet",
         source,
@@ -162,7 +152,7 @@ def fashion_mnist(work: Path) -> Workload:
 
 
 def small(work: Path, batch_size: int = 64) -> Workload:
-    """Tiny gray images, whose input takes what is added to it."""
+    """Tiny gray images, whose input takes only the time that a benchmark adds to it."""
     source = work / "small.npz"
     if not source.exists():
         images = np.random.default_rng(0).integers(0, 256, (SMALL, 4, 4), np.uint8)
@@ -177,9 +167,7 @@ def small(work: Path, batch_size: int = 64) -> Workload:
 
 
 def windows(work: Path) -> Workload:
-    """A million steps of eight columns; windows of 24 steps and the step after them, batches of
-    256.
-    """
+    """Windows of 24 steps and the next one, of a million steps of eight columns, batches of 256."""
     path = work / "series.npy"
     if not path.exists():
         np.save(path, np.random.default_rng(0).standard_normal(SERIES_SHAPE, np.float32))
@@ -195,7 +183,7 @@ def windows(work: Path) -> Workload:
 
 
 def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
-    """A few once more, with the cast to float on the host; all others deliver what is stored."""
+    """Return copies of some configurations that cast to float on the host, unlike the originals."""
     return {f"{name}_float": pipelines[name] for name in ("naive", "vectorized", "snapshot")}
 
 

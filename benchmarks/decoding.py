@@ -1,11 +1,10 @@
-"""Whether ingest and TensorFlow agree about which image files can be used: on files mutated at
-random.
+"""Do ingest and TensorFlow agree about which image files can be used? On randomly mutated files.
 
     python -m benchmarks.decoding --files 3000   # exit code 1 where they disagree; --seed repeats
 
-Each mutated file is examined as ingest does. What is accepted must decode in TensorFlow, to the
-size that ingest says. What is refused although TensorFlow decodes it is counted as well: Pillow is
-the stricter one, and its word is final.
+Each file is examined as ingest does. A file that is accepted must decode in TensorFlow, to the size
+that ingest gives. Files that are refused although TensorFlow decodes them are counted: Pillow is
+stricter, and decides.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Mutation = Callable[[bytearray, random.Random], bytes]
 
 
 def seeds(draw: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Sound files of every format, with suffix: sizes, modes and encoders' options are drawn."""
+    """Yield valid files of every format with random sizes, modes and encoder options."""
     while True:
         size = draw.randint(1, 60), draw.randint(1, 60)
         pixels = np.random.default_rng(draw.getrandbits(32)).integers(0, 256, (4, 5, 3), np.uint8)
@@ -72,14 +71,13 @@ def seeds(draw: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def flip(data: bytearray, draw: random.Random) -> bytes:
-    """A few bits."""
     for _ in range(draw.choice((1, 1, 2, 5, 20))):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     return bytes(data)
 
 
 def overwrite(data: bytearray, draw: random.Random) -> bytes:
-    """A few bytes, often with those that mean something."""
+    """Overwrite a few bytes, often with significant values."""
     for _ in range(draw.choice((1, 2, 8))):
         data[draw.randrange(len(data))] = draw.choice(
             (0, 1, 0x7F, 0x80, 0xD9, 0xDA, 0xFE, 0xFF, draw.randrange(256))
@@ -88,34 +86,28 @@ def overwrite(data: bytearray, draw: random.Random) -> bytes:
 
 
 def cut(data: bytearray, draw: random.Random) -> bytes:
-    """The end is missing."""
     return bytes(data[: -draw.choice((1, 2, 4, 8, 12, 16, draw.randint(1, len(data) - 1)))])
 
 
 def append(data: bytearray, draw: random.Random) -> bytes:
-    """Something follows."""
     return bytes(data) + draw.choice(
         (b"\0", b"\n", bytes(data), draw.randbytes(40), b"\xff\xd9", bytes(data[-12:]))
     )
 
 
 def drop(data: bytearray, draw: random.Random) -> bytes:
-    """A piece is missing."""
     start = draw.randrange(len(data))
     del data[start : start + draw.choice((1, 4, 12, 50))]
     return bytes(data)
 
 
 def double(data: bytearray, draw: random.Random) -> bytes:
-    """A piece is there twice."""
     start, length = draw.randrange(len(data)), draw.choice((1, 4, 12, 50))
     return bytes(data[: start + length] + data[start:])
 
 
 def rewrite_chunk(data: bytearray, draw: random.Random) -> bytes:
-    """A PNG chunk is changed, moved, doubled or renamed, and its checksum is right all the same;
-    other files have bits flipped.
-    """
+    """Change, move, double or rename a PNG chunk, and fix its checksum; flip bits elsewhere."""
     if not data.startswith(b"\x89PNG"):
         return flip(data, draw)
     chunks, offset = [], 8
@@ -174,7 +166,7 @@ def rewrite_chunk(data: bytearray, draw: random.Random) -> bytes:
 
 
 def rename(data: bytearray, draw: random.Random) -> bytes:
-    """Nothing but the suffix is wrong."""
+    """Change nothing: only the suffix will be wrong."""
     return bytes(data)
 
 
@@ -193,7 +185,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """So many mutated files with a name that says what was done."""
+    """Yield mutated files, each with a name that tells the mutation."""
     draw = random.Random(seed)
     files = seeds(draw)
     for number in range(count):
@@ -204,9 +196,7 @@ def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[str, str]]:
-    """How often ingest and TensorFlow agree, and for each file that only ingest accepts what
-    TensorFlow says.
-    """
+    """Count how often ingest and TensorFlow agree; list TensorFlow's errors on accepted files."""
     import tensorflow as tf
 
     seen, disagreements = Counter(), {}
@@ -249,7 +239,6 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
 
 
 def main() -> None:
-    """Compare, and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

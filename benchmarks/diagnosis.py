@@ -1,10 +1,10 @@
-"""Is the change that mends a planted fault named first, and what does it gain?
+"""Is the change that fixes a planted fault named first, and what does it gain?
 
     python -m benchmarks.diagnosis --photos DIR --json FILE
 
-Each case is a configuration with a known fault. Those of the same data are built, trained and
-profiled as the stages do it, and race together, with what the rules propose. A fault counts as
-named if the change that has gained most is one of those that mend it.
+Each case is a configuration with a known fault. Those of a dataset are built, trained and profiled
+by the stages, and race with what the rules propose. A fault counts as named if the change with the
+largest gain is one that fixes it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from throughline.shared.layout import Layout
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 HEALTHY = "none"
-SECONDS = 180.0  # of a race
+SECONDS = 180.0  # length of a race
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A planted fault: the configuration, and the rules that mend it."""
+    """A planted fault: the configuration, and the rules that fix it."""
 
     config: dict[str, Any]
     mended_by: tuple[str, ...]
@@ -90,7 +90,7 @@ PHOTOS = {
 
 
 def examine(workload: data.Workload, cases: Mapping[str, Case]) -> Iterator[dict[str, Any]]:
-    """Race all cases with what the rules propose; yields what each race says first."""
+    """Race all cases with what the rules propose; yield the first finding of each."""
     root = workload.layout.root
     document = {
         **workload.document,
@@ -121,7 +121,6 @@ def examine(workload: data.Workload, cases: Mapping[str, Case]) -> Iterator[dict
 
 
 def main() -> None:
-    """Examine all cases, print the table and how many were named, write all as JSON."""
     options = data_command_line("diagnosis", __doc__).parse_args()
     with open_work(options.work) as work:
         examined = [(data.fashion_mnist(work.absolute()), FASHION_MNIST)]

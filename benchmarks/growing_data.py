@@ -1,6 +1,6 @@
-"""How long preparation takes when data grows: the first time, with nothing changed, with one file
-changed, and with one removed: ingest alone with the peak of its memory or, with --project, all of
-`dvc repro snapshot` in a clone.
+"""How long preparation takes when data grows: at first, with nothing changed, with one file
+changed, and with one removed. Measures ingest alone with its peak of memory or, with --project, all
+of `dvc repro snapshot` in a clone.
 
 python -m benchmarks.growing_data --files 100000 --work DIR [--rounds 5] [--profile] [--project]
 """
@@ -34,7 +34,7 @@ from throughline.settings import DataSettings, SplitSettings
 ROOT = Path(__file__).parents[1]
 CLASSES = 10
 SIDE = 48  # pixels
-DIFFERENT = 1000  # pictures; each file has its own number in a comment, so that contents differ
+DIFFERENT = 1000  # pictures; a number in a comment makes each file's content different
 
 
 def make_files(root: Path, count: int) -> None:
@@ -52,7 +52,6 @@ def make_files(root: Path, count: int) -> None:
 
 
 def encode(seed: int) -> bytes:
-    """A smooth picture as JPEG."""
     from io import BytesIO
 
     small = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
@@ -62,15 +61,12 @@ def encode(seed: int) -> bytes:
 
 
 def with_comment(jpeg: bytes, number: int) -> bytes:
-    """The same picture in other bytes."""
     comment = f"{number:016d}".encode()
     return jpeg[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[2:]
 
 
 def run_ingest(root: Path, work: Path, *, kept: bool) -> dict[str, float]:
-    """Seconds, and the peak of memory [MB], of an ingest in a process of its own, which has
-    imported all that it needs.
-    """
+    """Run ingest in a new process; return seconds without imports, and peak memory [MB]."""
     command = [sys.executable, "-m", "benchmarks.growing_data", "--ingest", str(root)]
     shutil.rmtree(work / "manifest", ignore_errors=True)  # as DVC does before the stage
     if not kept:
@@ -82,7 +78,7 @@ def run_ingest(root: Path, work: Path, *, kept: bool) -> dict[str, float]:
 
 
 def make_project(root: Path, folder: Path) -> None:
-    """A clone of this project that reads the files of `root`, unless it is there."""
+    """Make a clone of this project that reads the files of `root`, unless it exists."""
     if folder.exists():
         return
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
@@ -95,7 +91,7 @@ def make_project(root: Path, folder: Path) -> None:
 
 
 def run_project(folder: Path, *, kept: bool) -> dict[str, float]:
-    """Seconds that `dvc repro snapshot` takes, of all its stages; without `kept` the first time."""
+    """Return the seconds of `dvc repro snapshot`; without `kept`, of its first run."""
     if not kept:
         for name in ("data", ".throughline", ".dvc/cache", ".dvc/tmp"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -112,7 +108,7 @@ def run_project(folder: Path, *, kept: bool) -> dict[str, float]:
 
 
 def ingest_here(root: Path, work: Path, *, profile: bool) -> None:
-    """Ingest, and print seconds and the peak of memory; with `profile` where the seconds go."""
+    """Run ingest, print seconds and peak memory, and with `profile` where the time goes."""
     settings = DataSettings(
         source="image_folder", path=str(root), split=SplitSettings(validation=0.1, test=0.1)
     )
@@ -132,7 +128,6 @@ def ingest_here(root: Path, work: Path, *, profile: bool) -> None:
 
 
 def main() -> None:
-    """Make the files, change them, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,14 +1,12 @@
-"""Trainings as people write them, each a script that `whowaits` is tried on
-(`python -m benchmarks.whowaits`).
-"""
+"""Trainings as people write them, to try `whowaits` on (`python -m benchmarks.whowaits`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Trainings as they are and from memory, in alternation, of as many epochs as take SPAN_S: the same
-# process is faster in some seconds, an epoch may take a tenth of one, calling `fit` takes time, and
-# to close an iterator of tf.data now and then a tenth of a second.
+# Trains on real batches and on batches from memory in alternation, for as many epochs as take
+# SPAN_S. Short blocks would not do: the speed of a process varies over seconds, calling `fit` takes
+# time, and closing a tf.data iterator sometimes takes a tenth of a second.
 ALTERNATE = """
 TRUTH, IN_MEMORY, PAIRS, FEWEST, LONG_S = os.environ.get("TRUTH"), False, 9, 5, 60
 UNTIMED, SPAN_S = 2, 1.5  # rounds: one compiles, one says how long an epoch takes
@@ -167,9 +165,7 @@ def train(loader, model):
 
 @dataclass(frozen=True)
 class Case:
-    """A script; `freezes` is what a first advice must not begin with, and `bottleneck` whether its
-    input is one by construction, None where only the truth says so.
-    """
+    """A script; a first advice that begins with one of `freezes` would freeze random draws."""
 
     script: str
     backend: str = ""
@@ -178,7 +174,6 @@ class Case:
 
     @property
     def text(self) -> str:
-        """All of it."""
         if self.torch_waits is not None:
             return f"WAITS = {self.torch_waits}\n{TORCH}{self.script}"
         return f"BACKEND = {self.backend!r}\n{PRELUDE}{self.script}"
@@ -186,7 +181,7 @@ class Case:
 
 BATCHES = ("batch: .cache()",)
 CASES = {
-    # Random ops that a cache after them would freeze.
+    # Random ops that a later cache would freeze.
     "map of random crops": Case(
         f"{ROWS}train(network(), rows.map(crop).batch(BATCH).prefetch(AUTO))",
         freezes=("map(crop): .cache()", *BATCHES),
@@ -273,7 +268,7 @@ train(network(), rows.batch(BATCH).map(change, AUTO).prefetch(AUTO))
 """,
         freezes=("map(change): .cache()", "batch: .cache()"),
     ),
-    # Without a bottleneck, or nearly.
+    # With no bottleneck, or hardly any.
     "a large model, kept": Case(f"{MEMORY}train(network(96), kept)"),
     "a model of medium size, kept": Case(f"{MEMORY}train(network(48), kept)"),
     "arrays": Case("train(network(64, 96), (images / 255).astype('float32'), labels, BATCH)"),
@@ -314,7 +309,7 @@ train(keras.Sequential(layers), data.padded_batch(BATCH).prefetch(AUTO))
 """
     ),
     "a tape, a large model": Case(f"{MEMORY}{TAPE}loop(network(64), kept)"),
-    # With one.
+    # With a bottleneck.
     "a tape, decoding": Case(f"{FILES}{TAPE}loop(network(), files.map(decode).batch(BATCH))"),
     "a tape, a store": Case(
         f"""{TAPE}

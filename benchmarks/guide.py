@@ -1,13 +1,12 @@
-"""The experiments of TensorFlow's guide "Better performance with the tf.data API", run here beside
-its published seconds.
+"""The experiments of TensorFlow's guide "Better performance with the tf.data API", beside its
+figures.
 
     python -m benchmarks.guide --json FILE
 
-An artificial dataset takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms.
-All costs are sleeps, so the times do not depend on the machine. TensorFlow's defaults are left as
-they are, as in the guide; they put a prefetch behind pipelines that have none, so that even "naive"
-overlaps a little by now. Each experiment runs several times; the median counts. Source:
-tensorflow.org/guide/data_performance, whose numbers these are.
+An artificial dataset takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms. All
+costs are sleeps, so the times do not depend on the machine. TensorFlow's defaults stay, as in the
+guide; they now add a prefetch, so that even "naive" overlaps a little. Each experiment runs several
+times; the median counts. Source: tensorflow.org/guide/data_performance.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import tensorflow as tf
 from benchmarks.command_line import command_line, write_results
 
 OPEN_S, READ_S, TRAIN_S, MAP_S = 0.03, 0.015, 0.01, 0.03
-QUICK_MAP_S, WIDENING_S = 0.001, 0.0001  # of the last two experiments: per sample
+QUICK_MAP_S, WIDENING_S = 0.001, 0.0001  # per sample, in the last two experiments
 SAMPLES, LARGE, BATCH = 3, 50, 256
 AUTO = tf.data.AUTOTUNE
 Make = Callable[[], tf.data.Dataset]
@@ -33,8 +32,8 @@ Make = Callable[[], tf.data.Dataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A dataset, how many epochs of it are taken, and the seconds that the guide gives;
-    `sleeps_s`: what its sleeps come to, laid out as the experiment means it.
+    """A dataset and its epochs, with the guide's seconds and the seconds that its sleeps should
+    take.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Experiment:
 
 
 def artificial(samples: int = SAMPLES) -> tf.data.Dataset:
-    """A file that takes its time to open and to read."""
+    """Return a dataset whose file takes time to open and to read."""
 
     def read() -> Iterator[int]:
         time.sleep(OPEN_S)
@@ -58,7 +57,7 @@ def artificial(samples: int = SAMPLES) -> tf.data.Dataset:
 
 
 def sleeping(seconds: float, *, per_sample: bool = False) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A map that takes so long, whatever it gets, or for each sample of a batch."""
+    """Return a map that sleeps once, or once for each sample of a batch."""
 
     def wait(value):  # noqa: ANN001, ANN202 - NumPy in, NumPy out
         time.sleep(seconds * (len(value) if per_sample else 1))
@@ -73,7 +72,6 @@ def sleeping(seconds: float, *, per_sample: bool = False) -> Callable[[tf.Tensor
 
 
 def files(samples: int = SAMPLES) -> Callable[[tf.Tensor], tf.data.Dataset]:
-    """What an interleave opens."""
     return lambda number: artificial(samples).map(lambda value: value)
 
 
@@ -93,9 +91,7 @@ def optimized() -> tf.data.Dataset:
 
 
 def experiments() -> list[Experiment]:
-    """All of the guide, in its order. Sleeps of one epoch, one after another or side by side, times
-    the epochs.
-    """
+    """Return all experiments of the guide, in its order."""
     one_file, train = OPEN_S + SAMPLES * READ_S, SAMPLES * TRAIN_S
     two = tf.data.Dataset.range(2)
     last = 2 * (OPEN_S + LARGE * READ_S)
@@ -177,9 +173,7 @@ def experiments() -> list[Experiment]:
 
 
 def seconds(experiment: Experiment) -> float:
-    """Time all epochs, as the guide does: iterating in Python, sleeping for a train step at each
-    element.
-    """
+    """Time all epochs as the guide does: iterate in Python, and sleep for each train step."""
     dataset = experiment.make()
     began = time.perf_counter()
     for _ in range(experiment.epochs):
@@ -190,7 +184,6 @@ def seconds(experiment: Experiment) -> float:
 
 
 def main() -> None:
-    """Run all experiments, print the table, write it as JSON."""
     parser = command_line("guide", __doc__)
     parser.add_argument(
         "--repeats", type=int, default=3, help="times that each experiment runs; the median counts"
@@ -202,7 +195,7 @@ def main() -> None:
         f"{'here ÷ guide':>14}{'sleeps s':>9}{'spread':>8}"
     )
     for experiment in experiments():
-        # The slowest carries the first call's tracing.
+        # Leave out the slowest, in which the first call is traced.
         times = sorted(seconds(experiment) for _ in range(options.repeats + 1))[: options.repeats]
         here = statistics.median(times)
         results[experiment.name] = {

@@ -1,12 +1,12 @@
-"""How fast every configuration delivers batches, alone: photos, random crops of photos,
+"""How fast every configuration delivers batches by itself: photos, random crops of photos,
 Fashion-MNIST and windows of a series.
 
     python -m benchmarks.input_pipelines --photos DIR --json FILE
 
-Every configuration has a process of its own, and all of them take turns: round after round each is
-drained for a moment, so that the machine's drift hits all alike. What counts is the median over the
-rounds. Starting an iterator is no part of it; the gap between epochs is measured apart. Batches are
-uint8 as they would cross to an accelerator; names with `_float` cast on the host.
+Every configuration has its own process. All take turns, round after round, so that drift of the
+machine affects all alike. The median over rounds counts. The start of an iterator is not counted;
+the gap between epochs is measured apart. Batches are uint8, as an accelerator would get them;
+configurations named `_float` cast on the host.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ ROUNDS = 5
 TURN_S, SETTLE_S = 1.0, 0.7
 PLENTY = 100_000  # epochs
 GAP_EPOCHS = 3
-LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of them
+LONGEST_EPOCH_S = 5.0  # longest epoch whose gap is measured, by four epochs
 
 
 def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
-    """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an
-    epoch lost between epochs.
-    """
+    """Serve one configuration: answer `turn` with examples/s, `gap` with its share of an epoch."""
     from throughline.assembly.inputs import make_input_spec, open_input_service, open_inputs
     from throughline.pipelines.input_pipeline import InputPipeline
     from throughline.plan.plan import make_plan
@@ -66,7 +64,7 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
 
 
 def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
-    """A whole epoch where it fills a cache, else a moment."""
+    """Run a whole epoch if it fills a cache, otherwise a moment."""
     began = time.perf_counter()
     for _ in itertools.islice(batches, pipeline.steps_per_epoch):
         if not pipeline.plan.caches and time.perf_counter() - began > TURN_S:
@@ -74,9 +72,7 @@ def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
 
 
 def turn(batches: Iterator[Any]) -> float:
-    """Examples per second over a moment, at least two batches, once what was prepared during the
-    others' turns is used up.
-    """
+    """Return examples per second over at least two batches, once prepared batches are used up."""
     began = time.perf_counter()
     while time.perf_counter() - began < SETTLE_S:
         next(batches)
@@ -88,7 +84,7 @@ def turn(batches: Iterator[Any]) -> float:
 
 
 def gap(pipeline: Any) -> float:
-    """What lies between two epochs as a share of an epoch: the median of a few."""
+    """Return the median gap between epochs, as a share of an epoch."""
     shares, batches, last = [], iter(pipeline.dataset(epochs=GAP_EPOCHS + 1)), None
     for _ in range(GAP_EPOCHS + 1):
         began = time.perf_counter()
@@ -97,7 +93,7 @@ def gap(pipeline: Any) -> float:
         for _ in range(pipeline.steps_per_epoch - 1):
             next(batches)
         ended = time.perf_counter()
-        # One batch's time is work, not gap.
+        # Fetching one batch is work, not gap.
         usual = (ended - first) / max(1, pipeline.steps_per_epoch - 1)
         shares += [] if last is None else [max(0.0, first - last - usual) / (ended - began)]
         last = ended
@@ -106,12 +102,12 @@ def gap(pipeline: Any) -> float:
 
 @functools.cache
 def images_to_copy(shape: tuple[int, ...]) -> np.ndarray:
-    """Random images (images, height, width, channels) uint8, made once for all rounds."""
+    """Return random uint8 images (images, height, width, channels), made once for all rounds."""
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
 
 def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
-    """Images per second that one thread copies, batch by batch, from memory that is in no cache."""
+    """Return the images per second that one thread copies in batches from uncached memory."""
     source = images_to_copy((24 * batch, *shape))
     target = np.empty((batch, *shape), np.uint8)
     began = time.perf_counter()
@@ -121,9 +117,7 @@ def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
 
 
 def decode_rate(workload: data.Workload) -> float:
-    """Images per second that one thread decodes and resizes by the ops alone, from bytes in memory,
-    without any pipeline around it.
-    """
+    """Return the images per second that one thread decodes and resizes without a pipeline."""
     import tensorflow as tf
 
     from throughline.assembly.inputs import open_inputs
@@ -164,9 +158,7 @@ def decode_rate(workload: data.Workload) -> float:
 def start_workers(
     workload: data.Workload, names: list[str], stack: ExitStack
 ) -> dict[str, Connection]:
-    """Start a worker for each configuration, which ends with the block of the stack; returns the
-    ends of their pipes, of which the plan and the number of examples come first.
-    """
+    """Start a worker for each configuration until the stack's block ends; return their pipes."""
     context, pipes = multiprocessing.get_context("spawn"), {}
     for name in names:
         pipes[name], theirs = context.Pipe()
@@ -178,7 +170,7 @@ def start_workers(
 
 
 def take_turns(pipes: Mapping[str, Connection]) -> dict[str, float]:
-    """One round: the examples per second of each of the workers, one after another."""
+    """Run one round: let each worker in turn measure its examples per second."""
     rates = {}
     for name, pipe in pipes.items():
         pipe.send("turn")
@@ -189,9 +181,7 @@ def take_turns(pipes: Mapping[str, Connection]) -> dict[str, float]:
 def compare(
     workload: data.Workload, names: list[str], rounds: int
 ) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """Let the configurations take turns; returns their results and the memcpy rates of the same
-    rounds.
-    """
+    """Let the configurations take turns; return results, and memcpy rates of the same rounds."""
     plans, examples, turns, copied = {}, {}, [], []
     with ExitStack() as stack:
         pipes = start_workers(workload, names, stack)
@@ -224,7 +214,6 @@ def compare(
 
 
 def show(title: str, results: dict[str, dict[str, Any]]) -> None:
-    """Print one table, the fastest first."""
     print(
         f"\n{title}\n{'configuration':<24}{'examples/s':>12}"
         f"{'× naive':>10}{'spread':>9}{'epoch gap':>11}"
@@ -237,7 +226,6 @@ def show(title: str, results: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, print the tables, and write them as JSON."""
     parser = data_command_line("input_pipelines", __doc__)
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive"

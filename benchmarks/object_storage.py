@@ -1,11 +1,10 @@
-"""How fast a snapshot's columns come from an object store on this machine's loopback, and how long
-it is until the first rows, next to columns in files.
+"""How fast a snapshot's columns, and its first rows, come from a local object store or from files.
 
     python -m benchmarks.object_storage --images 20000 --rounds 5
 
-Starts a SeaweedFS of its own. Store and reader share cores and disk here, so this bounds what the
-reader costs and says nothing about a network or a cloud's store. How many bytes are fetched is
-counted by a test (`tests/pipelines/test_stored_columns.py`), through a proxy.
+Starts its own SeaweedFS. Store and reader share cores and disk, so this bounds the reader's cost
+and says nothing about a network or a cloud's store. A test counts the bytes that are fetched
+(`tests/pipelines/test_stored_columns.py`), through a proxy.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from throughline.plan.ops import Decode
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.object_store import open_store
 
-SIDE = 64  # pixels of an image, each of three bytes
+SIDE = 64  # pixels, of three bytes each
 BATCH = 256
 BUCKET = "benchmark"
 
 
 def prepare(folder: Path, images: int) -> None:
-    """Images of noise as shards and manifest in a folder."""
+    """Write images of noise as shards and manifest."""
     draw = np.random.default_rng(0)
     np.savez(
         folder / "data.npz",
@@ -54,7 +53,7 @@ def prepare(folder: Path, images: int) -> None:
 
 
 def read_first_rows(open_data: Callable[[], PreparedData]) -> float:
-    """Seconds from opening to the first batch of random rows of the training split."""
+    """Return the seconds from opening to the first random batch of the training split."""
     started_at = time.perf_counter()
     values = open_data().memmap("train", "image")
     rows = np.random.default_rng(1).integers(0, len(values), BATCH)
@@ -103,7 +102,6 @@ def measure(folder: Path, url: str, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure on a store that is started for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,12 +1,11 @@
-"""What measuring costs a training outside the traced window: Keras' bare fit against the train
-stage's, in alternation.
+"""What measuring costs a training outside the traced window, compared with Keras' bare `fit`.
 
     python -m benchmarks.overhead
 
-The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch in alternation:
-without any callback, and with the step timer, the rows, the process and NVML sampling and MLflow's
-metrics and system metrics that the train stage has on. Both validate; no checkpoint is written. The
-median of the pairs' ratios counts.
+Trains the same model on the same mapped pipeline of Fashion-MNIST in alternating epochs: without
+callbacks, and with all that the train stage has on (step timer, rows, process and NVML sampling,
+MLflow's metrics and system metrics). Both validate; no checkpoint is written. The median ratio of
+pairs counts.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ from benchmarks.command_line import command_line
 def epochs(
     workload: data.Workload, folder: Path
 ) -> Iterator[tuple[Callable[[], float], Callable[[], float]]]:
-    """Two functions that train an epoch and return its seconds: bare, and measured, with an MLflow
-    run as long as the block.
-    """
+    """Yield two functions that train an epoch and return its seconds: bare, and measured."""
     import mlflow
 
     from throughline.assembly.inputs import open_input_pipeline, open_inputs
@@ -83,7 +80,6 @@ def epochs(
 
 
 def main() -> None:
-    """Train in alternation and print the ratio."""
     parser = command_line("overhead", __doc__, results=False)
     parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
     options = parser.parse_args()

@@ -1,14 +1,14 @@
-"""The loaders of other libraries on the same work as our photo benchmark. Runs in an environment of
-its own, see peers.py.
+"""Loaders of other libraries on the work of our photo benchmark, in their own environment.
 
     python benchmarks/peer_loaders.py NAME --photos DIR --work DIR [--size 224]
 
-Answers every line on standard input with the images per second of one moment. All decode JPEG,
-resize to a square and stack 64 uint8 images, shuffled, on all cores. Nothing of ours is imported.
+Answers each line on standard input with the images per second of a moment. All decode JPEG, resize
+to a square and stack 64 uint8 images, shuffled, on all cores. Imports nothing of ours; peers.py
+makes the environment known.
 """
 
 # pyright: reportMissingImports=false
-# They are in an environment of their own.
+# The libraries are in an environment of their own.
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ TURN_S = 2.0
 
 
 def with_pil(data: bytes, size: int) -> np.ndarray:
-    """Decode and resize as most tutorials do."""
     import io
 
     from PIL import Image
@@ -52,7 +51,7 @@ def with_opencv(data: bytes, size: int) -> np.ndarray:
 def torch_loader(
     files: list[Path], decode: Callable[[bytes, int], np.ndarray], size: int
 ) -> Iterator[Any]:
-    """PyTorch's DataLoader with a map-style dataset."""
+    """Yield batches of PyTorch's DataLoader with a map-style dataset."""
     from torch.utils.data import DataLoader, Dataset
 
     class Photos(Dataset):
@@ -70,7 +69,7 @@ def torch_loader(
 
 
 def webdataset_loader(files: list[Path], work: Path, size: int) -> Iterator[Any]:
-    """WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
+    """Yield batches of WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
     import webdataset
 
     shards = sorted(work.glob("photos-*.tar"))
@@ -91,7 +90,6 @@ def webdataset_loader(files: list[Path], work: Path, size: int) -> Iterator[Any]
 
 
 def grain_loader(files: list[Path], size: int) -> Iterator[Any]:
-    """Grain's dataset in threads."""
     import grain
 
     source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()
@@ -100,7 +98,7 @@ def grain_loader(files: list[Path], size: int) -> Iterator[Any]:
 
 
 def spdl_loader(files: list[Path], size: int) -> Iterator[Any]:
-    """SPDL's pipeline in threads: a batch is decoded and resized by FFmpeg in one of them."""
+    """Yield batches of SPDL's pipeline: FFmpeg decodes and resizes each in a thread."""
     from spdl import io
     from spdl.pipeline import PipelineBuilder
 
@@ -114,7 +112,7 @@ def spdl_loader(files: list[Path], size: int) -> Iterator[Any]:
     def load(names: list[str]) -> np.ndarray:
         return np.asarray(io.to_numpy(io.load_image_batch(names, width=size, height=size)))
 
-    load([str(files[0])])  # an error within the pipeline would only leave batches out
+    load([str(files[0])])  # within the pipeline an error would only drop batches
     builder = PipelineBuilder().add_source(batches()).pipe(load, concurrency=CORES).add_sink(8)
     running = builder.build(num_threads=CORES)
     with running.auto_stop():
@@ -122,7 +120,7 @@ def spdl_loader(files: list[Path], size: int) -> Iterator[Any]:
 
 
 def dali_loader(files: list[Path], size: int) -> Iterator[Any]:
-    """NVIDIA DALI on the CPU."""
+    """Yield batches of NVIDIA DALI on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=CORES, device_id=None)
@@ -143,7 +141,6 @@ def dali_loader(files: list[Path], size: int) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Answer each line with a rate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

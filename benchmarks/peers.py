@@ -1,11 +1,11 @@
-"""Our configurations beside the loaders of other libraries, on photos: JPEG → 224×224 uint8,
-batches of 64, all cores.
+"""Our configurations beside other libraries' loaders, on photos: JPEG → 224×224 uint8, batches of
+64.
 
     python -m venv DIR && DIR/bin/pip install -r benchmarks/peers-requirements.txt
     python -m benchmarks.peers --photos PHOTOS --python DIR/bin/python --json FILE
 
-All take turns in one run, each in processes of its own. A library that cannot be imported there is
-left out, and this is said.
+All use all cores and take turns in one run, each in its own processes. A library that cannot be
+imported is left out, with a message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SIZE = 224
 
 
 def main() -> None:
-    """Measure all, print a table, and write it as JSON."""
     parser = data_command_line("peers", __doc__, photos_required=True)
     parser.add_argument(
         "--python",
@@ -59,7 +58,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Theirs:
-    """What the other libraries load: photos, to squares of `size`; in an interpreter of theirs."""
+    """The interpreter of other libraries, and the photos that they load as squares of `size`."""
 
     python: Path
     photos: Path
@@ -67,14 +66,13 @@ class Theirs:
     size: int
 
     def command(self, name: str) -> list[str]:
-        """The command line of a loader."""
         script = str(Path(__file__).parent / "peer_loaders.py")
         places = ["--photos", str(self.photos), "--work", str(self.work)]
         return [str(self.python), script, name, *places, "--size", str(self.size)]
 
 
 def run_all(workload: data.Workload, theirs: Theirs, rounds: int) -> dict[str, list[float]]:
-    """Images per second of every loader, round by round."""
+    """Return the images per second of every loader, round by round."""
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         pipes = start_workers(workload, list(OURS), stack)
@@ -99,7 +97,7 @@ def run_all(workload: data.Workload, theirs: Theirs, rounds: int) -> dict[str, l
 
 
 def start_peer(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
-    """Start a peer, which is killed with the block of the stack."""
+    """Start a peer, which is killed at the end of the stack's block."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -112,7 +110,7 @@ def start_peer(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
 
 
 def query_rate(process: subprocess.Popen[str]) -> float | None:
-    """One turn of a peer; None when it is gone."""
+    """Let a peer take a turn; return its rate, or None if it is gone."""
     if process.stdin is None or process.stdout is None or process.poll() is not None:
         return None
     try:

@@ -1,23 +1,25 @@
-"""Published benchmarks of input pipelines, in their shape on this machine: what was published and
-on which hardware, what comes out here, and both per core.
+"""Published benchmarks of input pipelines, in their shape on this machine: what was published on
+which hardware, what comes out here, and both per core.
 
     python -m benchmarks.published --suite dlio --work DIR
     python -m benchmarks.published --suite presto --work DIR [--photos DIR]
     python -m benchmarks.published --suite landscape --work DIR --python ENV/bin/python
 
-dlio: ResNet-50 of MLPerf Storage. 114,660 bytes a record, which nobody decodes, and how many
-accelerators are kept busy for 90 % of the time; next to our configurations the TensorFlow reader of
-that benchmark, restated. Its rules ask for data of five times the memory, here it is in the page
-cache: the readers are compared, not the disk.
-presto: the image pipeline of PRESTO (decode, shorter side to 256, center, random crop of 224) from
-what each of its cuts stores, and what a search of `python -m tasks.tune` chooses. Its storage was
-a cluster of hard disks, here it is the page cache.
-landscape: RANDOM of the data-loader landscape (Ofeidis et al.), JPEGs of uniform noise, 256×256:
-our configurations next to the loaders of other libraries, whose environment benchmarks/peers.py
-describes. Published are plots, and that libraries differ little on one accelerator.
+dlio: ResNet-50 of MLPerf Storage. Records of 114,660 bytes that are not decoded; how many
+accelerators are kept busy for 90 % of the time. Beside our configurations runs that benchmark's
+TensorFlow reader, rewritten. Its rules ask for data of five times the memory; here it is in the
+page cache, so readers are compared and not disks.
 
-A row says how far it can be compared: *same data* is what was published, made again; *same shape*
-is data and work of the same kind and size, whose ratios compare; *cited* was not run here.
+presto: the image pipeline of PRESTO (decode, shorter side to 256, center, random crop of 224) from
+what each of its cuts stores, and the choice of a search by `python -m tasks.tune`. Its storage was
+a cluster of hard disks; here it is the page cache.
+
+landscape: RANDOM of the data-loader landscape (Ofeidis et al.), JPEGs of uniform noise, 256×256:
+our configurations beside other libraries' loaders, whose environment benchmarks/peers.py describes.
+Published are plots, and that libraries differ little on one accelerator.
+
+A row says how comparable it is: *same data* is the published data made again; *same shape* is data
+and work of the same kind and size, so that ratios compare; *cited* was not run here.
 """
 
 from __future__ import annotations
@@ -47,22 +49,22 @@ from throughline.results.tuning import TuningResult
 ROUNDS = 5
 RECORD = (182, 210, 3)  # 114,660 bytes
 RECORDS = 4_096
-READER_THREADS, TRANSFER_BYTES = 8, 262_144  # of DLIO's configuration
-BUSY = 0.9  # the share of the time in which an accelerator has to compute
-# Batch and seconds of computing a batch, by the accelerator's name.
+READER_THREADS, TRANSFER_BYTES = 8, 262_144  # from DLIO's configuration
+BUSY = 0.9  # share of time in which an accelerator has to compute
+# Batch size and seconds to compute a batch.
 ACCELERATORS = {"resnet50_tf": (64, 0.098), "resnet50_h100": (400, 0.224)}
 STREAMS = ("naive", "heuristic", "autotune", "vectorized", "map_parallel")
 OURS = ("shards_global", "snapshot", "optimized")
 READER = "DLIO's TensorFlow reader"
 CUTS = {"unprocessed": 107.0, "concatenated": 962.0, "resized": 1_789.0, "centered": 576.0}
 PRESTO_CORES = 8
-NOISE, NOISE_SIDE, NOISE_ROUNDS = 5_000, 256, 5  # of the 50,000 that were published
-PHOTOS, QUALITY = 2_000, 97  # of 500×375; as hardly compressed as ImageNet's, of 115 kB on average
+NOISE, NOISE_SIDE, NOISE_ROUNDS = 5_000, 256, 5  # the published benchmark had 50,000
+PHOTOS, QUALITY = 2_000, 97  # 500×375, hardly compressed like ImageNet's (115 kB on average)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of a table: published and measured examples per second, None where there is none."""
+    """A line of a table: published and measured examples per second, or None."""
 
     name: str
     published: float | None
@@ -96,7 +98,6 @@ def _rate(value: float | None) -> str:
 
 
 def main() -> None:
-    """Run a suite, print its table, and write it as JSON."""
     parser = command_line("published", __doc__)
     parser.add_argument("--suite", choices=("dlio", "presto", "landscape"), required=True)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="prepared data")
@@ -119,7 +120,7 @@ def main() -> None:
 
 
 def dlio(work: Path) -> list[Row]:
-    """Records that are read and not decoded, in batches of each accelerator's size."""
+    """Read records without decoding, in batches of each accelerator's size."""
     archive = work / "records.npz"
     if not archive.exists():
         records = np.random.default_rng(0).integers(0, 256, (RECORDS, *RECORD), np.uint8)
@@ -186,7 +187,7 @@ def read_as_dlio(files: Sequence[str], batch_size: int, pipe: Connection) -> Non
 
 
 def presto(work: Path, photos: Path | None) -> list[Row]:
-    """The image pipeline from what each cut stores, and the cut that a search chooses."""
+    """Run the image pipeline from what each cut stores, and search for the best cut."""
     path = _compress_little(work, photos)
     ahead = {"map": {"parallel": "cores"}, "prefetch": 2}
     document = {
@@ -225,7 +226,7 @@ def presto(work: Path, photos: Path | None) -> list[Row]:
 
 
 def landscape(work: Path, python: Path) -> list[Row]:
-    """JPEGs of noise, decoded and stacked, by our configurations and by other libraries."""
+    """Decode and stack JPEGs of noise, by our configurations and by other libraries."""
     images = work / "noise-images"
     if not images.exists():
         draw, made = np.random.default_rng(0), work / "noise.partial"
@@ -290,9 +291,7 @@ def race(
     workloads: Sequence[data.Workload],
     others: Mapping[str, tuple[Callable[[Sequence[str], int, Connection], None], list[str], int]],
 ) -> dict[str, float]:
-    """Median examples per second of all configurations and of what else reads the same files, in
-    alternation.
-    """
+    """Return median examples/s of all configurations and of other readers, in alternation."""
     context, pipes = multiprocessing.get_context("spawn"), {}
     with ExitStack() as stack:
         for workload in workloads:

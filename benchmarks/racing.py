@@ -1,6 +1,4 @@
-"""Races of prepared data as the race stage runs them, long runs to check them by, and another
-program at work meanwhile.
-"""
+"""Races of prepared data, long runs to check them by, and a program that disturbs them."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ while os.getppid() == parent:
 
 
 def race(document: Mapping[str, Any], root: Path) -> RaceResult:
-    """Race all configurations of a document, which nobody has trained, on the data in `root`."""
+    """Race all configurations of a document, none of which is trained, on the data in `root`."""
     params = check(document)
     starters = {name: Starter(config=each, plan=name) for name, each in params.pipelines.items()}
     racing = ConfigurationRace(params, starters, root=root, folder=root)
@@ -47,9 +45,7 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
 
 
 def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str = "train") -> float:
-    """Examples per second of a document's only configuration in a turn of seconds, after another
-    one.
-    """
+    """Return examples per second of a document's only configuration in a second, long turn."""
     params = check(document)
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)
@@ -61,7 +57,7 @@ def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str =
 
 @contextmanager
 def half_a_core(taken: bool = True) -> Iterator[None]:
-    """Another process that takes one core half of the time, as long as the block."""
+    """Keep one core busy half of the time during the block."""
     if not taken:
         yield
         return

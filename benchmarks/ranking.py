@@ -3,10 +3,10 @@
     python -m benchmarks.ranking --simulate
     python -m benchmarks.ranking --json FILE
 
-The first races nothing: rounds are drawn, with a factor per round that all contestants share and
-one per turn, and the ranking is asked; of a fixed number of rounds, and of races that end as the
-race stage's do, when all places are decided. The second races one configuration under several
-names, every other time beside a program that takes a core half of the time.
+The first simulates rounds, with a random factor that all contestants of a round share and one for
+each turn, and ranks them: in races of a fixed number of rounds, and in races that end when all
+places are decided, as the stage's do. The second races one configuration under several names, every
+other time beside a program that takes a core half of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from throughline.reporting.ranking import BASELINE, Ranking
 from throughline.results.base import Estimate
 from throughline.results.race import OWN, Cost, Raced, RaceResult, Round, Turn
 
-SHARED_NOISE, OWN_NOISE = 0.2, 0.05  # of a round and of a turn, standard deviations of logarithms
+SHARED_NOISE, OWN_NOISE = 0.2, 0.05  # standard deviations of logarithms, per round and per turn
 RACES, FEWER_RACES, SECONDS = 2_000, 500, 30.0
 COUNTS, GAINS = (2, 4, 8), (1.0, 1.1, 1.3)
 ROUNDS, MOST_ROUNDS = (5, 8, 12), 20
@@ -51,7 +51,7 @@ RACED = Raced(
 
 
 def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], rounds: int) -> list[Round]:
-    """Rounds of contestants that are so fast."""
+    """Simulate rounds of contestants with these speeds."""
     shared = draw.lognormal(0, SHARED_NOISE, (rounds, 1))
     rates = shared * draw.lognormal(0, OWN_NOISE, (rounds, len(speeds))) * speeds
     return [
@@ -69,7 +69,7 @@ def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], rounds: int)
 
 
 def until_decided(rounds: Sequence[Round]) -> Sequence[Round]:
-    """As much of them as the race stage would race."""
+    """Return the rounds that the race stage would run before it stops."""
     raced = list(rounds[:LEAST_ROUNDS])
     for each in rounds[LEAST_ROUNDS:]:
         so_far = Race(rounds=raced)
@@ -84,7 +84,6 @@ def until_decided(rounds: Sequence[Round]) -> Sequence[Round]:
 
 
 def rank(rounds: Sequence[Round]) -> Ranking:
-    """The ranking of a race that has nothing but these rounds."""
     return Ranking(
         RaceResult(
             machine={},
@@ -99,14 +98,12 @@ def rank(rounds: Sequence[Round]) -> Ranking:
 
 
 def is_split(ranking: Ranking) -> bool:
-    """Whether any of the configurations is called faster than another one."""
+    """Return whether any configuration is called faster than another one."""
     return bool(ranking.winners) or len(ranking.tied) < len(ranking.names)
 
 
 def simulate() -> list[dict[str, Any]]:
-    """The share of races in which equal configurations are called different, and in which one that
-    is faster than the others is called faster than the baseline.
-    """
+    """Return how often equal configurations are called different, and a faster one is found."""
     cells = [(count, rounds) for count in COUNTS for rounds in (*ROUNDS, None)]
     results = []
     print("configurations  rounds  called different       1.1× found      1.3× found")
@@ -119,9 +116,7 @@ def simulate() -> list[dict[str, Any]]:
 
 
 def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
-    """These shares of races of so many configurations, of so many rounds or until all is decided,
-    where the second of them is 1, 1.1 and 1.3 times as fast as the others.
-    """
+    """Return these shares for one number of configurations and of rounds; None: until decided."""
     (count, rounds), draw, shares = cell, np.random.default_rng(0), []
     for gain in GAINS:
         hits, races = 0, RACES if rounds and gain == 1 else FEWER_RACES
@@ -134,7 +129,7 @@ def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
 
 
 def race_equals(work: Path, races: int) -> list[dict[str, Any]]:
-    """Race a configuration that has three names, again and again."""
+    """Race a configuration under three names, again and again."""
     workload = data.small(work)
     config = {"read": "shards", "vectorize": True, "prefetch": 2}
     document = {
@@ -168,7 +163,6 @@ def race_equals(work: Path, races: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Simulate or race, and write all as JSON."""
     parser = command_line("ranking", __doc__)
     parser.add_argument("--simulate", action="store_true", help="draw rounds, and race nothing")
     parser.add_argument("--races", type=int, default=40, help="real races (default: 40)")

@@ -1,5 +1,5 @@
-"""How fast examples become TFRecord shards: against a plain TFRecordWriter loop, against the disk,
-and from 10,000 to 1,000,000 records.
+"""How fast TFRecord shards are written, compared with a TFRecordWriter loop and with the disk, and
+for 10,000 to 1,000,000 records.
 
 python -m benchmarks.sharding --photos DIR --json FILE
 """
@@ -31,18 +31,17 @@ from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 
 ROUNDS = 5
-# of two each; the rate of a disk that is shared with others differs five times from one write to
-# the next
+# of two each; a shared disk's rate varies by a factor of five between writes
 DISK_ROUNDS = 8
 CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 SETTINGS = ShardSettings()
 
 
 def time_sharding(manifest: Manifest, folder: Path) -> float:
-    """Seconds that sharding takes, flushed to the disk and digested as always.
+    """Return the seconds that sharding takes, including flush and digests.
 
-    What was written is removed again, as the other two do it: memory that a virtual machine has not
-    used before costs more to write to.
+    The shards are removed, as by the other two, because a virtual machine writes more slowly to
+    memory that it has not used before.
     """
     began = time.perf_counter()
     shard(manifest, folder, settings=SETTINGS)
@@ -52,9 +51,7 @@ def time_sharding(manifest: Manifest, folder: Path) -> float:
 
 
 def plain_loop(manifest: Manifest, path: Path) -> float:
-    """Seconds of the loop that tutorials show: one tf.train.Example and one TFRecordWriter.write
-    per record; then flushed to the disk, as ours.
-    """
+    """Return the seconds of the usual loop, a TFRecordWriter.write per Example, and a flush."""
     import tensorflow as tf
 
     values = np.load(manifest.folder / "values.npy", mmap_mode="r")
@@ -79,7 +76,7 @@ def plain_loop(manifest: Manifest, path: Path) -> float:
 
 
 def disk_rate(path: Path, size: int) -> float:
-    """Bytes per second of writing a file of `size` bytes in one sequence and flushing it."""
+    """Return the bytes per second of writing and flushing a file of `size` bytes."""
     block = os.urandom(1 << 20)
     began = time.perf_counter()
     with path.open("wb", buffering=0) as file:
@@ -92,7 +89,7 @@ def disk_rate(path: Path, size: int) -> float:
 
 
 def curve_point(count: int) -> None:
-    """Ingest and shard `count` records of 28×28 here and print seconds and peak memory."""
+    """Ingest and shard `count` records of 28×28, and print seconds and peak memory."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         np.savez(
@@ -124,7 +121,6 @@ def _spread(rates: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write JSON."""
     parser = command_line("sharding", __doc__)
     parser.add_argument(
         "--photos",
@@ -162,7 +158,7 @@ def main() -> None:
             size = int(large.stats["bytes"])
             rates = [size / time_sharding(large, work / "photos") / 1e6]
             disks = []
-            # Each of the two follows itself and the other: freed pages are quicker to write to.
+            # Each follows itself and the other one, because freed pages are quicker to write to.
             for _ in range(DISK_ROUNDS):
                 disks += [disk_rate(work / "plain", size) / 1e6 for _ in range(2)]
                 rates += [size / time_sharding(large, work / "photos") / 1e6 for _ in range(2)]

@@ -1,6 +1,4 @@
-"""An op that sleeps: input whose time per batch is known, and that occupies no core. Works in
-tf.data service workers, too.
-"""
+"""An op that sleeps: input with a known time per batch, which occupies no core, also in workers."""
 
 from __future__ import annotations
 
@@ -18,14 +16,12 @@ class Sleep(Op):
 
     name: ClassVar[str] = "sleep"
     takes: ClassVar[Literal["example", "batch", "both"]] = "batch"
-    random: ClassVar[bool] = True  # a deterministic op is refused where augmentation is listed
+    random: ClassVar[bool] = True  # a deterministic op is refused as augmentation
     ms: float = Field(gt=0, description="time per batch [ms]")
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """tf.data's own sleeping transformation, for one element; it sleeps again before it finds
-        that there is no second.
-        """
+        """Sleep by tf.data's transformation: once for the element, once to find its end."""
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
         microseconds = tf.cast(1e3 / 2 * self.ms * factor, tf.int64)
         return (

@@ -1,12 +1,11 @@
-"""How long an example takes of a snapshot that is read in part, against the straight line between
-none of it and all.
+"""How long an example takes of a partly stored snapshot, compared with a line from none to all.
 
     python -m benchmarks.snapshot_parts --photos DIR --json FILE
 
-Configurations differ in `snapshot: {fraction: F}` alone. Each has a process of its own, and all of
-them take turns (`input_pipelines.py`); the ratio to the line is taken within each round, so that
-the machine's drift hits all of its terms alike. `indexed` decodes every example, as a part of 0
-does, by a plan of its own.
+Configurations differ only in `snapshot: {fraction: F}`. Each has its own process, and all take
+turns (`input_pipelines.py`); the ratio to the line is taken within a round, so that drift of the
+machine affects all terms alike. `indexed` decodes every example, like a part of 0, but by another
+plan.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ALLOWED = 1.2  # times the line
 
 
 def in_parts(workload: data.Workload) -> data.Workload:
-    """The same data, read in parts, and by the index of the shards."""
+    """Return the same data, read in parts and by the index of the shards."""
     usual = {"shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
     parts = {
         name_of(fraction): {**usual, "read": "snapshot", "snapshot": {"fraction": fraction}}
@@ -40,12 +39,11 @@ def in_parts(workload: data.Workload) -> data.Workload:
 
 
 def name_of(fraction: float) -> str:
-    """The configuration that reads this fraction."""
     return f"part_{100 * fraction:.0f}"
 
 
 def measure(workload: data.Workload, rounds: int) -> dict[str, list[float]]:
-    """Microseconds per example of each configuration, per round."""
+    """Return microseconds per example of each configuration, per round."""
     with ExitStack() as stack:
         pipes = start_workers(workload, list(workload.params.pipelines), stack)
         for pipe in pipes.values():
@@ -55,9 +53,7 @@ def measure(workload: data.Workload, rounds: int) -> dict[str, list[float]]:
 
 
 def summarize(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """The median time of each [µs per example] and, of what is read in part, the median and the
-    quartiles of the rounds' ratios to the line.
-    """
+    """Return median times [µs per example] and, for parts, quartiles of their ratio to the line."""
     rows = {name: {"example_us": statistics.median(times)} for name, times in taken.items()}
     for fraction in FRACTIONS[1:-1]:
         ratios = [
@@ -72,7 +68,6 @@ def summarize(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def show(title: str, rows: dict[str, dict[str, float]]) -> None:
-    """Print one table."""
     print(f"\n{title}\n{'configuration':<16}{'µs/example':>12}{'to line':>10}{'quartiles':>16}")
     for name, row in rows.items():
         line = (
@@ -85,7 +80,6 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    """Measure, print the tables, and write them as JSON."""
     parser = data_command_line("snapshot_parts", __doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()

@@ -1,11 +1,10 @@
-"""How long ingest and shard take from a bucket on this machine's loopback, next to a folder of the
-same photos: all of them, and with one that has changed.
+"""How long ingest and shard take from a local bucket or a folder: for all photos, and one change.
 
     python -m benchmarks.source_in_bucket --photos 2000 --rounds 5
 
-Starts a SeaweedFS of its own. Store and stages share cores and disk here, so this bounds what
-reading object by object costs and says nothing about a network or a cloud's store. How many objects
-are read is counted by a test (`tests/data/test_bucket_sources.py`), through a proxy.
+Starts its own SeaweedFS. Store and stages share cores and disk, so this bounds the cost of reading
+object by object and says nothing about a network or a cloud's store. A test counts the objects that
+are read (`tests/data/test_bucket_sources.py`), through a proxy.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ WORK = ("ingest", "ingest, one changed", "shard")
 
 
 def write_photo(path: Path, seed: int) -> None:
-    """A smooth photo of some 5 kB."""
     small = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(small).resize(SIZE, Image.Resampling.BICUBIC).save(path, quality=90)
 
 
 def measure_once(place: str, changed: str, folder: Path, out: Path) -> dict[str, float]:
-    """Seconds of each piece of work from a place, in which one photo is replaced meanwhile."""
+    """Return the seconds of each task from a place, in which one photo is replaced in between."""
     settings, seconds = DataSettings(source="image_folder", path=place), {}
     for name in WORK:
         if name == "ingest, one changed":
@@ -59,7 +57,6 @@ def measure_once(place: str, changed: str, folder: Path, out: Path) -> dict[str,
 
 
 def main() -> None:
-    """Measure on a store that is started for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--photos", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -72,7 +69,7 @@ def main() -> None:
         with s3.temporary_store(root / "stack", BUCKET) as variables:
             os.environ.update(variables)
             upload(folder, url)
-            time.sleep(2.5)  # until a file counts as settled
+            time.sleep(2.5)  # until files count as settled
             places = {str(folder): str(folder / "a/00000.jpg"), url: f"{url}/a/00000.jpg"}
             taken: dict[str, list[dict[str, float]]] = {place: [] for place in places}
             for _ in range(options.rounds):

@@ -3,10 +3,10 @@
     python -m benchmarks.stall --json FILE [--beside]
     python -m benchmarks.stall --real --json FILE [--beside]
 
-The first: inputs and models that sleep, so that their stall follows from their construction (a
-queue of that capacity, by simulation) and no core is used; what they take beyond their sleep is
-timed once. The second: real inputs and real models on real cores, each against long runs before
-and after its race. With `--beside` another program takes a core half of the time.
+The first uses inputs and models that sleep, so that no core is used and the stall follows from
+their construction (a simulated queue); what they take beyond their sleep is timed once. The second
+uses real inputs and models on real cores, and compares with long runs before and after each race.
+With `--beside` another program takes a core half of the time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from whowaits.timing.verdict import UNDECIDED, decide
 
 BATCH, STEP_MS = 8, 10.0
 SIMULATED_STEPS, LEARNED_STEPS = 40_000, 1_000
-CLEAR_PCT = 2.0  # points; a truth that is nearer to a threshold may be called either way
+CLEAR_PCT = 2.0  # points; a truth this near to a threshold may get either verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping:
-    """Input and model that sleep [ms per batch], each uniformly ± its spread, with this
-    configuration between them.
-    """
+    """Input and model that sleep [ms per batch], each uniformly ± its spread."""
 
     input_ms: float
     model_ms: float
@@ -48,7 +46,7 @@ class Sleeping:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As params.yaml would have it."""
+        """The configuration, as in params.yaml."""
         calls = {"map": {"parallel": self.calls}} if self.calls > 1 else {}
         if self.workers:
             service = {"workers": self.workers, "sharding": "dynamic"}
@@ -77,7 +75,6 @@ class Sleeping:
 
     @property
     def name(self) -> str:
-        """What is special about it."""
         parts = [f"{self.input_ms:g} ms in, {self.model_ms:g} ms model, prefetch {self.prefetch}"]
         parts += [f"{self.calls} calls"] if self.calls > 1 else []
         parts += [f"input ±{100 * self.input_spread:.0f} %"] if self.input_spread else []
@@ -88,8 +85,8 @@ class Sleeping:
 
     @property
     def stall_pct(self) -> float:
-        """1 − model ÷ step in the steady state, of a queue with `calls` servers whose results come
-        in order.
+        """Stall in the steady state, of a queue with `calls` servers whose results come in
+        order.
         """
         if self.cached:
             return 0.0
@@ -104,8 +101,8 @@ class Sleeping:
             if number == LEARNED_STEPS:
                 started, model_s = now, 0.0
             free = heapq.heappop(done) if servers > 1 else done.pop()
-            # A batch starts when a server is free and there is room for it; without prefetch when
-            # it is asked for.
+            # A batch starts once a server is free and there is room; without prefetch, once it is
+            # asked for.
             started_at = max(free, taken[number % len(taken)] if ahead else now)
             ready = started_at + self.input_ms * (1 + self.input_spread * draw.uniform(-1, 1))
             heapq.heappush(done, ready)
@@ -117,9 +114,7 @@ class Sleeping:
 
 
 def sleeping_cases() -> list[Sleeping]:
-    """At least sixty: constant and variable, from 1 to 200 ms, across prefetch, parallel calls,
-    cache and service.
-    """
+    """Return sixty cases or more, from 1 to 200 ms: prefetch, parallel calls, cache, service."""
     constant = [
         Sleeping(input_ms=input_ms, model_ms=model_ms, prefetch=prefetch)
         for input_ms, model_ms in (
@@ -166,7 +161,7 @@ def sleeping_cases() -> list[Sleeping]:
 def measure_sleeping(
     workload: data.Workload, cases: Sequence[Sleeping], beside: bool
 ) -> Iterator[dict[str, Any]]:
-    """Race each case against its model alone; yields what that says and what is true."""
+    """Race each case against its model alone; yield the reported and the true stall."""
     root, document = workload.layout.root, workload.document
     beyond_model_ms, *beyond_input_ms = (
         1e3 * BATCH / long_rate(job, as_document(each, document), root, order=order) - STEP_MS
@@ -199,7 +194,6 @@ def measure_sleeping(
 
 
 def as_document(case: Sleeping, document: Mapping[str, Any]) -> dict[str, Any]:
-    """What params.yaml would say of a case."""
     sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
     options = {"step_ms": case.model_ms, "spread": case.model_spread}
     return {
@@ -211,7 +205,6 @@ def as_document(case: Sleeping, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures(raced: Raced) -> dict[str, Any]:
-    """What a race says."""
     return {
         "stall_pct": raced.stall_pct,
         "interval_pct": (raced.stall_pct_low, raced.stall_pct_high),
@@ -222,7 +215,7 @@ def figures(raced: Raced) -> dict[str, Any]:
 
 
 def is_wrong(verdict: str, true_pct: float) -> bool:
-    """Whether a verdict is that of no stall near to the truth."""
+    """Return whether a verdict fits no stall near the truth."""
     near = (true_pct - CLEAR_PCT, true_pct, true_pct + CLEAR_PCT)
     return verdict not in {UNDECIDED, *(decide(each, on_accelerator=True) for each in near)}
 
@@ -275,13 +268,11 @@ def measure_real(workload: data.Workload, beside: bool, only: str) -> Iterator[d
 
 
 def reference_pct(document: Mapping[str, Any], root: Path) -> float:
-    """The stall by long runs."""
     training, alone = (long_rate(job, document, root) for job in (TRAINING, MODEL_ALONE))
     return 100 * max(0.0, 1 - training / alone)
 
 
 def main() -> None:
-    """Measure all cases, print a line each and the figures that count, write everything as JSON."""
     parser = data_command_line("stall", __doc__)
     parser.add_argument(
         "--real", action="store_true", help="real inputs and models on real cores instead"

@@ -1,18 +1,18 @@
-"""Trainings that are killed and go on with another number of processes, at random: does every epoch
-have every example exactly once, and every step the batch of a training to which nothing happens?
+"""Does every epoch have each example exactly once, and every step the right batch, if trainings are
+killed at random and resumed with another number of processes?
 
     python -m benchmarks.storm --trials 100 --work DIR [--json FILE]
 
-A trial draws a configuration (shuffle, where the split is, steps per execution, checkpoints),
-trains it undisturbed in one process, then again with 1, 2 or 4 processes, of which one is killed at
-a random step, up to five times, each time resumed with 1, 2 or 4 processes. The model writes down
-the examples of every step, as each process has it. Goes on after the last trial in --work, and uses
-the train stage as it is.
+A trial draws a configuration (shuffle, where the split is, steps per execution, checkpoints) and
+trains it undisturbed in one process. It then trains again with 1, 2 or 4 processes, kills one of
+them at a random step, and resumes with 1, 2 or 4 processes, up to five times. The model notes each
+process's examples of every step. Continues after the last trial in --work, and uses the train stage
+unchanged.
 
     python -m benchmarks.storm --rows 100000000 --work DIR
 
-times the first batch after a resume in the midst of a training on so many rows, of sparse files,
-and on the few of the trials.
+times the first batch after a resume within an epoch, for so many rows in sparse files and for the
+few rows of the trials.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from throughline.shared.fork_client import READY, STAGE_SERVER
 EXAMPLES, SIDE, BATCH, EPOCHS = 200, 8, 16, 3
 COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5
 LONGEST_S, REPEATS = 600.0, 5
-CLOSE = 1e-5  # relative, of losses
+CLOSE = 1e-5  # relative, for losses
 NAME = "optimized"
 OWN_CODE = '''
 import hashlib, json, os, pathlib, signal
@@ -97,7 +97,7 @@ def noting(input_shape, outputs):
 
 
 def make_examples(path: Path) -> None:
-    """Write images whose first two rows are their number, whether they are flipped or not."""
+    """Write images whose first two rows are their number, flipped or not."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (EXAMPLES, SIDE, SIDE, 1), np.uint8)
     high, low = np.divmod(np.arange(EXAMPLES), 256)
@@ -106,7 +106,6 @@ def make_examples(path: Path) -> None:
 
 
 def draw_configuration(draw: random.Random) -> dict[str, Any]:
-    """Parameters of a trial."""
     params = copy.deepcopy(SMALL)
     params["batch_size"], params["postprocess"] = BATCH, []
     params["model"] = {"name": "own:noting"}
@@ -133,7 +132,6 @@ class Trainings:
         self.folder, self.environment = folder, {**environment(folder), **served}
 
     def train(self, params: dict[str, Any], *, processes: int, kill: str) -> int:
-        """Train, or resume; returns the exit code."""
         params["train"]["processes"] = processes
         write_params(self.folder, params)
         done = subprocess.run(
@@ -150,9 +148,7 @@ class Trainings:
         return done.returncode
 
     def take_notes(self) -> dict[int, list[tuple[list[int], list[str]]]]:
-        """What the steps had, by their number: the examples and their digests, as often as a step
-        was run, in the order of the slices; forgets it.
-        """
+        """Return each step's examples and digests, once for each run of it, and forget them."""
         parts: dict[int, dict[int, list[tuple[int, list[int], list[str]]]]] = {}
         for path in sorted(self.folder.glob("noted-*.jsonl")):
             for line in path.read_text().splitlines():
@@ -165,7 +161,7 @@ class Trainings:
                 slices = [
                     [one for one in by_index.get(i, []) if one[0] == count] for i in range(count)
                 ]
-                # A step that a kill has cut may have been noted by some of its processes alone.
+                # Only some processes may have noted a step that a kill interrupted.
                 for whole in zip(*slices, strict=False):
                     ids = [number for _, part, _ in whole for number in part]
                     digests = [digest for _, _, part in whole for digest in part]
@@ -174,20 +170,19 @@ class Trainings:
 
     @property
     def examples(self) -> int:
-        """Examples of an epoch: those of the split, but for what no multiple of 4 has room for."""
+        """Examples of an epoch: those of the split that fill batches of a multiple of 4."""
         count = PlanSummary.read(self.folder / "runs" / NAME).examples
         return TrainingWorker(batch_multiple=MULTIPLE).shared(count, BATCH)
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each epoch of the last training."""
         lines = (self.folder / "runs" / NAME / "history.csv").read_text().splitlines()
         column = lines[0].split(",").index("train_loss")
         return [float(line.split(",")[column]) for line in lines[1:]]
 
 
 def run_trial(trainings: Trainings, number: int) -> dict[str, Any]:
-    """One trial: what was drawn, how often it was killed and resumed, and what differed."""
+    """Run a trial; return what was drawn, its kills and resumes, and what differed."""
     draw = random.Random(number)
     params = draw_configuration(draw)
     trainings.train(params, processes=1, kill="-1 0")
@@ -196,7 +191,7 @@ def run_trial(trainings: Trainings, number: int) -> dict[str, Any]:
     for _ in range(draw.randint(1, MOST_KILLS)):
         kill = f"{draw.randrange(counts[-1])} {draw.randint(1, 10)}"
         if trainings.train(params, processes=counts[-1], kill=kill) == 0:
-            break  # it was complete before that step
+            break  # complete before that step
         kills += 1
         counts.append(draw.choice(COUNTS))
     else:
@@ -235,9 +230,7 @@ def run_trial(trainings: Trainings, number: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_trainings(work: Path, *, served: bool = True) -> Iterator[Trainings]:
-    """The prepared project below `work`, made where it is not there; `served`: by a stage server,
-    whose processes share its cores.
-    """
+    """Open the prepared project below `work`, made if missing; `served` uses a stage server."""
     folder = work / "project"
     if not folder.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -256,7 +249,7 @@ def open_trainings(work: Path, *, served: bool = True) -> Iterator[Trainings]:
 
 
 def make_many(source: Path, data: Path, rows: int) -> None:
-    """Copy prepared data, with a training split of so many rows, whose files are sparse."""
+    """Copy prepared data with a training split of so many rows, in sparse files."""
     shutil.copytree(source, data)
     shards, snapshot = data / "shards" / "index.json", data / "snapshot" / "index.json"
     index, columns = json.loads(shards.read_text()), json.loads(snapshot.read_text())
@@ -273,9 +266,7 @@ def make_many(source: Path, data: Path, rows: int) -> None:
 
 
 def time_first_batch(root: Path) -> tuple[float, float]:
-    """Seconds from the files to the first batch in mid-epoch, and of these those in which the main
-    thread worked, whatever else keeps the cores busy; libraries are imported before.
-    """
+    """Return seconds to a batch in mid-epoch, and of them the main thread's CPU seconds."""
     from throughline.assembly.inputs import open_input_pipeline, open_inputs
     from throughline.config.params import check
     from throughline.shared.layout import Layout
@@ -289,7 +280,6 @@ def time_first_batch(root: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run the trials that are missing, and say how many went well."""
     parser = command_line("storm", __doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")

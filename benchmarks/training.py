@@ -1,9 +1,9 @@
-"""Does `optimized` train at least as fast as what people use otherwise: everything parallel, or
-everything left to AUTOTUNE?
+"""Does `optimized` train as fast as the usual choices: everything parallel, or all left to
+AUTOTUNE?
 
     python -m benchmarks.training --photos DIR --json FILE
 
-A small model, so that the input counts as it does on a fast accelerator. All three race.
+A small model makes the input count as it does on a fast accelerator. All three race.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ MODEL = {"name": "mlp", "options": {"width": 64}}
 
 
 def main() -> None:
-    """Race on all data, print the table and write it as JSON."""
     options = data_command_line("training", __doc__).parse_args()
     with open_work(options.work) as work:
         workloads = [data.fashion_mnist(work), data.windows(work)]

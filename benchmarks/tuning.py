@@ -1,19 +1,21 @@
-"""How good is what a search chooses? Its regret against the best of all plans, and against what
-people choose without one.
+"""How good is the choice of a search? Its regret against the best of all plans, and against what
+people choose without a search.
 
     python -m benchmarks.tuning --work DIR --results FILE [--photos DIR] [--pngs DIR] [--mails DIR]
                                 [--case WORD]
 
-A case is data with budgets. A search answers it as `python -m tasks.tune` does; then all plans that
-fit into the budgets race, three rounds each, and the fastest three, the search's choice and what
-others would have chosen fifteen more, in alternation. Regret is how many times as long the chosen
-training takes as the fastest, less one, by the lower end of its interval. Others are: `optimized`
-always, `heuristic`, `autotune`, the rules of two published tuners restated in this space (Plumber:
-all cores, and a cache after the last op that fits; Cachew: the fastest of a stream, its source
-kept, its results kept), and as many plans drawn at random as the search has raced. Who breaks a
-budget has lost. Finished cases are kept in FILE, one JSON object a line, and not run again.
-Budgets of memory are what contestants are held to, and what the kernel keeps of the data's files is
-not counted; the whole search is not confined to them.
+A case is data with budgets. A search answers it as `python -m tasks.tune` does. Then all plans that
+fit the budgets race for three rounds; the fastest three, the search's choice and the others'
+choices race for fifteen more, in alternation. Regret is how many times as long the chosen training
+takes as the fastest, less one, by the lower end of its interval.
+
+The others are: `optimized` always, `heuristic`, `autotune`, the rules of two published tuners
+restated in this space (Plumber: all cores, and a cache after the last op that fits; Cachew: the
+fastest of a stream, its source kept, its results kept), and the best of as many random plans as the
+search has raced. A choice that breaks a budget has lost.
+
+Finished cases are kept in FILE, one JSON object a line, and not run again. Budgets of memory apply
+to contestants, without the kernel's cache of data files, and not to the search as a whole.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ CACHEW = ("autotune", "arrays auto host", "cache_memory auto host")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Data and budgets: epochs; memory beyond what `naive` takes, as a share of the bytes of the
-    decoded training split; disk, as a share of the snapshot's. None: what the machine has.
+    """Data and budgets; None: what the machine has. `ram` is what may be used beyond `naive`, as a
+    share of the decoded training split, `disk` a share of the snapshot's bytes.
     """
 
     data: str
@@ -112,7 +114,7 @@ def main() -> None:
 
 
 def prepare(data: str, work: Path, own: Path | None) -> Path:
-    """A folder with this data prepared; of `own` class folders, where they are given."""
+    """Return a folder with this data prepared, from `own` class folders if given."""
     folder = work / data
     folder.mkdir(parents=True, exist_ok=True)
     name = OVERLAYS.get(data)
@@ -127,7 +129,6 @@ def prepare(data: str, work: Path, own: Path | None) -> Path:
 
 
 def run(folder: Path, module: str, *arguments: str) -> None:
-    """Run a module of this program in a folder."""
     subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
@@ -138,7 +139,6 @@ def run(folder: Path, module: str, *arguments: str) -> None:
 
 
 def judge(case: Case, folder: Path) -> dict[str, Any]:
-    """What a search chooses in a case, and what is true."""
     os.chdir(folder)
     budgets = find_budgets(case, folder)
     given = budgets.model_dump(exclude_defaults=True)
@@ -176,7 +176,6 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def find_budgets(case: Case, folder: Path) -> Budgets:
-    """The budgets of a case in numbers."""
     search = open_search(folder, Budgets(epochs=case.epochs), "size")
     snapshot = SnapshotBytes.of(open_inputs(search.question.params, Layout(folder)))
     with search.open_pool() as pool:
@@ -193,7 +192,7 @@ def find_budgets(case: Case, folder: Path) -> Budgets:
 
 
 def open_search(folder: Path, budgets: Budgets, name: str) -> Search:
-    """A search that nobody has run, with a journal of this name."""
+    """Return a new search with a journal of this name."""
     journal = Journal(
         folder / "benchmark" / f"{name}-{budgets.ram}-{budgets.disk}-{budgets.epochs}"
     )
@@ -208,7 +207,7 @@ def open_search(folder: Path, budgets: Budgets, name: str) -> Search:
 
 
 def race_all(search: Search, anchor: str) -> None:
-    """Race all plans that fit into the budgets a few rounds, each group with the anchor in it."""
+    """Race all plans that fit the budgets for a few rounds, the anchor in each group."""
     names = [each.name for each in search.survey.space.candidates if each.name not in search.excess]
     others = [name for name in names if name != anchor]
     with search.open_pool() as pool:
@@ -221,7 +220,7 @@ def race_all(search: Search, anchor: str) -> None:
 def race_heat(
     search: Search, heat: str, names: Sequence[str], *, rounds: int, pool: SearchPool | None = None
 ) -> None:
-    """Race names for so many rounds, less those that the journal has."""
+    """Race names for so many rounds, minus those that the journal has."""
     done = search.journal.rounds_of(heat, names)
     if pool is None:
         with search.open_pool() as opened:
@@ -233,7 +232,6 @@ def race_heat(
 
 
 def of_heat(race: Race, heat: str) -> Race:
-    """The rounds of one heat."""
     return Race(
         rounds=[each for each in race.rounds if each.heat == heat],
         costs=race.costs,
@@ -243,7 +241,7 @@ def of_heat(race: Race, heat: str) -> Race:
 
 
 def choose_as_others(search: Search, rivals: Sequence[str], *, count: int) -> dict[str, str | None]:
-    """What others would choose, None where that breaks a budget or cannot be planned."""
+    """Return what others would choose, or None if that breaks a budget or cannot be planned."""
     race, known = search.race, set(rivals)
     drawn = random.Random(0).sample(sorted(known), min(count, len(known)))
     kept = [name for name in CACHEW if name in known]
@@ -256,7 +254,6 @@ def choose_as_others(search: Search, rivals: Sequence[str], *, count: int) -> di
 
 
 def row(result: dict[str, Any]) -> str:
-    """A line of the table."""
     others = ", ".join(
         f"{who} {ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
         if ratio
@@ -271,7 +268,6 @@ def row(result: dict[str, Any]) -> str:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """The regret of all cases."""
     regrets = [result["regret_pct"] for result in results]
     if not regrets:
         return "no case"

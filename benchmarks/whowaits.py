@@ -1,14 +1,12 @@
-"""Trainings as people write them, under `whowaits`: is the verdict true, is the stall, and does
-what is advised first leave the training as it is?
+"""Are verdict, stall and first advice of `whowaits` right, on trainings as people write them?
 
     python -m benchmarks.whowaits --results FILE [--python FILE] [--only WORD]
 
-Every case is a script. Its truth is measured apart: the script by itself trains epochs as they are
-and from batches that are kept in memory, in alternation; the stall is the median of the pairs. What
-the change that is advised gains is measured apart, too: by the epochs of the script with the change
-written into it, and without. `--python` names an interpreter that has what the cases
-need (TensorFlow; PyTorch, JAX and tf_keras for some). Finished cases are kept in FILE, one JSON
-object a line, and not run again.
+Every case is a script. Its true stall is measured apart: the script trains on real batches and on
+batches from memory in alternating epochs, and the median of pairs counts. The true gain of the
+advised change is measured by epochs of the script with and without it. `--python` names an
+interpreter with what the cases need (TensorFlow; PyTorch, JAX and tf_keras for some). Finished
+cases are kept in FILE, one JSON object a line, and not run again.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.timing.blocks import median_interval
 
 LIMIT_S = 240.0
-CLOSE_GAIN = 0.25  # of a real gain
+CLOSE_GAIN = 0.25  # of the real gain
 FEWEST_PAIRS = 5
 CLOSE_PCT = 5.0  # points by which an interval may miss the truth, which has one, too
 
@@ -59,7 +57,6 @@ def _read(path: Path) -> dict[str, dict]:
 
 
 def judge(name: str, case: Case, *, python: str) -> dict:
-    """What is said of a script, and what is true."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
         script.write_text(case.text)
@@ -105,7 +102,6 @@ def judge(name: str, case: Case, *, python: str) -> dict:
 
 
 def _tried(report: dict) -> list[Tried]:
-    """The changes that were tried."""
     return [
         Tried(**{**each, "edits": tuple(Edit(**edit) for edit in each["edits"])})
         for each in report.get("changes", ())
@@ -113,19 +109,18 @@ def _tried(report: dict) -> list[Tried]:
 
 
 def _first_or_best(report: dict) -> list[Tried]:
-    """What is advised first, or else what gained most, if anything was tried."""
+    """Return the change that is advised first, or else the one that gained most, if any."""
     tried = _tried(report)
     return [find_first(tried) or max(tried, key=lambda each: each.gain)] if tried else []
 
 
 def _first(report: dict) -> str:
-    """What is advised first, "" for nothing."""
     found = find_first(_tried(report))
     return found.text if found else ""
 
 
 def _edited_step_ms(python: str, script: Path, change: Tried) -> float | None:
-    """Milliseconds of a step of the script with a change; None where that cannot be written."""
+    """Return the milliseconds of a step of the changed script, or None if it cannot be written."""
     try:
         source = edit_source(script.read_bytes(), str(script), change.edits)
     except CannotBeWritten:
@@ -136,7 +131,7 @@ def _edited_step_ms(python: str, script: Path, change: Tried) -> float | None:
 
 
 def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
-    """Milliseconds of a step as it is and from memory, in alternating epochs of one process."""
+    """Return pairs of step times [ms], on real batches and from memory, in alternating epochs."""
     done = _run([python, str(script)], TRUTH="1")
     found = re.findall(r"^PAIR ([\d.]+) ([\d.]+)", done.stdout, re.MULTILINE)
     if len(found) < FEWEST_PAIRS:
@@ -156,7 +151,7 @@ def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[
 
 
 def is_wrong(result: dict) -> bool:
-    """Whether a verdict was given that the truth contradicts, by more than its noise."""
+    """Return whether the truth contradicts a verdict by more than its noise."""
     low, high = result["true_range"]
     if result["verdict"] == "input-bound":
         return high < 20 - CLOSE_PCT
@@ -166,7 +161,6 @@ def is_wrong(result: dict) -> bool:
 
 
 def row(result: dict) -> str:
-    """A line of the table."""
     stall, high = result["stall_pct"], result["high"]
     said = "" if stall is None else f"{stall:.0f} %"
     span = "" if high is None or stall is None else f" ({result['low']:.0f} to {high:.0f})"
@@ -180,7 +174,6 @@ def row(result: dict) -> str:
 
 
 def summary(results: list[dict]) -> str:
-    """How many verdicts were given, and how far the stalls are off."""
     decided = [each for each in results if each["verdict"] not in ("undecided", "CRASH")]
     both = [each for each in results if each["stall_pct"] is not None and each["high"] is not None]
     off = [abs(each["stall_pct"] - max(0.0, each["true_pct"])) for each in both]

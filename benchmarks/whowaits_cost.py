@@ -2,11 +2,10 @@
 
     python -m benchmarks.whowaits_cost [--pairs 25]
 
-In one process a model is trained by `fit` as it is, and a second one, built alike, by the same
-`fit` under `whowaits.watch()`, in alternation. A block is the steps of one epoch, without its
-first ones; the cost is the median over pairs of the difference of a step, with the interval that
-holds the median in 95 % of all cases by the order of the pairs. Besides the time of a step, that
-of the thread that trains is compared, which other programs hardly change.
+One process trains a model by `fit` as it is and a second, equal one by `fit` under
+`whowaits.watch()`, in alternation. A block is an epoch without its first steps. The cost is the
+median difference of a step over pairs, with its 95 % interval by the order of the pairs. CPU time
+of the training thread is compared, too: other programs hardly change it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import statistics
 import time
 from typing import Any
 
-SKIPPED = 10  # steps at a block's begin
+SKIPPED = 10  # steps at the start of a block
 MODELS = {"small": (1, 64, 300), "medium": (2, 512, 150), "large": (3, 1024, 60)}
 BATCH = 128
 
@@ -34,7 +33,6 @@ def main() -> None:
 
 
 def measure(name: str, layers: int, width: int, steps: int, *, pairs: int) -> str:
-    """A row of the table."""
     import contextlib
     import io
 
@@ -61,7 +59,7 @@ def measure(name: str, layers: int, width: int, steps: int, *, pairs: int) -> st
             keras.Model.fit(*args, **kwargs)
 
     trainers = (bare, watched)
-    for number, train in enumerate(trainers):  # traces and compiles
+    for number, train in enumerate(trainers):  # trace and compile
         time_step(number, train)
     walls, threads, alone = [], [], []
     for pair in range(pairs):
@@ -80,7 +78,7 @@ def _show(values: list[float]) -> str:
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, by the order of the values (normal approximation of the binomial)."""
+    """Return an interval of the median by order (normal approximation of the binomial)."""
     ascending, count = sorted(values), len(values)
     spare = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
     return ascending[spare], ascending[-1 - spare]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.whowaits_picture [--to FILE]
 
-Runs the command on the script below and draws what it prints; nothing is written where there is no
-patch, as on a machine that other programs keep busy.
+Runs the command on the script below and draws what it prints. Writes nothing if there is no patch,
+which happens on a machine that other programs keep busy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
             style = next((style for form, style in STYLES if form.match(line)), "")
             console.print(Text(line, style))
     drawn = console.export_svg(title="whowaits")
-    # Without fonts from elsewhere: whoever opens the picture has one of fixed width.
+    # Without external fonts, since every viewer has one of fixed width.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     options.to.write_text(drawn + "\n")
     return 0

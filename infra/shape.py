@@ -1,7 +1,7 @@
-"""Print the figures of the shape of this program: `python infra/shape.py`.
+"""Print figures of the shape of this program: `python infra/shape.py`.
 
-Packages with their modules, lines and imports of each other, the longest functions and files, and
-how wide lines are. docs/architecture.md shows them.
+Packages with modules, lines and imports of each other, the longest functions and files, and the
+width of lines. docs/architecture.md shows them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ WIDE = 100
 
 
 def package_of(module: str) -> str:
-    """The folder that a module is in, below the top level where there are such."""
+    """Return a module's package, with a subpackage if there is one."""
     parts = module.split(".")
     return ".".join(parts[:2]) if (ROOT / Path(*parts[:2])).is_dir() else parts[0]
 
 
 def modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """Name, text and syntax tree of every module."""
     for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         text = path.read_text()
@@ -35,7 +34,6 @@ def modules() -> Iterator[tuple[str, str, ast.Module]]:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Modules of ours that a module names in its imports, at its top or in a function."""
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
@@ -43,14 +41,14 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Length in lines and name of every function."""
+    """Yield the number of lines and the name of every function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield (node.end_lineno or 0) - node.lineno + 1, node.name
 
 
 def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """Height of each package: one above the highest that it imports."""
+    """Return the height of each package: one above the highest package that it imports."""
 
     def height(package: str, above: tuple[str, ...] = ()) -> int:
         below = arrows[package] - {package, *above}
@@ -60,17 +58,14 @@ def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
 
 
 def shorten(package: str) -> str:
-    """The name of a package of the library without the library's."""
     return package.removeprefix("throughline.")
 
 
 def count_lines(folder: Path) -> int:
-    """Lines of Python in a folder."""
     return sum(path.read_text().count("\n") for path in folder.rglob("*.py"))
 
 
 def main() -> None:
-    """Print the tables."""
     counts, lines, arrows = Counter(), Counter(), defaultdict(set)
     longest: list[tuple[int, str]] = []
     files: list[tuple[int, str]] = []

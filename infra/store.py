@@ -1,11 +1,10 @@
-"""Start SeaweedFS as an S3 store of which only the S3 port answers anybody: `python -m infra.store
+"""Start SeaweedFS as an S3 store in which only the S3 port can be used: `python -m infra.store
 --data DIR`, here and in containers.
 
-SeaweedFS is four servers, and only S3 asks for a key; master, volume and filer would hand out,
-replace and delete every object. So each of their ports, HTTP and gRPC, demands a certificate of an
-authority that lives for one start: it is drawn here, its key is thrown away, and the one
-certificate it has signed is in a folder that nobody else may enter. Where S3 is to be reached from
-elsewhere (`--bind`), the others stay on loopback all the same.
+SeaweedFS is four servers, of which only S3 asks for a key; master, volume and filer would let
+anybody read, replace and delete every object. So each of their ports, HTTP and gRPC, demands a
+certificate. Each start draws an authority, signs one certificate for a private folder, and discards
+the authority's key. With `--bind`, which opens S3 to other machines, the others stay on loopback.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LOOPBACK = "127.0.0.1"
-# Each listens at a port of its own, from the S3 port on, and 10,000 above it.
+# Each has a port of its own, counted from the S3 port, and another one 10,000 above.
 PARTS = ("s3", "master", "volume", "filer")
 KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CERTIFICATES = ".certificates"
@@ -59,9 +58,8 @@ def command(
 
 
 def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
-    """The command line of `weed`."""
     ports = [f"-{part}.port={port + number}" for number, part in enumerate(PARTS)]
-    # Relative to the folder, in which it runs: the path of a socket has at most 107 bytes.
+    # Relative to the folder in which it runs, because a socket's path has at most 107 bytes.
     sockets = [f"-{part}.localSocket={CERTIFICATES}/{part}" for part in ("s3", "filer")]
     closed = [
         f"-s3.allowedOrigins=http://{LOOPBACK}:{port}",
@@ -71,7 +69,7 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
         "-master.telemetry=false",
         "-master.electionTimeout=1s",
     ]
-    # As many volumes as the disk takes; eight would be taken by one bucket.
+    # As many volumes as fit on the disk; one bucket would take all of the default eight.
     sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]
     addresses = [f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", f"-s3.ip.bind={bind}"]
     return [
@@ -88,9 +86,7 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
 
 
 def draw_certificates(folder: Path) -> dict[str, str]:
-    """Draw an authority and a certificate for all parts of the store into a folder; returns the
-    settings that make them demand it.
-    """
+    """Draw an authority and a certificate; return settings that make the servers demand it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     authority_key, key = (

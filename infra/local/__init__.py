@@ -1,3 +1,1 @@
-"""The whole stack as processes of this machine: Postgres, an S3 store, Prefect, MLflow, a worker,
-tf.data service.
-"""
+"""The whole stack as processes of this machine; the commands are in `__main__.py`."""

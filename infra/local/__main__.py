@@ -55,7 +55,7 @@ app = typer.Typer(
 
 @app.callback()
 def keep_private(context: typer.Context) -> None:
-    """Whatever a command here writes is for its owner alone."""
+    """Make everything that the commands write private to its owner."""
     context.obj = os.umask(0o077)
 
 
@@ -176,7 +176,7 @@ def store(
         if shutil.which(command[0]) is None:
             raise ServiceFailed(f"there is no program {command[0]}")
         with hold_stack(home), s3.temporary_store(home, bucket) as variables:
-            os.umask(context.obj)  # what the command writes is its own affair
+            os.umask(context.obj)  # no restriction on the files that the command writes
             environment = {**os.environ, **variables}
             with supervised(command, environment=environment, output=None) as process:
                 raise typer.Exit(process.wait())
@@ -184,9 +184,7 @@ def store(
 
 @contextmanager
 def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Postgres and the S3 store, for as long as the block; yields a function, to be called now and
-    then, that starts again what has ended.
-    """
+    """Run Postgres and the S3 store; yield a function to call now and then, which restarts them."""
     check_free({"postgres-port": home.settings.postgres_port})
     for port in s3.list_ports(home.settings.s3_port):
         check_free({"s3-port": port})
@@ -225,9 +223,7 @@ def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoi
 
 
 def _write_client_environment(home: StackConfig, endpoints: Endpoints) -> None:
-    """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote
-    of this checkout.
-    """
+    """Write a private file with what a terminal needs, and make the store a local DVC remote."""
     write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]
     settings = (

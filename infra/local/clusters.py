@@ -1,6 +1,4 @@
-"""Servers of the stack that ask for no password, each on request: a tf.data service and a Dask
-cluster.
-"""
+"""Servers of the stack that ask for no password, started on request: tf.data service and Dask."""
 
 from __future__ import annotations
 
@@ -21,25 +19,21 @@ from flows.servers.services import (
 from infra.local.stack_config import StackConfig
 from throughline.shared.errors import ServiceFailed
 
-# An item that ends three workers is named; Dask by itself allows it four.
+# Dask names an item once it has ended three workers; by default it allows four.
 ALLOWED_FAILURES = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
 
 
 def input_address(home: StackConfig) -> str:
-    """Where the dispatcher of the tf.data service listens."""
     return f"{HOST}:{home.settings.input_port}"
 
 
 def dask_address(home: StackConfig) -> str:
-    """Where the scheduler of the Dask cluster listens."""
     return f"tcp://{HOST}:{home.settings.dask_port}"
 
 
 @contextmanager
 def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
-    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no
-    workers. Yields what runs.
-    """
+    """Run a tf.data service during the block, unless `workers` is 0; yield its processes."""
     if not workers:
         yield []
         return
@@ -68,8 +62,9 @@ def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
 
 @contextmanager
 def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
-    """A Dask scheduler and its workers, of one thread each, for as long as the block; nothing for
-    no workers. A worker that ends is started again. Yields what runs.
+    """Run a Dask cluster during the block, unless `workers` is 0; yield its processes.
+
+    Each worker has one thread, and is started again if it ends.
 
     Raises:
       ServiceFailed: Dask is not installed, or the port is taken.
@@ -104,9 +99,7 @@ def _run(
     home: StackConfig,
     variables: Mapping[str, str],
 ) -> Iterator[list[Running]]:
-    """Modules of this Python with their options, by the names of their logs; each has a port, and
-    all have these variables.
-    """
+    """Run Python modules as servers, keyed by the names of their logs, each with a port."""
     servers = (
         ServerProcess(
             name=name,

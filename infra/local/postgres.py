@@ -1,4 +1,4 @@
-"""Debian's Postgres as a process of one's own: laid out once, run for as long as a block."""
+"""Debian's Postgres as an unprivileged process: set up once, run for the length of a block."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from infra.local.stack_config import USER, StackConfig
 from throughline.shared.errors import ServiceFailed
 
 DATABASES = ("prefect", "mlflow", "mlflow_auth")
-_UNPRIVILEGED = (  # Postgres refuses to run as root; root runs it as this user of Debian's package
+_UNPRIVILEGED = (  # Postgres refuses to run as root; Debian's package has this user
     "postgres"
 )
 
 
 @contextmanager
 def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run the stack's Postgres, with its databases made if they are not there; yields a function,
-    to be called now and then, that starts it again where it has ended.
+    """Run Postgres, make missing databases, and yield a function that restarts it when called.
 
     Raises:
-      ServiceFailed: it is not installed, cannot be laid out, or does not start.
+      ServiceFailed: it is not installed, cannot be set up, or does not start.
     """
     folder = home.folder / "postgres"
     if not folder.exists():
@@ -53,9 +52,7 @@ def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:
-    """Make the cluster under another name and rename it when it is complete, so that a kill leaves
-    none.
-    """
+    """Make the cluster in another folder, and rename it when complete: a kill leaves no half."""
     initdb = _tool("initdb")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -97,14 +94,11 @@ def _as_unprivileged() -> list[str]:
 
 
 def installed() -> bool:
-    """Whether Postgres' server is there."""
     return _found("postgres") is not None
 
 
 def _found(name: str) -> str | None:
-    """Path of one of Postgres' programs; Debian keeps the servers' out of PATH, below their
-    version.
-    """
+    """Find one of Postgres' programs; Debian keeps servers out of PATH, below their version."""
     versions = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
     )

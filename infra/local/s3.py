@@ -1,4 +1,4 @@
-"""SeaweedFS as the S3 store: DVC's remote and MLflow's artifacts, a bucket each."""
+"""SeaweedFS as the S3 store of DVC's remote and MLflow's artifacts, with a bucket for each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ BUCKETS = ("dvc", "mlflow")
 
 @contextmanager
 def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run the stack's S3 store, with its buckets made if they are not there; yields a function, to
-    be called now and then, that starts it again where it has ended.
+    """Run the S3 store, make missing buckets, and yield a function that restarts it when called.
 
     Raises:
       ServiceFailed: it did not start.
@@ -43,13 +42,13 @@ def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
         own = {str(port) for port in list_ports(first)}
         for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
             if left.stem.rpartition("-")[2] in own:
-                with suppress(FileNotFoundError, PermissionError):  # of another user's store
+                with suppress(FileNotFoundError, PermissionError):  # another user's
                     left.unlink()
 
 
 @contextmanager
 def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """Run a store on free ports, with this bucket; yields the variables that its users need.
+    """Run a store with this bucket on free ports; yield the variables that its users need.
 
     Raises:
       ServiceFailed: it did not start.
@@ -64,26 +63,29 @@ def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
 
 def list_ports(first: int) -> list[int]:
-    """The ports that the store takes: one for each of its parts, and those 10,000 above."""
+    """Return the store's ports: one for each of its parts, and those 10,000 above."""
     return [first + part + above for above in (0, 10_000) for part in range(len(PARTS))]
 
 
 @contextmanager
 def reserved_ports() -> Iterator[int]:
-    """The first of as many ports as a store needs; nobody else who looks for free ones gets them
-    while the block lasts. The store itself can bind them, since it sets SO_REUSEADDR.
+    """Reserve free ports for a store during the block, and yield the first one.
+
+    The store can still bind them, because it sets SO_REUSEADDR.
     """
     with ExitStack() as holders:
         while True:
-            # `random` gives processes whose trainings have one seed the same numbers; from 32,768
-            # on connections take ports, too.
+            # `random` would give processes with the same seed the same numbers; connections use
+            # ports from 32,768 on.
             first = 12_000 + 10 * secrets.randbelow(1_000)
             try:
                 for port in list_ports(first):
                     holder = holders.enter_context(socket.socket())
                     holder.bind((HOST, port))
-                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on
-            except OSError:  # somebody has one of them
+                    holder.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                    )  # not before: a taken port must fail
+            except OSError:  # a port is taken
                 holders.close()
                 continue
             break
@@ -91,7 +93,6 @@ def reserved_ports() -> Iterator[int]:
 
 
 def open_client(home: StackConfig) -> S3FileSystem:
-    """What reads and writes in a stack's store."""
     own = home.objects
     return S3FileSystem(
         key=own["AWS_ACCESS_KEY_ID"],
@@ -103,9 +104,9 @@ def open_client(home: StackConfig) -> S3FileSystem:
 
 
 def _is_ready(home: StackConfig) -> bool:
-    """Whether the buckets are there, made if they are not, and an object that is put is read back:
-    S3 answers up to five seconds before the server of volumes has registered, and until then every
-    read fails.
+    """Make missing buckets, and return whether an object can be written and read.
+
+    S3 answers up to five seconds before volumes have registered; until then reads fail.
     """
     client, name = open_client(home), f"{BUCKETS[0]}/.ready"
     try:

@@ -1,6 +1,4 @@
-"""Where the local stack keeps everything: its folder, ports, and secrets that are drawn once and
-readable by their owner alone.
-"""
+"""The local stack's folder, ports and secrets, which are drawn once, for the owner only."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ SETTINGS_FILE = "settings.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StackSettings:
-    """Ports and secrets of one stack. Secrets never stand on a command line; they travel in
-    environments.
-    """
+    """Ports and secrets of one stack; secrets are passed in environments, not on command lines."""
 
     postgres_port: int = 5433
     s3_port: int = 8333
@@ -40,19 +36,16 @@ class StackSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """The folder of a stack and what is in it."""
-
     folder: Path
     settings: StackSettings
 
     @property
     def logs(self) -> Path:
-        """Where the services of the stack write."""
         return self.folder / "logs"
 
     @property
     def databases(self) -> dict[str, str]:
-        """What libpq and asyncpg need to find and enter the databases."""
+        """Variables with which libpq and asyncpg find and enter the databases."""
         own = self.settings
         return {
             "PGHOST": HOST,
@@ -63,7 +56,7 @@ class StackConfig:
 
     @property
     def objects(self) -> dict[str, str]:
-        """What S3 clients need to reach the store."""
+        """Variables with which S3 clients reach the store."""
         address = f"http://{HOST}:{self.settings.s3_port}"
         return {
             "AWS_ACCESS_KEY_ID": USER,
@@ -76,7 +69,7 @@ class StackConfig:
 
     @property
     def clients(self) -> dict[str, str]:
-        """What those who talk to Prefect, MLflow and the store need."""
+        """Variables for clients of Prefect, MLflow and the store."""
         own = self.settings
         return {
             "PREFECT_API_AUTH_STRING": f"{USER}:{own.prefect_password}",
@@ -88,8 +81,7 @@ class StackConfig:
 
 @contextmanager
 def hold_stack(folder: Path) -> Iterator[None]:
-    """Keep everybody else from running the stack of a folder, and so from changing its settings,
-    for as long as the block.
+    """Hold the stack of a folder during the block: nobody else can run it or change its settings.
 
     Raises:
       ServiceFailed: it is in use.
@@ -106,11 +98,10 @@ def hold_stack(folder: Path) -> Iterator[None]:
 
 
 def load_stack(folder: Path, **ports: int | None) -> StackConfig:
-    """Open a stack's folder, or make it with new secrets; ports that are given replace those of
-    last time.
+    """Open a stack's folder, or make it with new secrets; given ports replace the earlier ones.
 
     Raises:
-      ServiceFailed: the settings that are there cannot be read.
+      ServiceFailed: the settings in the folder cannot be read.
     """
     folder = folder.resolve()
     _make_folder(folder)
@@ -132,9 +123,7 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder for its owner alone; run by root, Postgres' own user must be able to pass
-    through it, but not to look.
-    """
+    """Make a private folder; if root does, Postgres' own user may pass through it, but not look."""
     mode = 0o711 if os.geteuid() == 0 else 0o700
     for missing in reversed(
         [parent for parent in (folder, *folder.parents) if not parent.exists()]
