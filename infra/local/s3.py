@@ -82,9 +82,7 @@ def reserved_ports() -> Iterator[int]:
                 for port in list_ports(first):
                     holder = holders.enter_context(socket.socket())
                     holder.bind((HOST, port))
-                    holder.setsockopt(
-                        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                    )  # not before: a taken port must fail
+                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now
             except OSError:  # a port is taken
                 holders.close()
                 continue

@@ -264,7 +264,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """Print a line about what is going on, for people."""
-        with contextlib.suppress(Exception):  # the script may have replaced the stream
+        with contextlib.suppress(Exception):  # the script's own stream, whatever that is
             print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def fail(self, error: Exception) -> None:

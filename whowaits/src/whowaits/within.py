@@ -35,7 +35,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._before is not None:  # another session, such as the command's, goes on
+        if self._before is not None:  # such as the command's, which goes on
             observe(self._before)
         self.report = self._session.make_report()
         _write("\n".join(self.report.lines) + "\n")

@@ -50,7 +50,7 @@ class TimedFunction:
             steps = self.steps_in_epoch
         self._timing.steps_per_epoch = steps or self._timing.steps_per_epoch
         if not self._timing.active:
-            self._waits.take()  # drops the waits of a validation
+            self._waits.take()  # of a validation
         self._together = 1
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False

@@ -275,7 +275,7 @@ class Timing:
         block.work_s += self.now() - began
 
     def _settle_untimed(self) -> None:
-        if self.active:  # otherwise the training stays as it is
+        if self.active:  # else the training stays as it is
             self.settle()
 
     def drained(self) -> None:
