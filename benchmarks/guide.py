@@ -1,5 +1,4 @@
-"""The experiments of TensorFlow's guide "Better performance with the tf.data API", beside its
-figures.
+"""Experiments of TensorFlow's guide "Better performance with the tf.data API", beside its figures.
 
     python -m benchmarks.guide --json FILE
 
@@ -32,9 +31,7 @@ Make = Callable[[], tf.data.Dataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A dataset and its epochs, with the guide's seconds and the seconds that its sleeps should
-    take.
-    """
+    """A dataset and its epochs, the guide's seconds, and how long its sleeps should take."""
 
     name: str
     make: Make

@@ -3,8 +3,8 @@
     python benchmarks/peer_loaders.py NAME --photos DIR --work DIR [--size 224]
 
 Answers each line on standard input with the images per second of a moment. All decode JPEG, resize
-to a square and stack 64 uint8 images, shuffled, on all cores. Imports nothing of ours; peers.py
-makes the environment known.
+to a square and stack 64 uint8 images, shuffled, on all cores. Imports nothing of ours. peers.py
+describes the environment.
 """
 
 # pyright: reportMissingImports=false

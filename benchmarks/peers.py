@@ -1,5 +1,4 @@
-"""Our configurations beside other libraries' loaders, on photos: JPEG → 224×224 uint8, batches of
-64.
+"""Our configurations beside other libraries' loaders: photos → 224×224 uint8, batches of 64.
 
     python -m venv DIR && DIR/bin/pip install -r benchmarks/peers-requirements.txt
     python -m benchmarks.peers --photos PHOTOS --python DIR/bin/python --json FILE

@@ -6,7 +6,7 @@ which hardware, what comes out here, and both per core.
     python -m benchmarks.published --suite landscape --work DIR --python ENV/bin/python
 
 dlio: ResNet-50 of MLPerf Storage. Records of 114,660 bytes that are not decoded; how many
-accelerators are kept busy for 90 % of the time. Beside our configurations runs that benchmark's
+accelerators are kept busy for 90 % of the time. Our configurations run beside that benchmark's
 TensorFlow reader, rewritten. Its rules ask for data of five times the memory; here it is in the
 page cache, so readers are compared and not disks.
 

@@ -45,7 +45,7 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
 
 
 def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str = "train") -> float:
-    """Return examples per second of a document's only configuration in a second, long turn."""
+    """Return examples/s of a document's only configuration, in a long turn after a first one."""
     params = check(document)
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)

@@ -1,4 +1,6 @@
-"""An op that sleeps: input with a known time per batch, which occupies no core, also in workers."""
+"""An op that sleeps: input with a known time per batch that occupies no core. Works in tf.data
+service workers, too.
+"""
 
 from __future__ import annotations
 

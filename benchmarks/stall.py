@@ -85,9 +85,7 @@ class Sleeping:
 
     @property
     def stall_pct(self) -> float:
-        """Stall in the steady state, of a queue with `calls` servers whose results come in
-        order.
-        """
+        """Stall in the steady state of a queue with `calls` servers and results in order."""
         if self.cached:
             return 0.0
         servers = max(self.calls, self.workers)

@@ -1,5 +1,4 @@
-"""Does `optimized` train as fast as the usual choices: everything parallel, or all left to
-AUTOTUNE?
+"""Does `optimized` train as fast as common choices: all parallel, or all left to AUTOTUNE?
 
     python -m benchmarks.training --photos DIR --json FILE
 

@@ -61,8 +61,10 @@ CACHEW = ("autotune", "arrays auto host", "cache_memory auto host")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Data and budgets; None: what the machine has. `ram` is what may be used beyond `naive`, as a
-    share of the decoded training split, `disk` a share of the snapshot's bytes.
+    """Data and budgets; None stands for what the machine has.
+
+    `ram` is memory beyond that of `naive`, as a share of the decoded training split, and `disk` a
+    share of the snapshot's bytes.
     """
 
     data: str

@@ -1,6 +1,4 @@
-"""Run all configurations through all stages, then write the report: `python -m
-flows.comparison`.
-"""
+"""Run all configurations through all stages, then report: `python -m flows.comparison`."""
 
 from __future__ import annotations
 
@@ -121,7 +119,7 @@ def comparison(
                 " selected"
             )
             return ComparisonResult(compared=compared, report=None)
-        with run.hold_results():  # until the run has ended, whatever is shown
+        with run.hold_results():  # the parent run has ended, whatever fails here
             show_comparison(compared, layout.report, parent)
         report = run.save_experiment(changed=changed) or layout.report
         link_to_report(report)

@@ -44,10 +44,13 @@ LISTENING = ("--host", HOST, "--port")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and what environments hold besides.
+    """Where the servers listen and keep their state, and variables for environments.
 
-    `server` goes to the Prefect server only, `tracking` to MLflow, `worker` to the worker and its
-    runs, and `client` to every client, stages included.
+    Attributes:
+      server: Variables for the Prefect server only.
+      tracking: Variables for MLflow only.
+      client: Variables for every client, stages included.
+      worker: Variables for the worker and its runs only.
     """
 
     prefect_port: int
@@ -97,7 +100,8 @@ class Endpoints:
 def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
     """Run both servers and a worker; yield a function to call now and then, which looks after them.
 
-    It restarts what has died, whose runs can be retried, and updates forms if params.yaml changes.
+    It restarts what has died, and updates the forms when params.yaml changes. Runs of a worker that
+    died can be retried.
 
     Raises:
       ServiceFailed: a port is taken, something did not start, or dies again and again.
@@ -136,8 +140,9 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def tracking_process(endpoints: Endpoints) -> ServerProcess:
-    """Return MLflow's server; its store is in the environment, not on the command line, because all
-    users of the machine see command lines and the store may name a password.
+    """Return MLflow's server, with its store in the environment.
+
+    The store may name a password, and all users of the machine can see command lines.
     """
     artifacts = endpoints.artifacts
     if "://" not in artifacts:

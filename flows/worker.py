@@ -46,12 +46,11 @@ with warnings.catch_warnings():
             configuration: ProcessJobConfiguration,
             task_status: anyio.abc.TaskStatus[int] | None = None,
         ) -> ProcessWorkerResult:
-            """Run a flow of the project in its own process; the server's `configuration` is
-            ignored.
+            """Run a flow of the project in a new process; the server's `configuration` is not used.
 
             Raises:
-              ServiceFailed: the flow run belongs to no deployment of this project; it counts as
-                crashed.
+              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
+                marks it as crashed.
             """
             entrypoint = await find_entrypoint(flow_run)
 

@@ -1,8 +1,9 @@
 """Export a trained model as a SavedModel that takes raw inputs: image files, values by column,
 windows of a series, or texts.
 
-Not a stage: nothing depends on its result. Load it with `tf.saved_model.load(FOLDER).serve(...)`;
-for text, unless tokens are bytes, `import tensorflow_text` first.
+Not a stage: nothing depends on its result. Load the result with
+`tf.saved_model.load(FOLDER).serve(...)`; for text, unless tokens are bytes, `import
+tensorflow_text` first.
 """
 
 from __future__ import annotations

@@ -94,8 +94,7 @@ def find_identities(
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in defaults and derived values, such as the model that `auto` means; import no user
-    code.
+    """Fill in defaults and derived values, such as the model that `auto` means, without user code.
 
     Raises:
       InvalidParams: lists all problems of the parameters.

@@ -33,7 +33,7 @@ _MARK, _ITEM = "      # Own ops and models", "      - "
 def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
     """Return `files`, with digests, and `libraries`, with versions, that a stage's own code needs.
 
-    Work that began with others must not be continued.
+    Work that began with other digests or versions must not be continued.
     """
     if not (root / PIPELINE_FILE).exists():  # a project that DVC does not run
         return {"files": {}, "libraries": {}}

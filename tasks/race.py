@@ -161,7 +161,10 @@ def print_result(name: str, raced: Raced) -> None:
 def record(
     params: Params, layout: Layout, result: RaceResult, studies: Mapping[str, Study]
 ) -> None:
-    """Add race and trace to the trainings' MLflow runs, or to copies of runs that are reused."""
+    """Add race and trace to the MLflow runs of the trainings.
+
+    If a run with changes has not trained a configuration, a copy of that MLflow run gets them.
+    """
     from throughline.tracking.copied_runs import record_measurement
     from throughline.tracking.experiments import make_run_key
     from throughline.tracking.recorder import is_gone

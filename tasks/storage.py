@@ -97,7 +97,7 @@ def find_unreachable(
 ) -> dict[str, list[StoredObject]]:
     """Group the unreachable objects of snapshots and shards by their first folder.
 
-    Leaves out snapshots of which any object, and shards that, were written within LEFT_ALONE.
+    Leaves out shards that were written within LEFT_ALONE, and snapshots of which any object was.
     Objects of another kind are never included.
     """
     found: dict[str, list[StoredObject]] = {}
@@ -114,8 +114,9 @@ def find_unreachable(
 
 
 def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
-    """Collect the keys of snapshots and the names of shards' objects that the project uses, in all
-    commits, experiments and worktrees, including those of unfinished runs.
+    """Collect the keys of snapshots and the names of shards' objects that the project uses.
+
+    Looks at all commits, experiments and worktrees, including those of unfinished runs.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read; says which, and what to do.
@@ -152,7 +153,7 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
 
 
 def _list_worktrees(root: Path) -> set[Path]:
-    """Return the project's folder in every worktree of its repository and of its runs."""
+    """Return the project's folder in every worktree of its repository, and those of its runs."""
     entries = _git(root, "worktree", "list", "--porcelain").split("\n\n")
     heads = {one: one.partition("\n")[0].removeprefix("worktree ") for one in entries if one}
     tops, runs = [Path(head) for head in heads.values()], root.absolute() / WORKSPACES
@@ -168,7 +169,7 @@ def _list_worktrees(root: Path) -> set[Path]:
 
 
 def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
-    """Yield indexes, also those of unfinished outputs, and notes about finished shards."""
+    """Yield the files that name a folder's objects: indexes, also unfinished, and shards' notes."""
     for one in outputs:
         yield from folder.glob(f"data/{one}/{INDEX}")
         yield from folder.glob(f"data/{one}.*{PARTIAL}/{INDEX}")
@@ -176,9 +177,7 @@ def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
 
 
 def _commits_of_lock(root: Path) -> list[str]:
-    """List the commits of refs, experiments and the reflog that change dvc.lock and still
-    have it.
-    """
+    """List commits of refs, experiments and the reflog that change dvc.lock and still have it."""
     words = ("rev-list", "--all", "--reflog", "--full-history", "HEAD", "--", "dvc.lock")
     changed = _git(root, *words).split()
     return [one for one in changed if _git(root, "ls-tree", "--name-only", one, "dvc.lock")]

@@ -122,8 +122,9 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
 
 
 def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | None:
-    """Return the answer of an earlier search, unless it is undecided, has lost contestants, had
-    less time, or had less than `stored` of the snapshot.
+    """Return the answer of an earlier search, or None if it does not hold any more.
+
+    It holds if it is decided, lost no contestants, and had as much time and `stored` snapshot.
     """
     with suppress(UserError):  # no answer yet, or one of an older form
         answer = TuningResult.read(folder)

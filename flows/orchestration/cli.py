@@ -113,8 +113,7 @@ def print_comparison(compared: Comparison, where: str) -> None:
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
-    """Return the line that says how to race these configurations again, from a command's
-    `arguments`.
+    """Return the line that says how to race configurations again, by a command's `arguments`.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, ["b"])

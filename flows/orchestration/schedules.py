@@ -90,9 +90,7 @@ def keep_until_restored(
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:
-    """Create the work pool, or replace an existing one's template; its other settings belong to the
-    UI.
-    """
+    """Create the work pool, or replace the template of an existing one; the UI sets the rest."""
     template = json.loads(JOB_TEMPLATE.read_text())
     pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
     try:

@@ -1,5 +1,6 @@
-"""Prefect tasks that run DVC stages: each as a subprocess, whose log is streamed, and which ends
-with its task. DVC decides whether a stage must run.
+"""Prefect tasks that run one DVC stage each, as a subprocess, and stream its log.
+
+DVC decides whether a stage must run. Canceling a task ends its process tree.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ _NOISE = re.compile(
 class StageEnvironment:
     """Where stages run, and how.
 
-    `stale` are stages that DVC considered out of date at the start, `forced` those that run anyway.
-    `lock` is held around each call of DVC if runs share the folder; `lock_fds` are locks held for
-    the whole run. `owner` is shown to runs that wait. A run that `measures` waits for others that
-    do.
+    Attributes:
+      stale: Stages that were out of date at the start.
+      lock: The lock around each call of DVC, if runs share the folder.
+      lock_fds: File descriptors of the locks that are held for the whole run.
+      owner: The run's name, for runs that wait.
+      forced: Stages that run even if they are up to date.
+      measures: Whether the run measures; otherwise its training waits for no run that does.
     """
 
     root: Path
@@ -172,7 +176,7 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
 def _with_failure_file(
     stage_env: StageEnvironment, scratch: Scratch
 ) -> tuple[StageEnvironment, Path]:
-    """Return an environment in which a stage writes why it failed to a file, and its path."""
+    """Return an environment in which a stage writes why it failed to a file; and the file."""
     path = scratch.folder / "failure.json"
     environment = {**stage_env.environment, FAILURE_FILE: str(path)}
     return replace(stage_env, environment=environment), path

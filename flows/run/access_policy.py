@@ -157,7 +157,7 @@ class AccessPolicy:
                 yield from self._file(key, file, shown=file)
 
     def _file(self, key: str, file: str, *, shown: object) -> Iterator[str]:
-        """Yield what forbids reading a file or folder, which `key` names as `shown`."""
+        """Yield why a file or folder must not be read; `shown` is how `key` names it."""
         roots = [self.project, *self.limits.data_roots]
         root = self._find_root(file, roots)
         if root is None:
@@ -196,8 +196,9 @@ class AccessPolicy:
                 )
 
     def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield where code is named and its import path: in sections, and in files of models that
-        the project's own parameters do not name.
+        """Yield where code is named, and its import path.
+
+        Code is named in sections, and in files of models that the project's parameters do not name.
         """
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
@@ -243,7 +244,7 @@ def as_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
-    """Return whether a path leads through a name with a leading dot, followed links included."""
+    """Return whether a part of a path, before or after following links, begins with a dot."""
     spelled = Path(os.path.normpath(file))
     ways = [file.resolve().relative_to(root).parts]
     if spelled.is_relative_to(root):

@@ -59,8 +59,9 @@ class NamedChanges:
         )
 
     def name_origin(self, problem: str) -> str:
-        """Name the change that caused a problem; for an override only the key, as values may be
-        secret.
+        """Name the change that caused a problem.
+
+        An override is named by its key only, because its value may hold a secret.
         """
         found = _PROBLEM.match(problem)
         path = found["path"].split(".") if found else []

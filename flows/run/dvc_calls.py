@@ -1,5 +1,4 @@
-"""Calls of DVC that cope with other DVC processes in the project and with lock files of killed
-ones.
+"""Calls of DVC that cope with other DVC processes in the project and with locks of killed ones.
 
 DVC refuses paths that another process uses (`.dvc/tmp/rwlock`), even if it is asked to wait. It
 writes that file in place, so a kill can leave it empty; its process ids may be in use again.
@@ -45,7 +44,7 @@ GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment, in UTF-8, with this interpreter first: dvc.yaml calls `python`."""
+    """Return our environment in UTF-8, with this interpreter first, as dvc.yaml calls `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ours = {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     # PYTHONIOENCODING would override UTF-8 mode.
@@ -157,8 +156,7 @@ def repair_locks(root: Path) -> None:
 def set_damaged_lock_aside(root: Path) -> bool:
     """Rename a damaged dvc.lock, unless DVC is writing it; return whether there was one.
 
-    DVC writes it in place and refuses to work with a damaged one. A merge conflict is left to the
-    user.
+    DVC writes it in place, and refuses to work with a damaged one. Merge conflicts stay.
     """
     path = root / LOCK_FILE
     try:

@@ -63,7 +63,7 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 def _replace_params(root: Path, name: str, params: str) -> None:
     """Replace params.yaml in a worktree's experiment, so that it also has other configurations.
 
-    DVC would save results for these, which the run has not made, if they were in the worktree's.
+    If the worktree's own had them, DVC would save results for them, which the run has not made.
     """
     experiment = _experiment(root, name)
     with own_index(root) as own:

@@ -99,9 +99,7 @@ def fill_caches() -> None:
 
 
 def list_imported_files() -> dict[str, int]:
-    """Return when imported files and the packages' folder were changed [ns since 1970]; 0 if
-    gone.
-    """
+    """Return when imported files and the packages' folder changed [ns since 1970]; 0 if gone."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {path: _changed_ns(path) for path in {*files, sysconfig.get_path("purelib")} if path}
 

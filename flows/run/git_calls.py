@@ -1,6 +1,4 @@
-"""Calls of git: in a folder's own repository, without hooks, and with a name if the user has
-none.
-"""
+"""Calls of git: in a folder's own repository, without hooks, and with an author if none is set."""
 
 from __future__ import annotations
 

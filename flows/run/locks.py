@@ -22,7 +22,7 @@ def lock_path(project: Path, name: str) -> Path:
 
 
 def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager[int]:
-    """Hold one of the project's short locks; yields its descriptor."""
+    """Hold a lock of the project that is never held for long; yields its descriptor."""
     return hold(lock_path(project, name), owner, lambda who: None)
 
 

@@ -1,4 +1,4 @@
-"""Flow parameters as typed values, which make the Prefect UI's form and the command line.
+"""Flow parameters as typed values, from which the Prefect UI's form and the command line are made.
 
 A form shows the values of params.yaml at the time of deploying; a run with an unchanged form is a
 run without changes.
@@ -149,11 +149,11 @@ class Changes(BaseModel):
         return {name: overlay for name, overlay in named.items() if overlay}
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:
-        """Return all other changes as KEY=VALUE; of the numbers those that differ from `own`."""
+        """Return all other changes as KEY=VALUE; `own` is the document of params.yaml."""
         return [*self.numbers(own), *self.overrides]
 
     def numbers(self, own: Mapping[str, Any]) -> list[str]:
-        """Return the given numbers that differ from the document `own`, as KEY=VALUE."""
+        """Return the given numbers that differ from `own`, params.yaml's document, as KEY=VALUE."""
         present = find_numbers(own)
         given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
         return [
@@ -165,9 +165,7 @@ UNCHANGED = Changes()
 
 
 def select_pipelines(names: Sequence[str]) -> list[str]:
-    """Return a run's configurations; empty, meaning all, for the unchanged selection of the UI's
-    form.
-    """
+    """Return a run's configurations; empty, for all, if the UI's form was left as it is."""
     as_they_are = is_confined() and set(names) == set(OWN_PIPELINES)
     return [] if as_they_are else list(names)
 
@@ -185,8 +183,7 @@ def check_name(name: str) -> None:
 
 
 def derive_name(called: str, flow_run_id: str) -> str:
-    """Make a valid name for a run out of Prefect's, with part of the flow run's id if it is
-    changed.
+    """Make a valid name for a run out of Prefect's; a changed one ends in the flow run's id.
 
     >>> derive_name("proud-owl", "1f2e3d4c-5b6a"), derive_name("Nightly #3", "1f2e3d4c-5b6a")
     ('proud-owl', 'Nightly-3-1f2e3d4c')

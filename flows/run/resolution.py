@@ -42,11 +42,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams:
-    """The parameters of a run: its params.yaml (`text`), and whether that differs from the
-    project's.
+    """The parameters of a run, and whether they differ from the project's.
 
-    If it is changed, it holds only the selected configurations, because an experiment would hold
-    results for the others that nobody made. `complete` has all, for whoever applies the experiment.
+    `text` is the run's params.yaml. If it is changed, it holds only the selected configurations,
+    because an experiment would hold results for the others that nobody made. `complete` holds all,
+    for whoever applies the experiment.
     """
 
     request: Request
@@ -196,8 +196,10 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
 
 
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
-    """Adapt parameters to a worktree: the configurations `only`, if any; an absolute path of data
-    that it cannot have at the same relative path; no fetching of data that it does not use.
+    """Adapt parameters to a worktree, which may lack the data.
+
+    Keeps the configurations `only`, if any. Makes the data's path absolute if the worktree cannot
+    have them at the same relative path. Fetches nothing if the data do not come from there.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)

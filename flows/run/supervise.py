@@ -73,7 +73,7 @@ def start_command(command: list[str]) -> int:
 
 
 def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int:
-    """Start a child, wait until no process is left below this one, and return the child's code.
+    """Start a child, wait until no process is left below this one, and return its exit code.
 
     Ends everything when the other end of the descriptor `lifeline` closes, at SIGTERM and SIGINT,
     and when the child has exited.
@@ -113,7 +113,7 @@ def reap(child: int) -> int | None:
 
 
 def end_children(child: int, code: int | None, grace_s: float) -> int:
-    """End everything below this process by SIGTERM, later SIGKILL; return the child's code."""
+    """End everything below this process by SIGTERM, then SIGKILL; return the child's exit code."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     foreign: set[int] = set()  # another user's processes, which we cannot end

@@ -38,9 +38,11 @@ SWEPT_AFTER_S = 86_400.0  # until then, a retry of the run reuses its worktree
 class Workspace:
     """A folder in which stages run: the project itself, or a worktree of it.
 
-    `params` is the experiment's params.yaml, if it is not the run's. An `ephemeral` worktree, of a
-    run without a name, is removed once the run is kept. `lock_fds` are locks held for the whole
-    run; `owner` is shown to runs that wait.
+    Attributes:
+      params: The experiment's params.yaml, if it differs from the run's.
+      ephemeral: Whether the run has no name, so that its worktree is removed once it is kept.
+      lock_fds: File descriptors of the locks that are held for the whole run.
+      owner: The run's name, for runs that wait.
     """
 
     root: Path
@@ -97,9 +99,9 @@ def open_workspace(
     """Yield the project itself if its parameters are unchanged, else a worktree called `name`.
 
     It has the uncommitted changes of tracked files, but no untracked files. An existing worktree of
-    that name is updated and reused, once no other run, with whose name `on_wait` is called, uses
-    it. An `ephemeral` one is marked, to be swept if its run is killed, but never one that a user
-    has named.
+    that name is updated and reused; if another run uses it, this waits and calls `on_wait` with
+    that run's name. An `ephemeral` worktree is marked, so that it is swept if its run is killed,
+    unless a user has named it before.
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
@@ -193,7 +195,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
     """Return the experiment's params.yaml, or None if it is the run's.
 
-    It also has other configurations with results in dvc.lock; DVC could not apply it with the rest.
+    It adds the configurations that have results in dvc.lock; with others DVC could not apply it.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]
@@ -205,9 +207,7 @@ def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
 
 
 def _share_data(project: Path, root: Path, path: Path) -> None:
-    """Link untracked data into the worktree, at the path that parameters and results have for
-    them.
-    """
+    """Link untracked data into the worktree, at the path that parameters and results name."""
     _remove_data_link(root)  # its folder may be that of the present data
     link, target = root / path, project / path
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():

@@ -1,7 +1,6 @@
 """Brings the git worktree of a run to the project's present state, also after a kill or a move.
 
-The user's own worktrees stay, even those whose disk is away: `git worktree prune` would forget
-them.
+Does not use `git worktree prune`, which forgets the user's worktrees on disks that are away.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
 def check_out(project: Path, root: Path) -> None:
     """Bring the worktree `root` to the project's present state, uncommitted changes included.
 
-    They stay uncommitted, so that the experiment stands below the project's commit. The worktree
+    They stay uncommitted, so that the experiment belongs to the project's own commit. The worktree
     keeps its own dvc.lock, which knows which of its results are up to date.
     """
     if problem := find_repository_problem(project):
@@ -101,7 +100,7 @@ def _read_path(file: Path) -> Path:
 
 
 def _commit_changes(project: Path, head: str) -> str:
-    """Commit the uncommitted changes on no branch, by a separate index; `head` if none exist."""
+    """Commit uncommitted changes on no branch, by a separate index; without any return `head`."""
     if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))

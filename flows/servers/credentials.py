@@ -172,8 +172,7 @@ def find_running(project: Path) -> dict[str, str]:
 def use_running_servers(project: Path) -> Iterator[Mapping[str, str]]:
     """Let flows in the block, and their stages, use the project's running `make ui`.
 
-    Yields what clients need; empty if it does not run. A server that the user has named is
-    preferred.
+    Yields what clients need; empty if it does not run. Servers that the user has named go first.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,

@@ -183,7 +183,7 @@ def is_listening(port: int) -> bool:
 
 
 def check_free(ports: Mapping[str, int]) -> None:
-    """Raise ServiceFailed if one of the ports, by the options that set them, is taken."""
+    """Raise ServiceFailed if a port is taken; `ports` has them by the options that set them."""
     for option, port in ports.items():
         if is_listening(port):
             raise ServiceFailed(

@@ -34,7 +34,7 @@ Application = Callable[
 
 
 def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a browser made a request for a page of another origin, not for a link."""
+    """Return whether a page of another origin sent a request; following a link does not count."""
     known = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin, site = known.get(b"origin"), known.get(b"sec-fetch-site", "none")
     if origin is not None and urlsplit(origin).netloc != known.get(b"host", ""):

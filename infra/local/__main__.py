@@ -184,7 +184,7 @@ def store(
 
 @contextmanager
 def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run Postgres and the S3 store; yield a function to call now and then, which restarts them."""
+    """Run Postgres and the S3 store; yield a function that restarts what has ended."""
     check_free({"postgres-port": home.settings.postgres_port})
     for port in s3.list_ports(home.settings.s3_port):
         check_free({"s3-port": port})

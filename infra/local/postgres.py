@@ -22,7 +22,7 @@ _UNPRIVILEGED = (  # Postgres refuses to run as root; Debian's package has this 
 
 @contextmanager
 def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run Postgres, make missing databases, and yield a function that restarts it when called.
+    """Run Postgres with its databases; yield a function that restarts it if it has ended.
 
     Raises:
       ServiceFailed: it is not installed, cannot be set up, or does not start.
@@ -52,7 +52,7 @@ def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:
-    """Make the cluster in another folder, and rename it when complete: a kill leaves no half."""
+    """Make the cluster in another folder, and rename it once complete: a kill leaves none."""
     initdb = _tool("initdb")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -22,7 +22,7 @@ BUCKETS = ("dvc", "mlflow")
 
 @contextmanager
 def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run the S3 store, make missing buckets, and yield a function that restarts it when called.
+    """Run the S3 store with its buckets; yield a function that restarts it if it has ended.
 
     Raises:
       ServiceFailed: it did not start.

@@ -27,8 +27,8 @@ EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Say whether a training script waits for its input. `whowaits compare A.json B.json` compares
-    two reports.
+    """Say whether a training script waits for its input. `whowaits compare A.json B.json` shows two
+    reports next to each other.
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["compare"] and not Path("compare").is_file():
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_interpreter(given: str | None = None) -> str | None:
-    """Return the user's Python, or None if `--python` is none.
+    """Return the user's Python, or None if that of `--python` cannot be run.
 
     Tried in turn: `--python`, the active environment of venv or conda (not its base, which is
     always active), ./.venv, this command's own if it can train, and PATH.

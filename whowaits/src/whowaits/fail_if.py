@@ -38,7 +38,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raises InvalidCondition unless the text is METRIC OPERATOR NUMBER with a known metric."""
+        """Parse a condition; raise InvalidCondition unless it is METRIC OPERATOR NUMBER."""
         match = _FORM.fullmatch(text)
         if not match or match[1] not in METRICS:
             raise InvalidCondition(

@@ -23,7 +23,7 @@ SLOWER_FIRST_EPOCH = 1.3  # compared with later epochs' steps
 
 @dataclass(frozen=True)
 class Report:
-    """A training, its verdict and figures; None if one was not measured.
+    """A training, its verdict, and its figures, which are None if they were not measured.
 
     A stall without `stall_high_pct` is at least `stall_low_pct`. `waited_pct` is the share of time
     spent in `next`, and `gap_ms` the wait for an epoch's first batch.

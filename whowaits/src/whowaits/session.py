@@ -42,11 +42,11 @@ class Ended(BaseException):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for: a script, or a module (`as_module`), and the `training` to measure, from
-    1.
+    """What was asked for: a script, or a module (`as_module`), of which one training is measured.
 
-    With `keep` the script trains on and is timed as it is. `source` is a file to run in its place.
-    Over the pipes of `channel` another process says what to do.
+    `training` is its number, from 1. With `keep` the script trains on and is timed as it is.
+    `source` is a file to run in its place. Over the pipes of `channel` another process says what to
+    do.
     """
 
     script: str = ""
@@ -277,9 +277,7 @@ class Session:
             self.say(f"something here failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """Report on the training that was asked for, or the best measured; `reason`: why no
-        more.
-        """
+        """Report on the requested training, or the best measured one; `reason` says why no more."""
         script = self.options.script
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN

@@ -16,9 +16,11 @@ ALIKE = 0.9  # of the best gain: among those, the change that alters least comes
 class Edit:
     """A change in the script: what is added to the call of `called` at FILE:LINE.
 
-    `adds` is an argument, calls after this one (if it begins with a dot), or another method with
-    arguments, as in `interleave(num_parallel_calls=2)`. `given` names the function that the call is
-    given, and `exact` says that the line is that of the method's name.
+    Attributes:
+      adds: An argument; calls after this one, if it begins with a dot; or another method with
+        arguments, as in `interleave(num_parallel_calls=2)`.
+      given: The name of the function that the call is given, if it has one.
+      exact: Whether LINE is that of the method's name.
     """
 
     where: str
@@ -32,9 +34,11 @@ class Edit:
 class Tried:
     """A change that was tried, and the factor by which it made the training faster.
 
-    It concerns the transformation of that `kind` and `number` from the dataset's end. `inside` is
-    the library function that makes it, if the script cannot change it; `shared` says that the call
-    which makes it has made another dataset, too.
+    Attributes:
+      low, high: The interval of `gain`.
+      kind, number: The transformation: the kind, and which one of it from the dataset's end.
+      inside: The library function that makes it, if the script cannot change it.
+      shared: Whether the call that makes it has made another dataset, too.
     """
 
     text: str
@@ -84,7 +88,7 @@ class Tried:
 
 
 def find_first(tried: Sequence[Tried]) -> Tried | None:
-    """Return the change to make first: safe, about the best gain, and altering the least."""
+    """Return the change to make first: a safe one, about as good as the best, that alters least."""
     return next(iter(rank([each for each in tried if each.may_be_first])), None)
 
 

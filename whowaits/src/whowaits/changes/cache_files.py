@@ -1,5 +1,5 @@
-"""Deletes unfinished `.cache(filename)` files if the script is ended at once: TensorFlow has no
-time to, and the script's next run would stop at their lock.
+"""Deletes files of unfinished `.cache(filename)` transformations if the script is ended at once:
+TensorFlow has no time to delete them, and the script's next run would stop at their lock.
 """
 
 from __future__ import annotations

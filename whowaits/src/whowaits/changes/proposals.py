@@ -147,9 +147,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Yield how a node can run in parallel, unless a library makes it or a cache holds its
-        results.
-        """
+        """Yield a node's parallel edits, unless a library makes it or a cache holds its results."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
@@ -243,8 +241,7 @@ class _Draft:
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
-        """Return the share [%] of a second pass's elements that a first one had, and their size
-        [bytes].
+        """Return how many of a second pass's elements a first one had [%], and their size [bytes].
 
         Less than all if something draws; shuffles before the node are left out.
         """
@@ -258,9 +255,7 @@ class _Draft:
         return 100 * sum(both) / max(1, sum(second.values())), first.mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
-        """Yield a cache after the last transformation that is the same in all epochs, if it
-        helps.
-        """
+        """Yield a cache after the last transformation that is alike in all epochs, if it helps."""
         for node in self.chain:
             above = list(self._upstream(node))
             kinds = [kind_of(other) for other in above]

@@ -33,8 +33,10 @@ ENDS = ("OutOfRangeError", "StopIteration")
 
 @dataclass(frozen=True)
 class Pace:
-    """A training's pace: a step's time, the part that is neither the model's nor the input's, and
-    the number of batches in the input, if it was seen.
+    """What is known of a training's pace.
+
+    `between_ms` is the part of a step that is neither the model's nor the input's, `batches` the
+    length of the input, if it was seen.
     """
 
     step_ms: float

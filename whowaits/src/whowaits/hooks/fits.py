@@ -99,8 +99,9 @@ class FitWatch:
                 self.clock.close()
 
     def take(self, take_batch: Callable[[], Any]) -> Any:
-        """Take a batch; on the main thread, time that, since it waits elsewhere for other
-        threads.
+        """Take a batch, and time the wait on the main thread.
+
+        If another thread takes batches, the main thread waits elsewhere.
         """
         if threading.current_thread() is not threading.main_thread():
             return take_batch()
@@ -317,7 +318,7 @@ class _Clock:
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the training if its input has ended or, if it is not timed, after its last epoch."""
+        """End the training if its input has ended, or after its last epoch if it is not timed."""
         if self.timed:
             self.timed.close_epoch()
         if self.training:

@@ -144,9 +144,7 @@ class LoopWatch:
         *,
         opening_s: float | None = None,
     ) -> Any:
-        """Take a loop's next batch; making its iterator took `opening_s` just before, if it is
-        given.
-        """
+        """Take a loop's next batch; `opening_s` is the time that making its iterator just took."""
         if self._taking:
             return take()
         self._taking = True
@@ -182,8 +180,9 @@ class LoopWatch:
         return self._hand_out(loop, take, opening_s or 0.0)
 
     def pass_by(self, take: Callable[[], Any], *, validates: bool = True) -> Any:
-        """Take a batch that is not trained on: a validation's, which discards the open step, or
-        another.
+        """Take a batch that is not trained on.
+
+        If it `validates`, open steps do not count; otherwise it is a part of the step.
         """
         if self._taking:
             return take()
@@ -197,7 +196,10 @@ class LoopWatch:
                 self._count_for_others(None, self.session.clock() - began, validates=True)
 
     def _find(self, source: Source, iterator: Any) -> _Loop:
-        """Return the loop of this line; iterators that are open at once, as in zip, are several."""
+        """Return the loop of this line.
+
+        If several iterators are open at once, as in zip, each has a loop of its own.
+        """
         loops = (
             self.session.loops.setdefault((source.key, number), _Loop(source))
             for number in itertools.count()

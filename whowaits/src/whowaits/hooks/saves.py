@@ -1,4 +1,4 @@
-"""Leaves out saves of a training that has had other batches than the script meant: a later run
+"""Leaves out the script's saves once its training has had other batches than it meant: a later run
 would continue from them, or take them for results.
 
 Libraries' functions are in a table; the script's own file operations are found by their calling

@@ -132,8 +132,9 @@ class TimedFunction:
         return result
 
     def _count_together(self, step: Step) -> int:
-        """Return how many next steps to record as one: a record takes some 60 µs, so one in 10 ms
-        if the training is only watched.
+        """Return how many next steps to record as one.
+
+        A record takes some 60 µs, so a training that is only watched gets one every 10 ms.
         """
         if self._timing.active or not self._feed.waits_in_graph or not self._timing.warm:
             return 1

@@ -29,8 +29,7 @@ class BatchesTaken:
         return replace(self, iterator=iterator)
 
     def drop_remainder(self, examples: int | None) -> None:
-        """Drop the input's last batch if it is smaller than a full one, and thus no step of the
-        model.
+        """Drop the input's last batch if it is smaller than a full one: it is no step of the model.
 
         Other batches may differ in size, as those of sequences do.
         """

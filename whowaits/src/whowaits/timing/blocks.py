@@ -29,7 +29,7 @@ TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interv
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval of the median: the extremes, without one at each end from seven on.
+    """Return an interval of the median: from seven values on, without the least and the largest.
 
     It covers the median of nine independent values with a probability of 96 %, whatever their
     distribution; of five, without leaving out any, 94 %.
@@ -92,7 +92,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step took [s], and its epoch; or `steps` in a row, with all between them as work."""
+    """What a step took [s], and its epoch; several `steps` include what was between as work."""
 
     wait_s: float
     work_s: float
@@ -113,9 +113,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """Training, then the model alone on the next batches.
+    """Training, then the model alone on the batches that came next.
 
-    `rested`: the input did nothing meanwhile. `synchronous`: calls return when the device is done.
+    `rested` says that the input did nothing meanwhile, and `synchronous` that calls return when the
+    device is done.
     """
 
     training: Block
@@ -350,8 +351,9 @@ class Timing:
 
     @property
     def steady(self) -> list[Round]:
-        """The rounds that count: those after the first epoch, if enough, with a mean share of
-        gaps.
+        """The rounds that count: those after the first epoch, if there are enough of them.
+
+        Each has its average share of the gaps between epochs, wherever in an epoch it was.
         """
         later = [each for each in self.rounds if not each.training.first_epoch]
         rounds = later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds

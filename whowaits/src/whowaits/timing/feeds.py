@@ -113,8 +113,9 @@ class JaxFeed(Feed):
         self._ahead: deque[Any] = deque()
 
     def train(self, arguments: tuple[Any, ...]) -> Any:
-        """Run a step, at most MAX_AHEAD before the device, so that an epoch's end has little
-        left.
+        """Run a step; wait if the device is more than MAX_AHEAD steps behind.
+
+        Otherwise it could be waited for at the epoch's end only, where nothing is timed.
         """
         result = super().train(arguments)
         self._ahead.append(result[0])  # the next step consumes the state

@@ -127,7 +127,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
 
 
 def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
-    """Return the verdict, unless a part of the stall decides it that the input cannot cause."""
+    """Return the verdict, or undecided if it rests on stall that the input cannot have caused."""
     stall = verdict.stall
     if stall is None or verdict.name == UNDECIDED or unexplained_pct < CONTRADICTION_PCT:
         return verdict
@@ -143,7 +143,7 @@ def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
-    """Judge by the waits: the input's least cost if the training stands still, else its most."""
+    """Judge by waits alone: the input's least cost, or its most if the device works meanwhile."""
     if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
         return Verdict(UNDECIDED, reason="where it takes its batches was not seen")
     waited = timing.passive.waited_pct
