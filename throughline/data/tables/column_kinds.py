@@ -1,8 +1,7 @@
-"""What each column of a table is: numbers, categories, or nothing that a model can learn from. No
-source itself.
+"""Decides what each column of a table is: numbers, categories, or nothing to learn from.
 
-A column has one kind, over all its rows. What cannot be meant is refused with the key that says
-otherwise: dates, ids and free text as categories, row numbers as a feature.
+Columns that cannot be meant are refused, with the parameter that keeps them: dates, ids and free
+text as categories, row numbers as a feature.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from throughline.shared.wording import write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-FEW_CATEGORIES = 20  # so many may be distinct in however few rows
+FEW_CATEGORIES = 20  # up to so many texts are categories, however few the rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
-COMPARED = 1000  # values of a column, of which float32 must keep this share apart
-COMPUTED_DIGITS = 12  # further ones are the rounding of a sum or a mean
+COMPARED = 1000  # values of a column that are compared after rounding to float32
+COMPUTED_DIGITS = 12  # further digits are rounding errors of a sum or a mean
 KEPT_APART = 0.75
 _DATE = (
     r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
@@ -42,7 +41,6 @@ _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas name
 
 
 def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:
-    """Count what is in a column that is read as `kind`."""
     cells = table.columns[name]
     filled = cells.filter(pc.not_equal(cells, ""))
     return ColumnReading(
@@ -55,7 +53,7 @@ def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:
 
 
 def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
-    """The kind of every column but those `apart`, which have a purpose of their own."""
+    """Return the kind of every column, except the columns `apart`, which have other purposes."""
     settings = table.settings
     kinds: dict[str, Kind] = {}
     for name in table.columns:
@@ -69,7 +67,7 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
             kinds[name] = "category"
         else:
             kinds[name] = guess_kind(table, name)
-            # Where columns are listed, those that are not listed are left out.
+            # If columns are listed, the others are left out.
             listed = settings.numeric if kinds[name] == "number" else settings.categorical
             kinds[name] = "ignored" if listed else kinds[name]
     return kinds
@@ -100,7 +98,7 @@ def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
 
 
 def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) -> None:
-    """Refuse all columns that have problems at once, with the line that leaves them out."""
+    """Refuse all columns with problems at once, with the parameter that leaves them out."""
     if problems:
         named = [*table.settings.ignore, *problems]
         names = ", ".join(map(write_name, named))
@@ -110,7 +108,7 @@ def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) ->
 
 
 def guess_kind(table: TextTable, name: str) -> Kind:
-    """Numbers if most cells that are not empty are; else categories."""
+    """Return number or category, whichever most filled cells are; empty if none is filled."""
     cells = table.columns[name]
     filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
     if not filled:
@@ -122,9 +120,7 @@ def guess_kind(table: TextTable, name: str) -> Kind:
 
 
 def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
-    """Why a column that nobody named cannot be meant as its kind, and what keeps it all the same;
-    None: it can.
-    """
+    """Return why a column cannot be meant as the kind that it seems, with a remedy, or None."""
     reading = describe_column(table, name, kind)
     shown = f"column {name} ({reading.example[:40]}, …)"
     if kind == "empty":
@@ -170,8 +166,9 @@ def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) 
 
 
 def find_merging(values: np.ndarray) -> str | None:
-    """What float32 loses of a column (rows,) float64, where it makes many of its numbers the same;
-    None: too little to matter. A few meet in any long column, so some rows are compared.
+    """Return what float32 loses of a column if it makes many of its numbers equal, or None.
+
+    `values` is (rows,) float64. A few become equal in any long column, so only some are compared.
     """
     some = values[:: max(1, len(values) // COMPARED)]
     some = some[np.abs(some) <= np.finfo(np.float32).max]
@@ -187,13 +184,13 @@ def find_merging(values: np.ndarray) -> str | None:
 
 
 def list_marks(words: Collection[str], *more: str) -> list[str]:
-    """The words that usually mean a missing cell, or are one `more` that does."""
+    """Return the words that usually mean a missing cell, or that are among `more`."""
     known = _MISSING.union(more) - ({"-"} if "+" in words else set())
     return [word for word in words if word.lower() in known]
 
 
 def find_missing_marks(columns: TableColumns) -> list[str]:
-    """Categories that usually mean a missing cell, for people to check."""
+    """Return warnings about categories that usually mean a missing cell."""
     named = zip(columns.names[columns.numeric :], columns.categories, strict=True)
     marks = [(name, word) for name, words in named for word in list_marks(words)]
     return [
@@ -204,9 +201,7 @@ def find_missing_marks(columns: TableColumns) -> list[str]:
 
 
 def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> Reason:
-    """Why a cell of a numeric column is none: it is empty, or what stands there. `shown` is what
-    the column is called, by default its name.
-    """
+    """Return why a cell of a numeric column is not a number; `shown` replaces the column's name."""
     cell, shown = table.columns[name][row].as_py(), shown or name
     if not cell:
         return Reason(f"{shown} is missing")

@@ -1,9 +1,7 @@
-"""Delimited text (CSV, TSV), read strictly: every cell is text, every record has the header's
-fields, and a record ends with its line unless the settings say otherwise. Not a source itself:
-tables use it.
+"""Reads delimited text (CSV, TSV) strictly, for tables.
 
-Lenient readers shift cells into the next column, join rows at a stray quote, or give a column two
-types by the block in which they met it. Here what does not fit is an error that names its line.
+Every cell is text. A record that does not fit the header is an error that names its line. Lenient
+readers shift cells, join rows at a stray quote, or give a column several types.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ _BLOCK = 1 << 20  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The cells of one row, as written; `line` is where it starts in the file, from 1, `text` its
-    physical lines.
-    """
+    """A row as written: its cells, its first line in the file (from 1), and its physical lines."""
 
     cells: list[str]
     line: int
@@ -40,8 +36,6 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class DelimitedText:
-    """An open file: its header, its records one by one, and what has been detected."""
-
     header: list[str]
     records: Iterator[Record]
     delimiter: str
@@ -49,12 +43,12 @@ class DelimitedText:
 
     @property
     def divides(self) -> str:
-        """The delimiter, if it divides anything: of a single column a comma does not."""
+        """The delimiter; empty if it is a comma and there is a single column."""
         return "" if self.delimiter == "," and len(self.header) == 1 else self.delimiter
 
 
 def count_lines(path: Path) -> int:
-    """About how many rows or lines a file has: a quoted text may have several lines."""
+    """Count the lines of a file: about as many as rows, since quoted text may span lines."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
@@ -63,8 +57,7 @@ def count_lines(path: Path) -> int:
 def open_delimited(
     path: Path, settings: DataSettings, *, errors: str = "strict"
 ) -> Iterator[DelimitedText]:
-    """Open a table of delimited text for the length of the block; `errors` as of Python's `open`:
-    what becomes of bytes that are not of `data.encoding`.
+    """Open delimited text; `errors` is passed to `open`, for bytes not in `data.encoding`.
 
     Raises:
       UnreadableSource: on opening or while records are read; names the line, and the key of
@@ -106,9 +99,9 @@ def open_delimited(
 def _rows(
     records: Iterator[Record], first: Record, path: Path, settings: DataSettings
 ) -> Iterator[Record]:
-    """The records after the first one, of which none may be that once more if it is a header, as
-    where files were joined. A blank line is none, unless it can be a gap between the only cells of
-    the rows of a series.
+    """Yield the records after the first one; refuse a repeated header, as in joined files.
+
+    Blank lines are skipped, unless they may be gaps in a series of a single column.
     """
     gaps = settings.source == "time_series" and len(first.cells) == 1
     blank: list[Record] | None = None  # since the last record
@@ -126,8 +119,6 @@ def _rows(
 
 
 class _Lines:
-    """The lines of a file, of which it keeps those since the last record."""
-
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self.recent: list[str] = []
@@ -144,7 +135,7 @@ class _Lines:
 
 
 def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> Iterator[Record]:
-    """Every record; a blank line has no cells."""
+    """Yield every record; a blank line has no cells."""
     while True:
         start = lines.count + 1
         lines.recent = []
@@ -162,9 +153,7 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
 
 
 def _refuse_blank_before_quote(cells: Sequence[str], where: str) -> None:
-    """Refuse a cell that is quoted after a blank: it would keep its quotes, and be another one than
-    the same without.
-    """
+    """Refuse a cell that is quoted after a blank: the quotes would become a part of it."""
     if cell := next((one for one in cells if one[:1] == " " and one.lstrip(" ")[:1] == '"'), None):
         raise UnreadableSource(
             f"{where}: the quotes of {cell[:40]!r} come after a blank and would be a part of it",
@@ -174,7 +163,6 @@ def _refuse_blank_before_quote(cells: Sequence[str], where: str) -> None:
 
 
 def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:
-    """What the reader of the standard library means, and what to do."""
     goes_on = f" that goes on for {more_lines} more lines" if more_lines else ""
     if "expected after" in problem or "end of data" in problem:
         return UnreadableSource(
@@ -186,7 +174,7 @@ def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:
-    """Refuse a record of several lines: in a table, a stray quote joins rows with their labels."""
+    """Refuse a record of several lines: a stray quote joins rows together with their labels."""
     if len(record.text) > 1:
         raise UnreadableSource(
             f"{path}, line {record.line}: a quoted cell goes on to line"
@@ -197,17 +185,17 @@ def refuse_joined_lines(record: Record, path: Path) -> None:
 
 
 class FieldCount:
-    """Counts the records whose number of cells is not the header's."""
+    """Counts the records that have more or fewer cells than the header."""
 
     def __init__(self, header: Sequence[str], path: Path) -> None:
         self._header, self._path = header, path
         self._wrong: list[Record] = []
-        self._starts: dict[int, int] = {}  # the first line with so many cells
+        self._starts: dict[int, int] = {}  # the first line with each number of cells
         self._counts = Counter[int]()
         self._trailing, self._last_right = 0, 0
 
     def fit(self, record: Record) -> list[str]:
-        """The cells of a record, one for each of the header's names."""
+        """Return as many cells of a record as the header has names."""
         cells, expected = record.cells, len(self._header)
         self._counts[len(cells)] += 1
         if len(cells) == expected:
@@ -220,9 +208,7 @@ class FieldCount:
         return [*cells[:expected], *[""] * (expected - len(cells))]
 
     def check(self) -> str:
-        """Refuse the table if a record does not fit; returns a note where every line ends with a
-        delimiter.
-        """
+        """Raise if a record did not fit; return a note if every line ends with a delimiter."""
         rows, expected = self._counts.total(), len(self._header)
         count = rows - self._counts[expected]
         if not count:
@@ -237,9 +223,6 @@ class FieldCount:
         )
 
     def _explain(self, count: int) -> str:
-        """What to do if the lines that do not fit are all below the others, or if the header is a
-        title above lines that agree.
-        """
         first, last_right = self._wrong[0], self._last_right
         if first.line > last_right > 0 and count <= _MOST_NOTES:
             text = first.text[0].strip()[:40]
@@ -261,7 +244,7 @@ class FieldCount:
 
 
 class RowLine(NamedTuple):
-    """A line within a record from line `first` to `last` that reads as a row with this label."""
+    """A line within the record from line `first` to `last` that reads as a row with this label."""
 
     first: int
     last: int
@@ -270,9 +253,7 @@ class RowLine(NamedTuple):
 
 
 def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[RowLine]:
-    """The lines within a record of several lines that read as rows of their own: they have as many
-    cells as the header, and a label at `place`.
-    """
+    """Yield lines within a record that have the header's number of cells and a label at `place`."""
     last = record.line + len(record.text) - 1
     for number, line in enumerate(record.text[:-1], start=record.line):
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)

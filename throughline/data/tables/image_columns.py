@@ -1,6 +1,4 @@
-"""The column of a table that holds encoded images: `{bytes, path}`, as Hugging Face's `datasets`
-writes them, or bytes alone.
-"""
+"""Columns of encoded images: bytes, or `{bytes, path}` as Hugging Face's `datasets` writes them."""
 
 from __future__ import annotations
 
@@ -16,14 +14,13 @@ BYTES, PATH = "bytes", "path"  # fields of an image
 
 @dataclass(frozen=True, kw_only=True)
 class ImageColumn:
-    """A column of encoded images: its bytes themselves, or a field of it next to their `path`."""
+    """A column of encoded images: bytes, or a struct that has bytes and perhaps a `path`."""
 
     files: TableFiles
     name: str
 
     @property
     def has_paths(self) -> bool:
-        """Whether images have paths next to their bytes."""
         kind = self.files.schema.field(self.name).type
         return pa.types.is_struct(kind) and kind.get_field_index(PATH) >= 0
 
@@ -34,9 +31,7 @@ class ImageColumn:
         return f"{self.name}.{BYTES}" if is_struct else self.name
 
     def name_examples(self) -> list[str]:
-        """What each example is called: the path of its image, if all have one of their own, else
-        its file and the number of its row.
-        """
+        """Return the paths of images if each has its own, else their files and row numbers."""
         folder, rows, paths = self.files.path, [], []
         for file in self.files.splits:
             name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -49,11 +44,12 @@ class ImageColumn:
 
 
 def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
-    """The column that may hold encoded images, `{bytes, path}`, as `datasets` writes them, or bytes
-    alone: the one that is `named`, or the only one; None where a column lists their paths.
+    """Return the column of encoded images: the one that is `named`, or the only one.
+
+    Returns None if there is none, or if `named` is a column of paths.
 
     Raises:
-      UnreadableSource: several may.
+      UnreadableSource: several columns may hold the images.
     """
     found = [
         field.name

@@ -1,6 +1,4 @@
-"""Why the times of a series do not increase from row to row, and what to do about this cause. Not a
-source itself.
-"""
+"""Explains why the times of a series do not increase from row to row, with a remedy."""
 
 from __future__ import annotations
 
@@ -21,16 +19,14 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported
 _OF_DAY = r"^\d{1,2}[:.]\d{2}([:.]\d{2})*( ?[AaPp][Mm])?$"
 _STILL_LATE = 0.1
 _HOUR = re.compile(r"h|hr|he|hours?|stunde", re.IGNORECASE)
-_REPEATED = 1.5  # rows for each time, from which there are several series
+_REPEATED = 1.5  # rows for each time that suggest several series
 _CHANGES = {3, 4, 10, 11}  # months in which summer time ends
 _NIGHT, _SUNDAY = 4, 6
-_MOST_COLUMNS, _MOST_ROWS = 12, 100_000  # in which the names of series are looked for
+_MOST_COLUMNS, _MOST_ROWS = 12, 100_000  # most columns and rows searched for names of series
 
 
 def explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) -> str:
-    """What to do about rows whose `time`, in each of its `readings`, is not after that of the row
-    before.
-    """
+    """Return a remedy for rows that are not after the row before in any reading of `time`."""
     apart = {time, *table.settings.time_columns}
     others = {name: cells for name, cells in table.columns.items() if name not in apart}
     late = min(map(_count_late, readings))
@@ -56,9 +52,7 @@ def explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) -> 
 
 
 def join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:
-    """The cells of several columns, such as a date and a time of day, which some write 18.30, in a
-    row.
-    """
+    """Join the cells of several columns row by row, such as date and time of day (also 18.30)."""
     first, *more = names
     cells = table.columns[first]
     for each in more:
@@ -73,7 +67,7 @@ def _count_late(moments: pd.Series) -> int:
 
 
 def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
-    """Whether a column holds times of day with which hardly any of the `late` rows is late."""
+    """Return whether a column holds times of day that put nearly all `late` rows in order."""
     if not pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py():
         return False
     joined = read_moments(join_times(table, [*table.settings.time_columns, name]).to_pylist())
@@ -81,7 +75,7 @@ def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
 
 
 def _is_hour_twice(moments: pd.Series) -> bool:
-    """Whether time goes back only on Sundays at night, by an hour at most."""
+    """Return whether time goes back only at night on Sundays, by less than an hour."""
     if moments.dtype.kind != "M" or moments.isna().any():
         return False
     steps = moments.diff().dt.total_seconds().to_numpy()
@@ -96,9 +90,7 @@ def _is_hour_twice(moments: pd.Series) -> bool:
 
 
 def _find_keys(columns: Mapping[str, pa.LargeStringArray], moments: pd.Series) -> Sequence[str]:
-    """The column, or two, of whose values each has a series of its own, in the order of time; of
-    several that with the fewest values; empty: there is none.
-    """
+    """Return the column, or two, whose values tell series apart; () if there is none."""
     times = as_numbers(moments)[:_MOST_ROWS]
     late = np.diff(times) <= 0
     repeated = len(times) >= _REPEATED * len(np.unique(times))

@@ -1,8 +1,7 @@
-"""Dates and times written as text, and whether they increase from row to row; not a source itself.
+"""Reads dates and times from text, and finds rows where they do not increase.
 
 31.01.2026 has its day first. 01/02/2026 does not say which number is the month, nor 26-01-02 which
-is the year: what other rows leave of the readings counts, and where several are left they have to
-agree.
+is the year. Other rows rule out readings; if several are left, they must agree.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ _NUMBERS = (
     r"(?P<rest>\D.*)?$"
 )
 _DIGITS = {6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-GAP = 1.5  # times the median step; of months the longest is 1.02 times the median
-_CENTURY_TURN = 69  # of two digits, as strptime's %y reads them
+GAP = 1.5  # times the median step; the longest month has 1.02 times the median
+_CENTURY_TURN = 69  # two-digit years from here on are 19xx, as with strptime's %y
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeProblem:
-    """Why a column is not in the order of time: the row (counted from 0), and whether its cell is
-    no moment at all (`unreadable`) or reads two ways, one of which would be in order (`two_ways`).
+    """The `row` (from 0) that is not in the order of time.
+
+    Its cell is not a time (`unreadable`), or has another reading that is in order (`two_ways`).
     """
 
     row: int
@@ -34,8 +34,9 @@ class TimeProblem:
 
 
 def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
-    """The first row whose date or time is not after that of the row before, by what `read_moments`
-    makes of the cells; None: all are.
+    """Return the first row that is not after the row before, or None if all readings are in order.
+
+    The reading that is in order for longest decides.
     """
     problems = [problem for reading in readings if (problem := find_late(reading))]
     if not problems:
@@ -46,7 +47,7 @@ def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
 
 
 def find_late(moments: pd.Series) -> TimeProblem | None:
-    """The first row of numbers or moments that is none, or not above that of the row before."""
+    """Return the first row that is missing or, if none is, the first that does not increase."""
     lacking = moments.isna().to_numpy()
     if lacking.any():
         return TimeProblem(row=int(np.argmax(lacking)), unreadable=True)
@@ -56,9 +57,7 @@ def find_late(moments: pd.Series) -> TimeProblem | None:
 
 
 def read_digits(numbers: np.ndarray) -> pd.Series | None:
-    """The moments that whole numbers (rows,) write as digits, as 20260131 and 202601 do; None where
-    one is no date of 1900 to 2099.
-    """
+    """Read whole numbers (rows,), such as 20260131 and 202601, as dates; None if that fails."""
     texts = pd.Series(numbers).astype("int64").astype(str)
     pattern = _DIGITS.get(len(texts.iloc[0])) if len(texts) else None
     if not pattern or not texts.str.fullmatch(rf"(19|20)\d{{{len(texts.iloc[0]) - 2}}}").all():
@@ -68,21 +67,18 @@ def read_digits(numbers: np.ndarray) -> pd.Series | None:
 
 
 def find_gaps(moments: pd.Series) -> np.ndarray:
-    """The rows (gaps,) of numbers or moments in order before which others seem to be missing: the
-    step to them is much longer than most.
-    """
+    """Return the rows (gaps,) before which others seem to be missing, because the step is long."""
     steps = np.diff(as_numbers(moments))
     return np.flatnonzero(steps > GAP * np.median(steps)) + 1 if len(steps) else np.empty(0, int)
 
 
 def as_numbers(moments: pd.Series) -> np.ndarray:
-    """Numbers, or moments as whole numbers, (rows,)."""
-    # Of moments with a time zone: to_numpy would make an object of each.
+    # For moments with a time zone, `to_numpy` alone would create objects.
     return (moments.astype("int64") if moments.dtype.kind == "M" else moments).to_numpy()
 
 
 def read_moments(texts: Sequence[str]) -> list[pd.Series]:
-    """The moments that cells can mean, in each way to read all of them; NaT where one is none."""
+    """Return the times of cells, once for each way to read all of them; NaT for other cells."""
     cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()
@@ -97,7 +93,7 @@ def read_moments(texts: Sequence[str]) -> list[pd.Series]:
         dotted, open_ones = _order(found[points], *orders[0]), _order(found[~points], *order)
         readings.append(pd.concat([others, _parse(pd.concat([dotted, open_ones]))]).sort_index())
     known = [each for each in readings if not each.isna().any()]
-    # Several that say the same are one.
+    # Equal readings count once.
     different = [
         each for place, each in enumerate(known) if not any(map(each.equals, known[:place]))
     ]
@@ -105,7 +101,6 @@ def read_moments(texts: Sequence[str]) -> list[pd.Series]:
 
 
 def _order(found: pd.DataFrame, day: str, month: str, year: str) -> pd.Series:
-    """Dates with year, month and day, in this order."""
     years = found[year]
     century = np.where(years.str.zfill(4) < f"{_CENTURY_TURN:04d}", "20", "19")
     years = years.where(years.str.len() > 2, century + years.str.zfill(2))  # noqa: PLR2004 - digits

@@ -1,6 +1,4 @@
-"""Numbers written as text: which cells are one, and with which decimal mark. Vectorized over
-columns; not a source itself.
-"""
+"""Reads numbers from text, for whole columns, and finds their decimal mark."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from throughline.shared.errors import UnreadableSource
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _EXPONENT = r"([eE][+-]?\d+)?$"
 _POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
-# Before a decimal comma points may divide thousands.
+# Points may divide thousands before a decimal comma.
 _COMMA = r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT
 _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXPONENT}
-# 1,234 is a number with a decimal comma, or one with a thousands separator; 0,234 is a fraction.
+# 1,234 has a decimal comma or a thousands separator; 0,234 is a fraction.
 _THOUSANDS = {",": r"^[+-]?[1-9]\d{0,2},\d{3}$", ".": r"^[+-]?[1-9]\d{0,2}\.\d{3}$"}
-_GROUPED = {  # thousands that a comma divides, or what divides nothing but thousands
+_GROUPED = {  # a comma, or a mark that divides only thousands
     ",": r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$",
     "'": r"^[+-]?[1-9]\d{0,2}(['’]\d{3})+([.,]\d*)?$",
     " ": r"^[+-]?[1-9]\d{0,2}([ \x{a0}\x{202f}]\d{3})+([.,]\d*)?$",
@@ -31,22 +29,21 @@ _GROUPED = {  # thousands that a comma divides, or what divides nothing but thou
 _DIVIDED = r"^[+-]?[1-9]\d{0,2}[,'’ \x{a0}\x{202f}]\d{3}"
 _CERTAIN = {**_GROUPED, ",": r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"}
 _TRUTH = r"^(?i:true|false)$"
-# What people read as a number, and nothing here does: thousands separators, currencies, percents.
+# What people read as a number, but nothing here does: thousands separators, currencies, percents.
 _PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
 _NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
 
 
 def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
-    """(rows,) bool: which cells are numbers with this decimal mark; `inf`, `nan` and `1_000` are
-    none.
-    """
+    """Return which cells are numbers, (rows,) bool; `inf`, `nan` and `1_000` are not."""
     return _matches(cells, _COMMA if decimal == "," else _POINT)
 
 
 def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = False) -> np.ndarray:
-    """(rows,) float64: the numbers; NaN where a cell is none. A column of nothing but true and
-    false is one of 1 and 0, and so are these of one that is `known` to hold numbers, if it has no
-    others.
+    """Return numbers as (rows,) float64; NaN if a cell is not a number.
+
+    A column of true and false is read as 1 and 0. If a column is `known` to hold numbers, it is
+    enough that no cell is a number.
     """
     truth, numbers = _matches(cells, _TRUTH), is_number(cells, decimal)
     alone = not numbers.any() if known else truth.sum() == pc.sum(pc.not_equal(cells, "")).as_py()
@@ -62,8 +59,9 @@ def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = Fals
 def divide_no_thousands(
     columns: Mapping[str, pa.LargeStringArray], mark: str
 ) -> tuple[dict[str, pa.LargeStringArray], str]:
-    """Columns of numbers without what divides their thousands, and that: `mark`, if it is one; of
-    `auto` what is certain to be one.
+    """Remove thousands separators; return the changed columns and the separator, or ({}, "").
+
+    `mark` is the separator, `none`, or `auto` for a separator that is certain.
     """
     marks = {"auto": list(_GROUPED), "none": []}.get(mark, [mark])
     divided = {name: cells for name, cells in columns.items() if _matches(cells, _DIVIDED).any()}
@@ -86,9 +84,7 @@ def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArra
 
 
 def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
-    """Why cells that are no numbers with this decimal mark are so to people, and how to write them,
-    by the first; empty where most are no numbers to people either.
-    """
+    """Describe numbers that only people can read, if most cells are such, or return ""."""
     if not _mostly(cells, _NUMBER_LIKE):
         return ""
     cell = cells[int(np.argmax(_matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
@@ -97,7 +93,7 @@ def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
 
 
 def explain_notation(cell: str) -> str:
-    """How to write a number of which people alone know that it is negative; empty: it is none."""
+    """Return how to write a number whose minus only people recognize; empty for other cells."""
     if not _matches(pa.array([cell], pa.large_string()), _NUMBER_LIKE)[0]:
         return ""
     if cell.startswith("("):
@@ -108,7 +104,6 @@ def explain_notation(cell: str) -> str:
 
 
 def have_fractions(cells: pa.LargeStringArray, decimal: str) -> bool:
-    """Whether a number among the cells is written with a decimal mark."""
     return bool(_matches(cells, _FRACTION[decimal]).any())
 
 
@@ -120,14 +115,15 @@ def find_decimal(
     delimiter: str = "",
     likely: str = "",
 ) -> str:
-    """The decimal mark of a table: as set, or a comma where columns hold fractions with one and
-    none with a point. Where every fraction could have a thousands separator instead, it is the
-    `likely` one, but no comma where commas divide the cells.
+    """Return the decimal mark of a table.
+
+    It is as set, or a comma if columns hold fractions with a comma and none with a point. If every
+    fraction could have a thousands separator instead, it is the `likely` mark, but not a comma if
+    commas divide the cells.
 
     Raises:
-      UnreadableSource: both occur; or every comma could divide thousands, or every point in a table
-        whose cells semicolons divide, as they do where the comma is the decimal mark, and no mark
-        is `likely`.
+      UnreadableSource: fractions have both marks. Or there is no `likely` mark, and every comma
+        could divide thousands, or every point could in a table whose cells semicolons divide.
     """
     if settings.decimal != "auto":
         return settings.decimal
@@ -159,17 +155,13 @@ def find_decimal(
 
 
 def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
-    """Whether there are fractions, each of which could as well be a whole number with a thousands
-    separator.
-    """
+    """Return whether there are fractions that could all have a thousands separator instead."""
     found = {mark: _find_fractions(columns, mark) for mark in ",."}
     return any(found.values()) and all(_all_thousands(each, mark) for mark, each in found.items())
 
 
 def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
-    """A number such as 1.234, and its column, that a decimal comma makes whole, where no number
-    shows which of the two is the decimal mark; empty where there is none.
-    """
+    """Return a number such as 1.234 and its column, if no number shows what the point means."""
     points = _find_fractions(columns, ".")
     if not points or _find_fractions(columns, ",") or not _all_thousands(points, "."):
         return ""
@@ -179,7 +171,6 @@ def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
 def _find_fractions(
     columns: Mapping[str, pa.LargeStringArray], decimal: str
 ) -> dict[str, pa.LargeStringArray]:
-    """The columns of numbers of which some are written with this decimal mark."""
     number = _COMMA if decimal == "," else _POINT
     return {
         name: cells
@@ -189,7 +180,6 @@ def _find_fractions(
 
 
 def _all_thousands(columns: Mapping[str, pa.LargeStringArray], decimal: str) -> bool:
-    """Whether every fraction could as well be a whole number with a thousands separator."""
     fraction, thousands = _FRACTION[decimal], _THOUSANDS[decimal]
     return all(
         (_matches(cells, fraction) <= _matches(cells, thousands)).all()
@@ -203,7 +193,7 @@ def _first_fraction(columns: Mapping[str, pa.LargeStringArray], decimal: str) ->
 
 
 def _mostly(cells: pa.LargeStringArray, pattern: str) -> bool:
-    """Whether more than half of the cells that are not empty match."""
+    """Return whether more than half of the cells that are not empty match."""
     filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
     return filled > 0 and 2 * int(_matches(cells, pattern).sum()) > filled
 

@@ -1,6 +1,4 @@
-"""Values of a table that may say something else than they seem to: numbers that stand for missing
-ones, a row of totals, a column that tells the label, rows of one person. No source itself.
-"""
+"""Finds odd values of a table: marks of missing cells, totals, leaks of the label, and groups."""
 
 from __future__ import annotations
 
@@ -19,36 +17,37 @@ from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-_LEAST_ROWS = 20  # of which something can be said
-_LEAST_VALUES = 5  # different ones, from which another one can be far
+_LEAST_ROWS = 20  # fewer rows tell nothing
+_LEAST_VALUES = 5  # fewest different values that another one can be far from
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
-# Distances in ranges of all others; from the last one on two rows will do. Of the 2,293 tables that
-# come with R's packages 23 are warned of, two in three of them rightly.
+# Distances as multiples of the range of all others; beyond the last one, two rows are enough. Of
+# the 2,293 tables in R's packages, 23 get a warning, two in three of them rightly.
 _CODE_FAR, _FAR, _VERY_FAR = 1, 3, 10
 _NINES = re.compile(r"-?(9{3,}|9+\.9+)")
-# As surveys write that somebody refused, or does not know, or was not asked.
+# Codes in surveys for an answer that was refused, is not known, or was not asked for.
 _CODE = re.compile(rf"-[1789]|-?(77+|88+|99+|9+[678])|{_NINES.pattern}")
-_MOST_VALUES = 100  # of a column that may tell the label
+_MOST_VALUES = 100  # most values of a column that may tell the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
 _SHOWN = 3
 _SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
 _TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
-_PART_TOTAL = r"(?i)^.+ (totals?|sum|average|mean|summe|gesamt|ergebnis):?$"  # of Excel
+_PART_TOTAL = r"(?i)^.+ (totals?|sum|average|mean|summe|gesamt|ergebnis):?$"  # as Excel writes them
 _MOST_UNITS = 3  # rows of units, kinds and the like
 _GROUP = re.compile(
     r"(patient|subject|person|user|customer|client|participant|speaker|author|video|session|group"
     r"|household|device|machine|lesion)(s?[_ ]?(id|nr|nbr|no|number|code))?",
     re.IGNORECASE,
 )
-_ID = re.compile(r".+([_ .-](id|ID|Id)|[a-z]I[dD])")  # of whatever it is, perhaps of a category
-_MOST_UNIQUE = 0.9  # share of different values in a column of which rows belong together
-# Rows of one value, on average, and different values, from which they are no categories.
+_ID = re.compile(r".+([_ .-](id|ID|Id)|[a-z]I[dD])")  # ids of anything, perhaps of a category
+_MOST_UNIQUE = 0.9  # largest share of different values in a column that names groups
+# Ids with more rows per value on average, or fewer values, are those of categories.
 _MOST_OF_ONE, _LEAST_GROUPS = 20, 20
 
 
 def find_sentinels(table: TextTable, columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
-    """What to warn of where a number repeats and is far from all others of its column, by name and
-    values (rows,) of each.
+    """Return warnings about repeated numbers that are far from all others of their column.
+
+    `columns` are pairs of name and values (rows,).
     """
     named = defaultdict[tuple[str, ...], dict[str, str]](dict)
     for name, values in columns:
@@ -65,9 +64,7 @@ def find_sentinels(table: TextTable, columns: Iterable[tuple[str, np.ndarray]]) 
 
 
 def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str]) -> str:
-    """The numbers as `data.missing_values` takes them: with their columns where other columns have
-    them, too.
-    """
+    """Write numbers for `data.missing_values`, with columns if other columns have them, too."""
     marks, numbers = f"[{', '.join(values)}]", [*map(float, values)]
     named = isinstance(table.settings.missing_values, dict)
     for name in table.columns.keys() - {*columns}:
@@ -79,9 +76,7 @@ def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str])
 
 
 def _list_sentinels(values: np.ndarray) -> Iterator[tuple[str, int]]:
-    """The lowest and highest values (rows,), and in how many rows each is, while these repeat and
-    are far from all others, or are the only ones below 0.
-    """
+    """Yield the lowest and highest values (rows,) that repeat and stand out, with their counts."""
     distinct, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     while counts.sum() >= _LEAST_ROWS and (ends := _find_ends(distinct, counts)):
         start, stop = ends[0], len(distinct) - ends[1]
@@ -91,9 +86,6 @@ def _list_sentinels(values: np.ndarray) -> Iterator[tuple[str, int]]:
 
 
 def _find_ends(distinct: np.ndarray, counts: np.ndarray) -> tuple[int, int] | None:
-    """How many of the lowest and of the highest values (values,) stand out, in so many rows each:
-    several only if they are codes; None: no value does.
-    """
     low, high = (
         max(1, sum(1 for _ in takewhile(_is_code, side))) for side in (distinct, distinct[::-1])
     )
@@ -109,7 +101,6 @@ def _find_ends(distinct: np.ndarray, counts: np.ndarray) -> tuple[int, int] | No
 
 
 def _stand_out(values: np.ndarray, counts: np.ndarray, others: np.ndarray, rows: int) -> bool:
-    """Whether values below or above all `others` are unlike these, each of them in enough rows."""
     if not len(values):
         return True
     texts, spread = [*map(_write, values)], others[-1] - others[0]
@@ -134,12 +125,11 @@ def _is_code(value: float) -> bool:
 
 
 def _write(value: float) -> str:
-    """A number in as few digits as tell it apart, in its own precision."""
     return np.format_float_positional(value, trim="-")
 
 
 def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
-    """Whether the last row holds the sums or means of its `columns` of numbers (rows,)."""
+    """Return whether the last row holds the sums or means of numbers (rows,) above it."""
     if len(table) <= _SHOWN:
         return False
     last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
@@ -155,10 +145,7 @@ def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
 
 
 def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int]) -> list[str]:
-    """What to warn of where rows that are not `rejected` are called sums or means of others by one
-    of the columns `names`: by a word for sums, after the name of others (`North Total`), or, in the
-    first or last row, if it alone is called so, by any such word.
-    """
+    """Return warnings about rows, not `rejected`, that a column of `names` calls a sum or mean."""
     rows: dict[int, str] = {}
     for name in names:
         cells = table.columns[name]
@@ -185,8 +172,9 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
 
 
 def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
-    """The first rows, if they hold units or a second header: different texts, and no number, in the
-    columns that are `numeric` below, and no digit where times are.
+    """Return the first rows, if they hold units or a second header.
+
+    They have different texts and no numbers in columns that are `numeric` below.
     """
     rows: list[int] = []
     while len(rows) < min(_MOST_UNITS, len(table) - 1):
@@ -204,9 +192,7 @@ def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
 
 
 def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> list[str]:
-    """What to warn of where a column, by name and values (rows,) of each, is the number to predict
-    (rows,) in another unit.
-    """
+    """Return warnings about columns, by name and values (rows,), that are a rescaled `label`."""
     return [
         _advise(name, "is the label in another unit")
         for name, values in columns
@@ -215,7 +201,7 @@ def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> l
 
 
 def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
-    """What to warn of where a column tells the class of each row."""
+    """Return warnings about columns that tell the class of each row."""
     label = table.settings.label_columns[0]
     if len(table) < _LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
         return []
@@ -248,9 +234,7 @@ def _is_told(table: TextTable, name: str, label: str) -> bool:
 
 
 def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
-    """What to warn of where several rows are of one person or thing, by the names of columns, and
-    rows are assigned to splits one by one.
-    """
+    """Return warnings about columns that name groups of rows, which splits may separate."""
     settings = table.settings
     if settings.group or "split" in table.columns:
         return []
@@ -265,9 +249,7 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
 
 
 def _count_groups(table: TextTable, name: str) -> int:
-    """How many groups of rows a column names; 0 where it seems to name none. An id may be that of
-    a category, of which there are few, or many rows of each.
-    """
+    """Return how many groups of rows a column names; 0 if it seems to name none, or categories."""
     named = _GROUP.fullmatch(name)
     if not (named or _ID.fullmatch(name)):
         return 0

@@ -1,6 +1,4 @@
-"""Tables in which each row is a series: a column for each time, as 1/22/20, 1/23/20. Not a source
-itself.
-"""
+"""Refuses tables in which each row is a series, with a column per time: 1/22/20, 1/23/20."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _LEAST = 3  # columns that are named as times
 
 
 def refuse_wide(table: TextTable) -> None:
-    """Refuse a table most of whose columns are named as times."""
+    """Refuse a table if most of its columns are named as times."""
     times = [name for name in table.columns if _TIME.fullmatch(name)]
     if len(times) < _LEAST or 2 * len(times) <= len(table.columns):
         return

@@ -1,9 +1,8 @@
-"""Columns of a table as a model sees them, and numbers to predict: of a table, and of what lists
-images or texts. Not a source itself.
+"""Reads columns that a model sees, and numbers to predict, from tables and lists of files.
 
-Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
-the test split keeps its place. A row with an impossible value is rejected with its reason, and so
-is one with an empty cell, unless `data.missing` says what that stands for.
+Vocabularies hold the words of the whole table, so that a category seen only in the test split has a
+number, too. Rows with an impossible value are rejected. So are rows with an empty cell, unless
+`data.missing` says what that stands for.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ MARK_MISSING = "data.missing_values can say that it is missing"
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Found):
-    """What a table says of the examples that it lists, row by row: `columns` that the model sees,
-    `numbers` (rows, targets) float64 to predict, and why a row cannot be used.
+    """What a table says about each example that it lists.
+
+    `columns` are for the model to see, `numbers` (rows, targets) float64 are to predict, and
+    `problems` says why a row cannot be used.
     """
 
     columns: ListedColumns | None
@@ -52,19 +53,15 @@ class Listing(Found):
 
     @property
     def label_kind(self) -> LabelKind:
-        """What labels are."""
         return "class" if self.numbers is None else "number"
 
     @property
     def targets(self) -> int:
-        """How many numbers a label is."""
         return 1 if self.numbers is None else self.numbers.shape[1]
 
 
 def name_required(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
-    """The columns that every example has, by the keys of params.yaml that name them; `key` is that
-    of the examples.
-    """
+    """Return the columns that every example needs, by the keys of params.yaml that name them."""
     return {
         f"data.{key}": [getattr(settings, key)],
         "data.label_column": settings.label_columns if settings.label_kind != "none" else (),
@@ -72,7 +69,7 @@ def name_required(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
 
 
 def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
-    """The same with those that the model sees."""
+    """Return the columns of `name_required`, and the columns that the model sees."""
     seen = {"data.numeric": settings.numeric, "data.categorical": settings.categorical}
     return {**name_required(settings, key), **seen}
 
@@ -80,8 +77,9 @@ def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
 def check_names(
     path: Path, settings: DataSettings, named: Mapping[str, Sequence[str]], *, input_name: str
 ) -> None:
-    """Refuse columns that are named twice, or as the examples are where a model is served, and
-    `data.missing_values` of columns that are not `named`.
+    """Refuse columns that are named twice, or like the input of a served model (`input_name`).
+
+    `data.missing_values` of columns that are not `named` are refused, too.
     """
     read = [name for names in named.values() for name in names]
 
@@ -102,7 +100,7 @@ def check_names(
 
 
 def read_listing(table: TextTable) -> Listing:
-    """Read what `data.numeric`, `data.categorical` and `data.label_kind` name."""
+    """Read the columns that the model sees, and the numbers to predict, as the settings say."""
     settings, numbers = table.settings, None
     numeric: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
     kinds: dict[str, Kind] = {**numeric, **dict.fromkeys(settings.categorical, "category")}
@@ -136,9 +134,7 @@ def read_listing(table: TextTable) -> Listing:
 def choose_columns(
     table: TextTable, numeric: Sequence[str], categorical: Sequence[str]
 ) -> TableColumns:
-    """Columns of a table as a model sees them, numbers first. Medians are not a number until the
-    training split is known, of which they are.
-    """
+    """Choose the columns that a model sees, numbers first; medians are NaN until they are known."""
     missing = table.settings.missing_in
     return TableColumns(
         names=(*numeric, *categorical),
@@ -161,8 +157,10 @@ def choose_columns(
 def code_rows(
     table: TextTable, columns: TableColumns, *, hint: bool = False
 ) -> tuple[np.ndarray, list[str | None]]:
-    """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
-    cannot be used, None where it can, with a `hint` at the key that would keep it.
+    """Return rows as (rows, columns) float32, and why each cannot be used (None if it can).
+
+    Numbers stand for the categories in the last columns. With `hint`, reasons name the key that
+    would keep the row.
     """
     reasons: list[str | None] = [None] * len(table)
     values = np.zeros((len(table), len(columns.names)), np.float64)
@@ -203,8 +201,10 @@ def code_rows(
 def fill_medians(
     values: np.ndarray, columns: TableColumns, train: np.ndarray
 ) -> tuple[np.ndarray, TableColumns, dict[str, int]]:
-    """Rows (rows, columns) with the medians of the rows `train` in the empty cells that they are to
-    fill, the columns with these, and how many cells there were of each, in words.
+    """Fill empty cells of columns that ask for it with the medians of the rows `train`.
+
+    Returns the rows (rows, columns), the columns with their medians, and notes with the numbers of
+    filled cells.
     """
     values, medians, notes = values.copy(), {}, {}
     places = {name: place for place, name in enumerate(columns.names)}
@@ -226,7 +226,7 @@ def fill_medians(
 
 
 def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
-    """Refuse columns that are named twice, by the keys that name them; `split` names splits."""
+    """Refuse columns that several keys name; `split` is the column of splits."""
     uses: dict[str, list[str]] = {"split": ["the splits"]}
     for key, names in named.items():
         for name in names:
@@ -240,7 +240,7 @@ def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
 
 
 def check_marks(path: Path, settings: DataSettings, names: Iterable[str]) -> None:
-    """Refuse `data.missing_values` of columns that are none of those that are read."""
+    """Refuse `data.missing_values` of columns that are not read."""
     marks, known = settings.missing_values, [*names]
     for name in marks if isinstance(marks, dict) else ():
         if name not in known:
@@ -249,7 +249,7 @@ def check_marks(path: Path, settings: DataSettings, names: Iterable[str]) -> Non
 
 
 def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
-    """Refuse what `data.missing` says of columns that it cannot hold of."""
+    """Refuse entries of `data.missing` that do not suit the column's kind."""
     ways = table.settings.missing if isinstance(table.settings.missing, dict) else {}
     features = {name: kind for name, kind in kinds.items() if kind in ("number", "category")}
 
@@ -271,7 +271,7 @@ def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
 
 
 def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
-    """The numbers to predict (rows, targets) float64; why a row has none goes into `reasons`."""
+    """Return the numbers to predict (rows, targets) float64, and set `reasons` for rows without."""
     names = table.settings.label_columns
     targets = np.stack([table.numbers(name) for name in names], axis=1)
     for place, name in reversed([*enumerate(names)]):
@@ -285,7 +285,6 @@ def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
 
 
 def refuse_text_labels(table: TextTable) -> None:
-    """Refuse numbers to predict that are text."""
     settings = table.settings
     for name in settings.label_columns if settings.label_kind == "number" else ():
         if guess_kind(table, name) == "category":

@@ -1,5 +1,6 @@
-"""Parquet and Arrow files, one or a folder of them with the same columns, as one table that is read
-batch by batch. Classes that Hugging Face's `datasets` has numbered get their names back.
+"""Reads Parquet and Arrow files with the same columns as one table, batch by batch.
+
+Classes that Hugging Face's `datasets` has numbered get their names back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-SUFFIXES = frozenset({".parquet", ".arrow"})  # of the files that are read of a folder
+SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
 SPLIT = "split"
 _SHOWN = 4
 _DATA = frozenset({".csv", ".tsv", ".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"})
@@ -35,9 +36,7 @@ _ALIKE = {
 
 
 def find_table_files(path: Path) -> list[Path]:
-    """The Parquet and Arrow files below a folder, but for hidden ones, or the one that a file is;
-    none where it is another one.
-    """
+    """Return the Parquet and Arrow files below a folder that are not hidden, or the file itself."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
     return sorted(
@@ -50,7 +49,7 @@ def find_table_files(path: Path) -> list[Path]:
 
 
 def _read_kind(path: Path) -> bytes:
-    """The signature that a file begins with; empty where it is that of another kind of file."""
+    """Return the signature of an Arrow or Parquet file, empty for other kinds of file."""
     with path.open("rb") as file:
         first = file.read(len(_ARROW_FILE))
     return next(
@@ -60,9 +59,13 @@ def _read_kind(path: Path) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFiles:
-    """The files at `path` as one table of the columns of `schema`: of each file its split, if its
-    name says one. `class_names` are those of the numbers in a column; `warnings` say which files
-    are left out, and what may not be meant; `left_out` counts rows of others by who says so.
+    """The files at `path` as one table with the columns of `schema`.
+
+    Attributes:
+      splits: the split of each file, if its name says one.
+      class_names: the names of the classes that a column numbers.
+      warnings: files that are left out, and what the user may not have meant.
+      left_out: number of rows in files that `data.leave_out` names, by entry.
     """
 
     path: Path
@@ -73,14 +76,14 @@ class TableFiles:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def count_rows(self) -> int:
-        """How many rows all files have."""
         return sum(map(count_rows, self.splits))
 
     def read(
         self, names: Sequence[str], *, rows: int
     ) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
-        """These columns, or fields of columns as `image.path`, of so many rows at once; with the
-        file that they are in and the number of the first of them in it.
+        """Yield columns, or fields such as `image.path`, in batches of `rows` rows.
+
+        A batch comes with its file, and the number of its first row there.
 
         Raises:
           UnreadableSource: a file is damaged, or a number has no class; names the file.
@@ -114,12 +117,13 @@ class TableFiles:
 
 
 def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: str) -> TableFiles:
-    """The files `splits` at `path`, of which each may be a part of one split, as one table. Those
-    in which no row has a class in the column `label` are left out: hubs hide those of tests.
+    """Open files, each with its split or None, as one table.
+
+    Files in which no row has a class in the column `label` are left out: hubs hide test labels.
 
     Raises:
-      UnreadableSource: a file cannot be read, or its columns are not those of the first one; names
-        file and column.
+      UnreadableSource: a file cannot be read, or has other columns than the first one; names file
+        and column.
     """
     first, *others = splits
     schema = _read_schema(first)
@@ -138,16 +142,14 @@ def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: st
         schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
     if any(splits.values()):
         if SPLIT in schema.names:
-            splits = dict.fromkeys(splits)  # the column says it, row by row
+            splits = dict.fromkeys(splits)  # the column names the split of each row
         else:
             schema = schema.append(pa.field(SPLIT, pa.string()))
     return TableFiles(path=path, splits=splits, schema=schema, class_names=names, warnings=warnings)
 
 
 def _find_doubts(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
-    """What to say where files of one split are in folders of several names, which nobody reads, or
-    next to data of other kinds.
-    """
+    """Return warnings about other files of data, and about folders whose names are not read."""
     if path.is_file():
         return []
     others = sorted(one.name for one in path.rglob("*") if one.suffix.lower() in _DATA)
@@ -168,7 +170,6 @@ def _find_doubts(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
 
 
 def _lacks_labels(path: Path, label: str) -> bool:
-    """Whether a file has rows, and none has a class."""
     with _naming(path):
         columns = [batch.column(label) for batch in _read_batches(path, [label], rows=1 << 16)]
     return sum(map(len, columns)) > 0 and all(
@@ -177,7 +178,7 @@ def _lacks_labels(path: Path, label: str) -> bool:
 
 
 def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Schema:
-    """The columns of both files, which must be the same; one without a value is of any type."""
+    """Return the schema of both files, which must agree; a column without values fits any type."""
     remedy = "write both alike, or set data.path to the files of one kind alone"
     if odd := {*schema.names} ^ {*other.names}:
         name = min(odd)
@@ -210,7 +211,6 @@ def _read_schema(path: Path) -> pa.Schema:
 
 
 def refuse_doubled(names: Sequence[str], path: Path) -> None:
-    """Refuse names that several columns of a table have."""
     if doubled := sorted(name for name, count in Counter(names).items() if name and count > 1):
         raise UnreadableSource(
             f"{path}: more than one column is named {doubled[0]}; rename one of them"
@@ -218,7 +218,7 @@ def refuse_doubled(names: Sequence[str], path: Path) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type without what says only how its values are stored."""
+    """Return a type without details of how its values are stored."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_struct(kind):
@@ -227,7 +227,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _open_arrow(path: Path) -> Any:
-    """A reader of an Arrow file of either format, which is mapped, not read."""
     source = pa.memory_map(str(path))
     if _read_kind(path) == _ARROW_FILE:
         return pa.ipc.open_file(source)
@@ -235,7 +234,6 @@ def _open_arrow(path: Path) -> Any:
 
 
 def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """These columns of a file; of Parquet one row group after the other."""
     if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=rows, columns=[*names])
@@ -249,7 +247,6 @@ def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a file has."""
     with _naming(path):
         if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
             return pq.read_metadata(path).num_rows
@@ -269,7 +266,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """The names of classes by column, as `datasets` keeps them with the schema."""
+    """Return the names of classes by column, as `datasets` stores them with the schema."""
     try:
         kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = kept.get("info", {}).get("features", {})
@@ -289,7 +286,7 @@ def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Array:
-    """The names of classes; −1, by which `datasets` says that there is none, is null."""
+    """Return the names of classes; −1, by which `datasets` marks none, becomes null."""
     values = np.asarray(pc.fill_null(numbers, -1).cast(pa.int64()))
     if values.size and not -1 <= values.min() <= values.max() < len(names):
         wrong = values.min() if values.min() < -1 else values.max()
@@ -301,7 +298,6 @@ def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Arr
 
 
 def find_floats(schema: pa.Schema) -> frozenset[str]:
-    """The columns of a Parquet file that hold fractions as such."""
     return frozenset(
         one.name
         for one in schema
@@ -314,12 +310,13 @@ class NoText(Exception):
 
 
 def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
-    """Typed cells as text: the shortest that gives the same value back, whole numbers without a
-    fraction; null and NaN are empty.
+    """Return typed cells as text; null and NaN become empty.
+
+    Numbers have the shortest text that gives the same value back, and whole numbers no fraction.
 
     Raises:
-      ArrowInvalid: a text is no UTF-8.
-      ArrowNotImplementedError, NoText: cells are no single values, or bytes.
+      ArrowInvalid: a text is not UTF-8.
+      ArrowNotImplementedError, NoText: cells are not single values, or are bytes.
     """
     cells: Any = column
     if pa.types.is_dictionary(cells.type):
@@ -332,5 +329,5 @@ def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
         cells = pc.if_else(pc.is_nan(cells), None, cells)
         cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
     text = pc.fill_null(cells.cast(pa.large_string()), "").combine_chunks()
-    text.validate(full=True)  # other writers check no UTF-8
+    text.validate(full=True)  # other writers do not check for UTF-8
     return text

@@ -1,6 +1,4 @@
-"""How a file of delimited text begins: its encoding, the lines above its header, what divides its
-cells. Not a source itself.
-"""
+"""Reads the start of delimited text: encoding, lines above the header, and delimiter."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from throughline.shared.errors import UnreadableSource
 
 DELIMITERS = (",", ";", "\t", "|")
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-# How files begin that are no text, and what to do with them.
+# First bytes of files that are not text, and what to do with such files.
 SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
     b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
@@ -39,9 +37,7 @@ _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the first lines of a file show: `skipped` lines stand above its header; `notes` say what
-    was detected.
-    """
+    """What the first lines of a file show; `skipped` lines stand above its header."""
 
     delimiter: str
     encoding: str
@@ -49,12 +45,10 @@ class Start:
     notes: tuple[str, ...] = ()
 
     def open(self, path: Path, errors: str) -> TextIO:
-        """Open the file as text; `errors` as of Python's `open`."""
         return path.open(encoding=self.encoding, errors=errors, newline="")
 
 
 def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> Start:
-    """Look at the first lines of a file of delimited text."""
     check_encoding(settings.encoding)
     _refuse_no_text(path)
     encoding = _find_encoding(path, settings)
@@ -65,7 +59,7 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
             raise wrong_encoding(path, settings, error) from error
     named = _SEPARATOR.fullmatch(lines[0]) if lines else None
     skipped = 1 if named else 0
-    of_texts = SOURCES[settings.source].encoding == "text"  # of which any line can be one
+    of_texts = SOURCES[settings.source].encoding == "text"  # any line can be a text
     while skipped + 1 < len(lines) and _is_comment(lines[skipped], lines[skipped + 1], of_texts):
         skipped += 1
     if not of_texts:
@@ -88,8 +82,9 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
 
 
 def refuse_numbers(header: Sequence[str], path: Path) -> None:
-    """Refuse a first line that holds an example, not names. Years, wavelengths, and numbers from 0
-    on can be names: they rise.
+    """Refuse a first line that holds an example, not names.
+
+    Rising numbers, such as years, wavelengths, or 0, 1, 2, can be names.
     """
     numbers = [cell for cell in header if _NUMBER.fullmatch(cell)]
     values = [float(cell.replace(",", ".")) for cell in numbers]
@@ -104,7 +99,6 @@ def refuse_numbers(header: Sequence[str], path: Path) -> None:
 
 
 def wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:
-    """What to say of bytes that are not of `data.encoding`."""
     return UnreadableSource(
         f"{path} is not {settings.encoding}: {error}",
         "set data.encoding, such as latin-1, cp1252 or utf-16",
@@ -112,7 +106,7 @@ def wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> U
 
 
 def _find_encoding(path: Path, settings: DataSettings) -> str:
-    """That of the settings, unless a byte order mark says UTF-16."""
+    """Return the encoding of the settings, or UTF-16 if a byte order mark says so."""
     with path.open("rb") as file:
         mark = file.read(2)
     if codecs.lookup(settings.encoding).name != "utf-8":
@@ -122,7 +116,6 @@ def _find_encoding(path: Path, settings: DataSettings) -> str:
 
 
 def _refuse_no_text(path: Path) -> None:
-    """Refuse a file that is of another kind, whatever the encoding."""
     with path.open("rb") as file:
         start = file.read(max(map(len, SIGNATURES)))
     for signature, what in SIGNATURES.items():
@@ -131,14 +124,12 @@ def _refuse_no_text(path: Path) -> None:
 
 
 def _is_comment(line: str, following: str, of_texts: bool) -> bool:
-    """Whether a line above others is none of the table: `|` begins comments in C4.5's files."""
+    """Return whether a line above others is a comment; `|` begins comments in C4.5's files."""
     return line[:1] == "#" or (line[:1] == "|" and "|" not in line[1:] + following and not of_texts)
 
 
 def _skip_titles(lines: Sequence[str], skipped: int) -> int:
-    """How many lines stand above the header: those of few cells above lines that all have as many
-    cells as the first of them, which holds no number.
-    """
+    """Return how many lines of few cells stand above a header without numbers."""
     for top in range(skipped, min(skipped + _MOST_TITLES, len(lines) - 2)):
         for delimiter in DELIMITERS:
             rows = [_cells(line, delimiter) for line in lines[top:] if line.strip()]
@@ -146,14 +137,15 @@ def _skip_titles(lines: Sequence[str], skipped: int) -> int:
                 continue
             above = lines[skipped:top]
             few = all(2 * sum(map(bool, _cells(one, delimiter))) <= len(rows[0]) for one in above)
-            few &= not any(line.count('"') % 2 for line in above)  # of a name of several lines
+            few &= not any(
+                line.count('"') % 2 for line in above
+            )  # part of a quoted name of several lines
             if few and all(rows[0]) and not any(map(_NUMBER.fullmatch, rows[0])):
                 return top
     return skipped
 
 
 def _is_header(lines: Sequence[str], delimiter: str) -> bool:
-    """Whether the first line, a comment, names the columns of the next one."""
     rows = [_cells(line, delimiter) for line in lines[:3]]
     if not lines[0].startswith("#") or len(rows[0]) < 2 or len(rows[0]) != len(rows[1]):  # noqa: PLR2004
         return False
@@ -169,13 +161,13 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
-    """The character between cells, and a note where it is not that of the file's suffix."""
+    """Return the character between cells, and a note if it is not usual for the file's suffix."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    lines = [line for line in lines if line.strip()]  # of which a reader sees the first as header
+    lines = [line for line in lines if line.strip()]  # a reader takes the first as header
     if not lines:
         return usual, []
     header = {each: lines[0].count(each) for each in DELIMITERS}
-    # The one that divides the header; of several, the one that divides every line alike.
+    # Take the delimiter of the header; of several, one that divides every line alike.
     present = sorted(
         (each for each in DELIMITERS if header[each]),
         key=lambda each: (

@@ -1,6 +1,4 @@
-"""Tables, CSV or Parquet, as columns of text: no cell is taken for anything before the whole column
-has been seen. Not a source itself: tables, series and lists of images use it.
-"""
+"""Reads tables, CSV or Parquet, as columns of text. Tables, series and lists of images use it."""
 
 from __future__ import annotations
 
@@ -51,19 +49,20 @@ from throughline.shared.wording import ONE_TABLE, name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 TABLES = {".csv", ".tsv", ".parquet"}
-_ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # as Python's strings, of 50 bytes and more each
+_ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # Python strings take 50 bytes or more each
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
     """Columns of cells as text, without blanks around them; a missing cell is empty.
 
-    `rows` is how many there are. `notes` are what has been detected, `nested` the columns whose
-    cells are no single values, `floats` those that a Parquet file holds as such. `delimiter`
-    divides the cells of a CSV file, `thousands` those of numbers. `unused` says which
-    `data.missing_values` no cell has, `warnings` and `left_out` are those of `TableFiles`.
-    `trained` are the columns of the model that the table is read for, of whose training the decimal
-    mark is where numbers alone leave it open; None: there is no model, and that is refused.
+    Attributes:
+      nested: types of the columns whose cells are not single values.
+      floats: columns that a Parquet file stores as floats or decimals.
+      delimiter, thousands: what divides the cells of a CSV file, and the thousands in numbers.
+      trained: columns of the model that the table is read for. The decimal mark of its training
+        counts if numbers alone leave the mark open; without a model, such numbers are refused.
+      unused: entries of `data.missing_values` that no cell has.
     """
 
     path: Path
@@ -85,13 +84,13 @@ class TextTable:
         return self.rows
 
     def cells(self, name: str) -> list[str]:
-        """A column's cells."""
         return self.columns[name].to_pylist()
 
     @cached_property
     def decimal(self) -> str:
-        """What divides a number's fraction from its whole where this table has it as text; columns
-        that are passed over count where the others leave that open.
+        """The decimal mark of numbers that are text.
+
+        Columns that are not used count only if the used ones leave the mark open.
         """
         passed_over = set(self.settings.ignore)
         if self.trained is not None:
@@ -109,11 +108,11 @@ class TextTable:
         )
 
     def decimal_of(self, name: str) -> str:
-        """That of a column, which may hold numbers that are none of text."""
+        """Return the decimal mark of a column; a point if its numbers are not text."""
         return "." if name in self.floats else self.decimal
 
     def describe_dialect(self) -> list[str]:
-        """What of the notation was detected, for people to check."""
+        """Describe the detected notation, for people to check."""
         settings, notes = self.settings, [*self.notes]
         if settings.decimal == "auto" and self.decimal == ",":
             notes.append("numbers have decimal commas (data.decimal sets it)")
@@ -122,10 +121,7 @@ class TextTable:
         return notes
 
     def describe_points(self, names: Iterable[str]) -> list[str]:
-        """How numbers of these columns were read that can be whole or fractions, in a table for a
-        model where the training, or what divides the cells, lets one expect commas; for people to
-        check.
-        """
+        """Describe how a model's table reads numbers such as 1.234, for people to check."""
         if self.trained is None or self.settings.decimal != "auto":
             return []
         texts = {name: self.columns[name] for name in names if name not in self.floats}
@@ -142,9 +138,7 @@ class TextTable:
         return [f"{doubtful} {how}"]
 
     def describe_unread(self) -> list[str]:
-        """The columns that cannot be read at all, though nobody said to leave them out, and what
-        `data.missing_values` names for nothing.
-        """
+        """Describe nested columns that are not ignored, and unused `data.missing_values`."""
         nested = [
             f"column {name} is left out: its cells are {kind}"
             for name, kind in self.nested.items()
@@ -153,9 +147,7 @@ class TextTable:
         return nested + [f"data.missing_values: {mark}" for mark in self.unused]
 
     def parse(self, name: str) -> np.ndarray:
-        """A column as (rows,) float64, not to be written to; NaN where a cell is empty or no
-        number.
-        """
+        """Return a column as (rows,) float64, read-only; NaN if a cell is empty or not a number."""
         if name not in self._parsed:
             cells, mark = self.columns[name], self.decimal_of(name)
             self._parsed[name] = read_numbers(cells, mark, known=self.trained is not None)
@@ -163,11 +155,10 @@ class TextTable:
         return self._parsed[name]
 
     def forget(self, name: str) -> None:
-        """Let go of what `parse` has kept of a column."""
         self._parsed.pop(name, None)
 
     def numbers(self, name: str) -> np.ndarray:
-        """As `parse`, infinite where float32 cannot hold a number."""
+        """Return a column as `parse` does, with infinity for numbers that float32 cannot hold."""
         values = self.parse(name)
         return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
@@ -175,8 +166,9 @@ class TextTable:
 def read_table(
     path: Path, settings: DataSettings, *, trained: TableColumns | None = None
 ) -> TextTable:
-    """Read the table at `path` as text, in the dialect that `settings` name or that it shows, for a
-    model of columns that are `trained`, if there is one.
+    """Read the table at `path` as text, in the notation that `settings` name or that it shows.
+
+    `trained` are the columns of the model that it is read for, if any.
     """
     files = open_files(path, settings)
     table = _read_files(files, settings) if files else _read_csv(path, settings)
@@ -184,9 +176,7 @@ def read_table(
 
 
 def check_all(path: Path, *checks: Callable[[], Any]) -> list[Any]:
-    """Run all checks of a table, so that everything that is wrong with it is said at once; returns
-    what they return.
-    """
+    """Run all checks of a table, raise all errors as one, and return the results."""
     results, errors = [], list[UnreadableSource]()
     for check in checks:
         try:
@@ -205,7 +195,7 @@ def check_all(path: Path, *checks: Callable[[], Any]) -> list[Any]:
 
 
 def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a table that lacks columns; they stand by the key of params.yaml that names them."""
+    """Refuse a table that lacks columns, given by the keys of params.yaml that name them."""
     check_all(
         table.path,
         *(partial(_check_column, table, name, key) for key in columns for name in columns[key]),
@@ -232,9 +222,7 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
-    """The split that a table names for a row, None where it leaves that open, and why it cannot be
-    used, if so.
-    """
+    """Return the split that a table names for a row, if any, and why it cannot be used, if so."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         return None, Reason("split is no name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
@@ -248,15 +236,12 @@ def read_split(value: object) -> tuple[str | None, str | None]:
 
 
 def read_splits(table: TextTable) -> list[tuple[str | None, str | None]]:
-    """`read_split` of each row."""
     cells = table.cells("split") if "split" in table.columns else [""] * len(table)
     return [read_split(cell) for cell in cells]
 
 
 def clean_cells(table: TextTable) -> TextTable:
-    """The table without blanks around cells, without what divides thousands, and without cells that
-    mean missing: they are empty.
-    """
+    """Strip cells, remove thousands separators from numbers, and empty cells that mean missing."""
     settings, trained = table.settings, table.trained
     columns = {name: pc.utf8_trim_whitespace(cells) for name, cells in table.columns.items()}
     kept = {*settings.categorical, *(settings.label_columns * (settings.label_kind == "class"))}
@@ -268,7 +253,7 @@ def clean_cells(table: TextTable) -> TextTable:
 
 
 def _blank_missing(table: TextTable) -> TextTable:
-    """The table without what means missing; numbers that do are compared by value."""
+    """Empty the cells that mean missing; numbers are compared by value."""
     said, columns = table.settings.missing_values, {**table.columns}
     by_column = isinstance(said, dict)
     groups = {name: [name] for name in said} if by_column else {"": columns} if said else {}
@@ -291,7 +276,7 @@ def _blank_missing(table: TextTable) -> TextTable:
 
 
 def _drop_empty_end(table: TextTable) -> TextTable:
-    """The table without the rows at its end that hold nothing, not even what is no text."""
+    """Drop empty rows at the end, unless there are columns that are not text."""
     if table.nested:
         return table
     last = table.rows
@@ -335,9 +320,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
 
 
 def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
-    """The Parquet or Arrow files at `path`, a folder of which may be named as splits; None where it
-    is a CSV file.
-    """
+    """Open the Parquet or Arrow files at `path`, which may name splits; None for a CSV file."""
     files = find_table_files(path) if path.exists() else []
     if not (files or path.is_file()):
         state = "holds no Parquet or Arrow file" if path.is_dir() else "does not exist"
