@@ -1,12 +1,11 @@
-"""One file per kind of input. Each finds what is there and says it in one of four forms: `Files`,
-`Texts`, `Arrays`, `Series`.
+"""Sources, one file per kind of input. Each returns `Files`, `Texts`, `Arrays` or a `Series`.
 
-Sources only look; ingest examines every example, rejects what is unusable and writes the manifest.
-What cannot be read, or in more than one way, is refused: `UnreadableSource` names the file, and the
-key, line or record; `DataNotFound` says that nothing of the kind is at `data.path`.
+Sources only look; ingest examines every example and writes the manifest. A source refuses what it
+cannot read, or could read in more than one way: `UnreadableSource` names the file, and the key,
+line or record. `DataNotFound` says that nothing of the kind is at `data.path`.
 
 A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a line in
-`throughline/settings/source_kinds.py`; of files in class folders the line alone.
+`throughline/settings/source_kinds.py`. Files in class folders need the line alone.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ SCANNERS: dict[str, Callable[..., Source]] = {
 
 
 def scan(settings: DataSettings) -> Source:
-    """Look at the source that `data` describes, on this machine.
+    """Scan the source that `data` describes, on this machine.
 
     Raises:
       DataNotFound: nothing is at `data.path`.
@@ -88,12 +87,13 @@ def scan(settings: DataSettings) -> Source:
 def open_source(
     settings: DataSettings, *, out: Path
 ) -> Iterator[tuple[Source, LocalFiles | ObjectFolder]]:
-    """Look at the source that `data` describes, to be read within the block; also what was at
-    `data.path` before, but for `out`, where what is read is written.
+    """Scan the source that `data` describes, and keep it readable within the block.
+
+    Also yields a listing of `data.path` from before the scan, without `out`, where ingest writes.
 
     Raises:
-      as `scan`.
-      ObjectStoreFailed: the store was not reached or refuses; names what it is about.
+      DataNotFound, UnreadableSource: as `scan`.
+      ObjectStoreFailed: the store was not reached or refuses; says what was asked for.
     """
     if not is_address(settings.path):
         listed = list_files(Path(settings.path), out=out)
@@ -115,7 +115,7 @@ def open_source(
 
 
 def _in_bucket(source: Files, folder: ObjectFolder) -> Files:
-    """Parts of copied files, as parts of the objects that these were made of."""
+    """Assign each file of a local copy the object that it was copied from."""
     by_path = {folder.copy / one.name: one for one in folder.objects if folder.copy}
     files = [replace(file, object=by_path[file.path]) for file in source.files]
     return replace(source, files=files, objects=folder)
@@ -123,7 +123,7 @@ def _in_bucket(source: Files, folder: ObjectFolder) -> Files:
 
 @contextmanager
 def _naming(copy: str, address: str) -> Iterator[None]:
-    """Let errors of the block name the address of what is read from a copy."""
+    """Let errors of the block name the source's address instead of its local copy."""
     try:
         yield
     except UserError as error:

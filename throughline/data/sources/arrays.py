@@ -1,5 +1,6 @@
-"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Which arrays are
-images and labels is what `data.features` and `data.labels` say, or else the names of the arrays.
+"""Images in NumPy files: an .npz archive, or a folder with one .npy per array.
+
+`data.features` and `data.labels` say which arrays are images and labels, or else their names do.
 """
 
 from __future__ import annotations
@@ -28,13 +29,11 @@ from throughline.data.split_names import (
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-_UNNAMED = ("x", "y")  # what `data.features` and `data.labels` are by default
+_UNNAMED = ("x", "y")  # defaults of `data.features` and `data.labels`
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read the images (examples, height, width[, channels]) uint8 and the labels (examples,) that
-    `data` names, or those of each split.
-    """
+    """Read images (examples, height, width[, channels]) uint8 and labels (examples,)."""
     path, notes = Path(settings.path), Counter[str]()
     for key, name in (("features", settings.features), ("labels", settings.labels)):
         if path.is_dir() and Path(name).name != name:
@@ -90,7 +89,6 @@ def scan(settings: DataSettings) -> Arrays:
 def _choose(
     path: Path, settings: DataSettings, found: Mapping[str, ArrayHeader]
 ) -> list[ArrayPair]:
-    """The arrays that the settings name, or else those whose names say what they are."""
     named = (settings.features, settings.labels)
     if not found or named != _UNNAMED or found.keys() >= {*named}:
         return [ArrayPair(None, *named)]

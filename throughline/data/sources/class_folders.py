@@ -1,9 +1,8 @@
-"""Files in class folders: the class of a file is its folder's path below the root, so names may be
-nested (`bird/owl`), but for what names a split (folder_layout.py). Not a source itself: images and
-texts use it.
+"""Lists files in class folders. Not a source itself: images and texts use it.
 
-Nothing is passed over in silence but hidden files: what cannot be listed or followed is rejected
-with its reason, other kinds of file are counted.
+A file's class is its folder's path below the root (`bird/owl`), without parts that name a split.
+Only hidden files are skipped silently: entries that cannot be listed or followed are rejected with
+a reason, and files of other kinds are counted.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.layout import ORIGIN
 
 _Listed = TypeVar("_Listed", ExampleFile, Rejected)
-LooksLike = Callable[[str, bytes], bool]  # of a file's name and first bytes
+LooksLike = Callable[[str, bytes], bool]  # takes a file's name and first bytes
 _FIRST_BYTES = 1024
 _KINDS_SHOWN, _FEW = 5, 3
-# Suffixes of what accompanies examples and is none; what has no suffix may be a README.
+# Suffixes of files that accompany examples; a file without a suffix may be a README.
 _ACCOMPANYING = {
     *("", ".txt", ".md", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".html"),
     *(".pdf", ".py", ".ipynb", ".log", ".db", ".ini", ".mat", ".feat", ".vocab", ".zip", ".url"),
 }
-# What is about the data and none of it.
+# Files about the data that are not part of it.
 _ABOUT = re.compile(
     r"(read_?me|licen[cs]e|copying|notice|summary|citation|changelog|index)(\.(txt|md|rst|html))?",
     re.IGNORECASE,
@@ -62,9 +61,11 @@ def list_class_folders(
     classes: bool = True,
     objects: ObjectFolder | None = None,
 ) -> Files:
-    """List the files with these suffixes below `data.path`, or `objects`, and those in class
-    folders that look like them by name and first bytes; `what` they are, for errors. Without
-    `classes` those in that folder itself are examples, too.
+    """List the examples below `data.path`, or in `objects`.
+
+    Examples are the files with these suffixes, and local files in class folders that look like them
+    by name and first bytes. `what` names them in errors. Without `classes`, files directly in the
+    root are examples, too.
     """
     root = Path(settings.path)
     if objects.single if objects else not root.is_dir():
@@ -118,7 +119,7 @@ def list_encoded(
     classes: bool = True,
     objects: ObjectFolder | None = None,
 ) -> Files:
-    """As `list_class_folders`, of the files that are values of an encoding."""
+    """List the files that are values of an encoding, as `list_class_folders` does."""
     found = list_class_folders(
         settings,
         encoding.suffixes,
@@ -131,10 +132,9 @@ def list_encoded(
 
 
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
-    """Files with the split and the class that their folders say; the others are rejected, or
-    counted where they are not to be read.
+    """Give files the splits and classes that their folders say; reject or count the others.
 
-    Where no folder is for validation, the files for training leave that open: some are assigned.
+    If no folder is for validation, training files get no split, so that some are assigned to it.
     """
     listing.leave_out(settings.leave_out)
     _refuse_masks(listing.files, settings.path)
@@ -152,7 +152,7 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
         elif problem:
             listing.rejected.append(Rejected(id=file.id, reason=problem))
         else:
-            same = place.label == file.label  # of millions of files replacing takes seconds
+            same = place.label == file.label  # `replace` takes seconds for millions of files
             files.append(file if same else replace(file, label=place.label))
             splits.append(place.split)
     return [
@@ -162,7 +162,7 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
 
 
 def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
-    """Refuse images next to what belongs to each of them, such as 1.png and 1_mask.png."""
+    """Refuse images that come with masks, such as 1.png with 1_mask.png."""
     names = {file.id.rpartition(".")[0] for file in files}
     masks = [name for name in names if (mask := _MASK.fullmatch(name)) and mask[1] in names]
     if len(masks) > _FEW:
@@ -176,7 +176,7 @@ def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
 
 
 def name_kinds(kinds: Mapping[str, int]) -> str:
-    """How many files of which suffixes, the commonest first.
+    """Describe how many files have which suffixes, the commonest first.
 
     >>> name_kinds({".heic": 60, "": 1})
     '60 .heic, 1 without a suffix'
@@ -206,14 +206,12 @@ def _is_hidden(name: str) -> bool:
 
 
 class _Listing:
-    """What has been found below a root so far."""
-
     def __init__(
         self, root: Path, suffixes: Collection[str], looks_like: LooksLike, *, in_root: bool
     ) -> None:
         self.root, self.suffixes, self.in_root = root, suffixes, in_root
         self.looks_like: LooksLike | None = looks_like
-        self.others: dict[str, Counter[str]] = {}  # what may be examples, by folder
+        self.others: dict[str, Counter[str]] = {}  # unread files that may be examples, by folder
         self.files: list[ExampleFile] = []
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
@@ -223,9 +221,7 @@ class _Listing:
         self._links: list[Path] = []
 
     def list_all(self, settings: DataSettings) -> None:
-        """Real folders first; then links to folders that were not among them, each of which is
-        listed once.
-        """
+        """List real folders, then each folder that a link leads to and that was not among them."""
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)
@@ -249,8 +245,7 @@ class _Listing:
                 self._list_below(link)
 
     def take(self, folder: ObjectFolder) -> None:
-        """The objects of a folder, as if they were files."""
-        self.looks_like = None  # an object's name has to say it
+        self.looks_like = None  # objects are recognized by their names alone
         objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
         marks = find_folder_marks(folder.objects)
         for name in objects:
@@ -268,7 +263,7 @@ class _Listing:
         self.files = [replace(file, object=objects[file.id]) for file in self.files]
 
     def leave_out(self, names: Sequence[str]) -> None:
-        """Take what has these names or paths from all that was found, and count it."""
+        """Take out files with these names or paths, and count them."""
         self.files = self._keep(self.files, names)
         self.rejected = self._keep(self.rejected, names)
 
@@ -290,7 +285,6 @@ class _Listing:
             self._take_names(folder, names, is_leaf=not folders)
 
     def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
-        """The files of one folder, which is a leaf where it has no folders."""
         visible = sorted(name for name in names if not _is_hidden(name))
         chosen = [name for name in visible if self._is_one(folder, name)]
         self._add(folder, chosen)
@@ -308,7 +302,7 @@ class _Listing:
             self.empty.append(below)
 
     def _is_one(self, folder: Path, name: str) -> bool:
-        """Whether a file is an example: by its suffix, before what a browser adds, or its bytes."""
+        """Return whether a file is an example: by its suffix, before any `?`, or first bytes."""
         if _ABOUT.fullmatch(name):
             return False
         if find_suffix(name.partition("?")[0]) in self.suffixes:

@@ -1,9 +1,8 @@
-"""Reading the examples of TFRecord shards that others wrote, once their layout is known. Not a
-source itself: `tfrecord` infers the layout, `tfds` reads it.
+"""Reads the examples of TFRecord shards that others wrote, once their layout is known.
 
-An encoded image stays where it is: what is kept of it is its place in the shard. Values of one
-shape become one array. A record that cannot be used is rejected with its reason; a shard that
-cannot be read to its end is refused, since what it lacks is unknown.
+`tfrecord` infers the layout, `tfds` reads it. Encoded images stay where they are; values of one
+shape become one array. Unusable records are rejected with a reason. A shard that cannot be read to
+its end is refused, since nobody knows what is missing.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ _RANK_OF_IMAGES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalShard:
-    """A TFRecord file that another program wrote; `name` is its path below the data's folder,
-    `records` how many it should hold by its metadata, None where that is unknown.
+    """A TFRecord file that another program wrote.
+
+    `name` is its path below the data's folder; `records` is how many its metadata say.
     """
 
     path: Path
@@ -62,9 +62,11 @@ class ExternalShard:
 
 @dataclass(frozen=True, kw_only=True)
 class InputFeature:
-    """The feature that is the model's input. encoded: an image file. bytes, zlib: values in C order
-    of `dtype`. array: bytes that say to be an array of the form `stored`. numbers: a list of floats
-    or integers. `shape` is None for encoded images.
+    """The feature that is the model's input.
+
+    Its form is encoded (an image file), bytes or zlib (values of `dtype` in C order), array (bytes
+    that describe themselves as an array of the form `stored`), or numbers (a list of floats or
+    integers). `shape` is None for encoded images.
     """
 
     name: str
@@ -76,10 +78,10 @@ class InputFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFeature:
-    """The feature that is to be predicted: classes or numbers, as `data.label_kind`, `asked`, says.
+    """The feature to predict: classes or numbers, as `asked` (`data.label_kind`) says.
 
-    `arrays`: bytes are arrays of one value. `names` are those of the classes in order, empty where
-    labels name themselves; `named_by` is the file that says so.
+    With `arrays`, bytes are arrays of one value. `names` are the classes in order, from the file
+    `named_by`; empty if labels name themselves.
     """
 
     name: str
@@ -92,7 +94,7 @@ class LabelFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleLayout:
-    """Which features of the records are an example's input and label, and what all of them are."""
+    """Which features of the records are input and label; `features` describes all of them."""
 
     input: InputFeature
     label: LabelFeature
@@ -101,18 +103,16 @@ class ExampleLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A usable record: the id of its example, its shard, its label, and its image or values."""
-
     id: str
     shard: ExternalShard
     label: str | float
-    place: tuple[int, int] = (0, 0)  #: of an encoded image, in the shard
+    place: tuple[int, int] = (0, 0)  # start and stop of an encoded image in the shard
     values: np.ndarray = field(default_factory=lambda: np.empty(0))
-    rounded: bool = False  #: whole numbers that float32 does not hold
+    rounded: bool = False  # whether float32 changes its whole numbers
 
 
 def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
-    """Map a shard and find its records: the bytes, and the edges of the frames (records + 1,)."""
+    """Map a shard; return its bytes, and the edges of its frames (records + 1,)."""
     try:
         data = map_file(shard.path)
     except OSError as error:
@@ -141,7 +141,7 @@ def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
 
 
 def _unpack(path: Path) -> str:
-    """The command that unpacks a file, which gunzip takes by its suffix alone."""
+    """Return the command that unpacks a file; gunzip needs the suffix .gz."""
     name = shlex.quote(str(path))
     return f"gunzip {name}" if path.suffix == ".gz" else f"mv {name} {name}.gz && gunzip {name}.gz"
 
@@ -149,7 +149,6 @@ def _unpack(path: Path) -> str:
 def read_examples(
     root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
 ) -> Files | Arrays:
-    """Read all shards, which are below `root`, as the layout says."""
     read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]
@@ -204,7 +203,6 @@ def read_examples(
 
 
 def _schema(shape: tuple[int, ...], dtype: str, name: str, kind: LabelKind) -> Schema:
-    """Images, or vectors, whose numbers have no names of their own."""
     if dtype == "uint8":
         return labeled(pixels_feature(shape), kind)
     columns = TableColumns(names=tuple(f"{name}[{place}]" for place in range(shape[-1])))
@@ -212,9 +210,7 @@ def _schema(shape: tuple[int, ...], dtype: str, name: str, kind: LabelKind) -> S
 
 
 def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype in which stored values become examples: bytes of images as they are, anything
-    else as float32.
-    """
+    """Return the shape and dtype of examples: uint8 for 8-bit images, float32 for all others."""
     shape = feature.shape or ()
     if feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES - 1:
         shape = (*shape, 1)
@@ -236,7 +232,6 @@ def _stored_image(entry: _Entry, label: str | float) -> ExampleFile:
 
 
 def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
-    """The usable records of a shard, and the others with their reasons."""
     data, edges = open_shard(shard)
     entries, rejected = [], []
     for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
@@ -264,7 +259,7 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
 def _read_record(
     record: bytes, layout: ExampleLayout
 ) -> tuple[str | float, np.ndarray | tuple[int, int]]:
-    """The label of a record, and the values of its input or the place of an encoded image in it."""
+    """Return a record's label, and the values of its input or the place of its encoded image."""
     features = parse_features(record)
     label, name = _read_label(record, features, layout.label), layout.input.name
     feature = features.get(name)
@@ -288,7 +283,6 @@ def _read_record(
 
 
 def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeature) -> str | float:
-    """The label of a record: a class by number or text, or a number."""
     feature = features.get(layout.name)
     if feature is None:
         raise RejectedValue("label missing", f": no feature {layout.name}")
@@ -316,7 +310,6 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
 
 
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
-    """Values stored as bytes, of the layout's dtype."""
     if feature.form == "array":
         found = read_array(data)
         if found is None or found[0] != feature.stored:
@@ -344,16 +337,16 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
 
 
 def _is_rounded(values: np.ndarray) -> bool:
-    """Whether float32 holds other numbers than the whole ones of these."""
+    """Return whether float32 changes any of the whole numbers."""
     if values.dtype.kind not in "iuf" or np.can_cast(values.dtype, np.float32):
         return False
     whole = values[values % 1 == 0]
-    with np.errstate(invalid="ignore"):  # of what rounds up to 2**63
+    with np.errstate(invalid="ignore"):  # for what rounds up to 2**63
         return bool((whole.astype(np.float32).astype(whole.dtype) != whole).any())
 
 
 def _name_labels(labels: Sequence[str | float], label: LabelFeature) -> ReadLabels:
-    """Labels by name or as numbers. Those that are -1 next to named classes keep that name."""
+    """Return labels by name or as numbers; labels of -1 next to named classes stay -1."""
     if not label.names or label.asked == "number":
         return read_labels(f"the feature {label.name}", labels, asked=label.asked)
     count, numbers = len(label.names), set(labels)

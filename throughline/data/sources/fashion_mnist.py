@@ -1,6 +1,4 @@
-"""Fashion-MNIST in its published form: four GZIP files in IDX format, 60,000 training and 10,000
-test images.
-"""
+"""Fashion-MNIST as published: four gzipped IDX files, 60,000 training and 10,000 test images."""
 
 from __future__ import annotations
 
@@ -25,7 +23,6 @@ PARTS = {"train": "train", "test": "t10k"}
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read the four files below `data.path`."""
     folder = Path(settings.path)
     images, labels, ids, splits = [], [], [], []
     for split, prefix in PARTS.items():

@@ -1,4 +1,4 @@
-"""Files in class folders, an example each: its folder's path below the root is its class."""
+"""Files in class folders: each is an example, whose class is its folder's path."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from throughline.settings.source_kinds import SOURCES
 
 
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
-    """List the files of the source's encoding below `data.path`, which may be a folder of
-    `objects`, and what cannot be listed.
-    """
+    """List the files of the source's encoding below `data.path`, or in `objects`."""
     encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
     return list_encoded(settings, encoding, objects=objects)

@@ -1,8 +1,6 @@
-"""How the folders of a dataset are read: which level of a file's path names its split, and which
-its class. Not a source itself.
+"""Decides how folders are read: which level of a file's path names its split, which its class.
 
-`data.layout` says it; with `auto` the names do, where they can be read in one way alone. What can
-be read in several ways is refused with the folders that were seen.
+`data.layout` says it, or with `auto` the names of folders, if they can be read in one way only.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ _MASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The split, or `UNLABELED`, and the class that a folder's path says; `problem` is why the
-    files in it are no examples.
-    """
+    """What a folder's path says: its split or `UNLABELED`, its class, or its files' `problem`."""
 
     split: str | None = None
     label: str = ""
@@ -41,17 +37,16 @@ class Place:
 def read_layout(
     counts: Mapping[str, int], *, layout: str, root: str, classes: bool
 ) -> Mapping[str, Place]:
-    """What each folder below the root says, by its path there; `counts` are how many files it
-    holds. Without `classes` no class is needed.
-    """
+    """Return what each folder says, by its path below the root; `counts` are numbers of files."""
     if layout != "auto":
         return {folder: _apply(layout, folder, classes=classes) for folder in counts}
     return _Reading(counts, root, classes=classes).read()
 
 
 def _apply(layout: str, folder: str, *, classes: bool) -> Place:
-    """Take a folder's path apart by a pattern, in which the class is all that the other parts
-    leave, or one part where the pattern ends with `**`.
+    """Read a folder's path by a pattern.
+
+    The class is all that other parts of the pattern leave; a final `**` ignores deeper folders.
     """
     pattern, parts = layout.split("/"), folder.split("/") if folder else []
     if pattern[-1] == ANY_NUMBER:
@@ -73,23 +68,21 @@ def _apply(layout: str, folder: str, *, classes: bool) -> Place:
 
 
 class _Reading:
-    """The one way to read folders by their names."""
-
     def __init__(self, counts: Mapping[str, int], root: str, *, classes: bool) -> None:
         self._counts, self._root, self._classes = counts, root, classes
         parts = {folder: tuple(filter(None, folder.split("/"))) for folder in counts}
         self._names: dict[str, SplitName] = {
             part: read_name(part) for path in parts.values() for part in path
         }
-        self._below = defaultdict[tuple[str, ...], set[str]](set)  # the folders in each, by name
+        self._below = defaultdict[tuple[str, ...], set[str]](set)  # folders in each folder, by name
         for path in parts.values():
             for at, part in enumerate(path):
                 self._below[path[:at]].add(part)
         self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
-        # Those that hold no others: what lies next to class folders does not say what these are.
+        # Folders without others in them: files next to class folders do not say what these are.
         self._leaves = {folder for folder, path in parts.items() if not self._below.get(path)}
         self._levels = range(max(map(len, self._parts.values()), default=0))
-        # Folders that hold all the others are a name of the whole; so many levels of them.
+        # Number of upper levels that all folders share: they name the dataset.
         self._common = next(
             (at for at in self._levels if len({self._at(one, at) for one in self._leaves}) > 1),
             len(self._levels),
@@ -107,7 +100,7 @@ class _Reading:
         return places
 
     def _undouble(self, path: Sequence[str]) -> tuple[str, ...]:
-        """A path without what archives repeat, as in `train/train/cat`."""
+        """Return a path without parts that archives repeat, as in `train/train/cat`."""
         return tuple(
             part
             for at, part in enumerate(path)
@@ -118,12 +111,11 @@ class _Reading:
         )
 
     def _at(self, folder: str, level: int) -> str | None:
-        """The part of a path at a level from its start, or its end where that is negative."""
         parts = self._parts[folder]
         return parts[level] if -len(parts) <= level < len(parts) else None
 
     def _find_split_levels(self) -> list[int]:
-        """The levels at which all folders are named as splits, alike but for these words."""
+        """Return the levels at which all folders are named as splits, and are alike otherwise."""
         levels = [level for level in self._levels if self._names_splits(level)]
         return levels or [level for level in (-1,) if self._levels and self._names_splits(level)]
 
@@ -152,9 +144,7 @@ class _Reading:
         return Place(split=splits.pop(), label=label)
 
     def _check(self, places: Mapping[str, Place]) -> None:
-        """Refuse held-out splits that hold no class of training: nothing could be judged by them,
-        or they are no splits.
-        """
+        """Refuse held-out splits without a class of training, which could judge nothing."""
         if not self._classes:
             return
         by_split = defaultdict[str, set[str]](set)
@@ -186,9 +176,7 @@ class _Reading:
                 )
 
     def _refuse_mixed(self) -> None:
-        """Refuse where only some folders of a level are named as splits, or all are but hold other
-        words, too, and the same classes: as classes they would all be trained on.
-        """
+        """Refuse levels where some folders are named as splits, or two splits hold one class."""
         for level in self._levels:
             values = sorted({value for one in self._counts if (value := self._at(one, level))})
             plain = [
@@ -220,13 +208,11 @@ class _Reading:
                     )
 
     def _split_folder(self, folder: str) -> str:
-        """The part of a path down to the folder that names its split."""
         path = folder.split("/")
         named = [at for at, part in enumerate(path) if self._names[part].split]
         return "/".join(path[: named[0] + 1])
 
     def _folders_named(self, names: Sequence[str], level: int) -> str:
-        """The paths of folders at a level, to be left out."""
         paths = {
             "/".join(folder.split("/")[: level + 1])
             for folder in sorted(self._counts)
@@ -271,7 +257,7 @@ class _Reading:
                 )
 
     def _refuse_repeated(self) -> None:
-        """Refuse several folders that hold folders of the same names: which of them are classes?"""
+        """Refuse folders that hold folders of the same names: either may be the classes."""
         above = defaultdict[str, list[str]](list)  # the folders that hold one of this name
         for folder in sorted(self._leaves):
             parent, _, name = folder.rpartition("/")
@@ -304,7 +290,7 @@ class _Reading:
         )
 
     def _draw(self) -> str:
-        """Some of the folders, as different as possible, with their files."""
+        """Draw some of the folders, as different as possible, with their numbers of files."""
         ordered = sorted(self._counts)
         others = (
             other

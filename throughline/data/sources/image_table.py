@@ -1,7 +1,8 @@
-"""Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class or
-a number to predict and, if wanted, a split and columns that the model sees as well. `data.path` is
-the folder that holds both, of which every file is watched, or the table alone. Or the images are in
-the table itself, as model hubs write it: Parquet or Arrow files with a column of their bytes.
+"""Images listed in a table: CSV or Parquet with paths and classes, or numbers to predict.
+
+Paths are relative to the table's folder. `data.path` is the folder of table and images, which DVC
+watches, or the table alone. Model hubs store images in the table itself: Parquet or Arrow files
+with a column of bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
-IMAGE = "image"  # as the images themselves are called where a model is served
+IMAGE = "image"  # name of the images when a model is served
 
 
 def scan(settings: DataSettings) -> Files:
-    """Read the table at or in `data.path`; an optional column `split` holds train, validation or
-    test. The label is a class unless `data.label_kind` says number; columns that `data.numeric` and
+    """Read the table at or in `data.path`; a column `split` holds train, validation or test.
+
+    The label is a class unless `data.label_kind` says number. Columns that `data.numeric` and
     `data.categorical` name are a second input.
     """
     path = _find_table(Path(settings.path))
@@ -104,9 +106,7 @@ def scan(settings: DataSettings) -> Files:
 
 
 def _find_table(path: Path) -> Path:
-    """The table at `path`: a file, the only one in a folder, or a folder of Parquet or Arrow files
-    that are one.
-    """
+    """Return where the table is: a file, the only one in a folder, or a folder of Parquet files."""
     if not path.is_dir():
         return path
     tables = sorted(

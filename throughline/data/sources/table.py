@@ -1,5 +1,6 @@
-"""Examples as rows of a table: numeric columns as they are, categories as numbers after them, and
-one label column. Categories and classes are the text of their cells.
+"""Examples as rows of a table: numeric columns, then categories as numbers, and a label column.
+
+Categories and classes are the text of their cells.
 """
 
 from __future__ import annotations
@@ -66,10 +67,9 @@ EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read the table at `data.path`; an optional column `split` holds train, validation or test.
+    """Read the table at `data.path`; a column `split` holds train, validation or test.
 
-    What the label is, a class or a number to predict, is what `data.label_kind` says, or else
-    follows from its column.
+    `data.label_kind` says whether labels are classes or numbers; `auto` decides by the column.
     """
     table = read_table(Path(settings.path), settings)
     named = {
@@ -153,11 +153,7 @@ def scan(settings: DataSettings) -> Arrays:
 
 
 def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
-    """What the columns but those `apart` are.
-
-    Raises:
-      UnreadableSource: they cannot be meant as that, or none is left to learn from.
-    """
+    """Return the kinds of columns except `apart`; refuse mistaken kinds, and a lack of features."""
     kinds = find_kinds(table, apart)
 
     def refuse_none() -> None:
@@ -178,13 +174,12 @@ def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kin
 
 
 def _refuse_wide(table: TextTable) -> None:
-    """Refuse series that are rows, where no column to predict says that they are examples."""
+    """Refuse rows that are series, unless a column to predict says that they are examples."""
     if not table.columns.keys() & {*table.settings.label_columns}:
         refuse_wide(table)
 
 
 def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
-    """The class of each row; why a row has none goes into `reasons`."""
     name = table.settings.label_columns[0]
     if table.settings.label_kind == "auto" and guess_kind(table, name) == "number":
         for row in np.flatnonzero(~np.isfinite(table.numbers(name))).tolist():
@@ -195,8 +190,9 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
 
 
 def _find_label_kind(table: TextTable) -> LabelKind:
-    """A class is text, a boolean or one of few whole numbers. Fractions are numbers to predict, and
-    so are whole numbers written with a decimal point where there are too many for classes.
+    """Return whether labels are classes: texts, booleans, or few different whole numbers.
+
+    Fractions, and many whole numbers written with a decimal point, are numbers to predict.
     """
     settings, name = table.settings, table.settings.label_columns[0]
     if not table.columns.keys() >= {*settings.label_columns}:
@@ -259,7 +255,6 @@ def refuse_double_spelling(table: TextTable) -> None:
 
 
 def _by_value(name: str) -> tuple[float, str]:
-    """Numbers by value, words by spelling."""
     try:
         return float(name), name
     except ValueError:

@@ -1,6 +1,4 @@
-"""Texts in class folders, a document per file: the class of a file is its folder's path below the
-root.
-"""
+"""Texts in class folders: a document per file, whose class is its folder's path."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
 
 
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
-    """List the text files below `data.path`, which may be a folder of `objects`, and what cannot be
-    listed; they are read one by one.
-    """
+    """List the text files below `data.path`, or in `objects`; they are read one by one."""
     check_encoding(settings.encoding)
     classes = settings.label_kind != "none"
     listed = list_class_folders(

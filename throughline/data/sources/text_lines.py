@@ -1,6 +1,6 @@
-"""Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
-lines of text (.txt), where each file is a class. The files of a folder may be named as splits.
-Lines are read one by one; blank ones divide others, and are nothing that could be used.
+"""Texts as lines of files: JSON objects (.jsonl), or lines of text (.txt) with a class per file.
+
+Files of a folder may be named as splits. Lines are read one by one; blank ones are skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a 
 
 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
-    """Read the file, or the files in the folder, at `data.path`; with `use_splits` a key `split`
-    decides that of its line.
-    """
+    """Read the file or folder at `data.path`; `use_splits` applies a key `split` of lines."""
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)
     paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
@@ -71,9 +69,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def _find_splits(
     root: Path, files: list[Path], settings: DataSettings
 ) -> tuple[dict[Path, str | None], dict[str, int]]:
-    """The files that are read, with the splits that their names say, where these are not to be
-    classes; how many lines `data.leave_out` leaves out.
-    """
+    """Return the files to read with the splits of their names, and how many lines are left out."""
     if root.is_file() or settings.layout == "class":
         return dict.fromkeys(files), {}
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
@@ -99,8 +95,9 @@ def _find_splits(
 def _documents(
     root: Path, splits: Mapping[Path, str | None], settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    """What is in each file, whose lines are of its split unless they name another one. A key that
-    is to be kept may be left out where it has no value, but not everywhere.
+    """Yield the lines of each file; they are of the file's split unless they name another one.
+
+    A key that is kept may be missing from some lines, but not from all.
     """
     kept, seen = settings.kept_columns, set[str]()
     for path, split in splits.items():
@@ -132,7 +129,6 @@ def _documents(
 
 
 def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str | None]:
-    """The fields of a line, or why it has none."""
     try:
         fields: Any = json.loads(
             line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
@@ -148,7 +144,7 @@ def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of which nobody knows what a key with two values means."""
+    """Return a JSON object; refuse a key with two values, since nobody knows what it means."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
@@ -158,7 +154,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
-    """The lines of a file without their breaks; of one that is too long, how long it is."""
+    """Yield the lines of a file without their breaks, or the size of a line that is too long."""
     with path.open("rb") as file:
         start = file.read(_BLOCK)
         if b"\r" in start and b"\n" not in start:

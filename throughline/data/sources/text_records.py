@@ -1,6 +1,4 @@
-"""From the fields of a row or a JSON object to a document, and from the cells that documents bring
-along to a table, once those of all are known. Not a source itself: tables and lines use it.
-"""
+"""Makes documents from the fields of rows or JSON objects, and a table from cells they keep."""
 
 from __future__ import annotations
 
@@ -23,16 +21,17 @@ UNLABELED = "text"  # the one class of documents without classes
 
 
 class NumberText(str):
-    """A cell that is a number in its source, with a decimal point."""
+    """A cell that is a number in its source, written with a decimal point."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCells:
-    """Which cells documents bring along, of the columns `names` of the file at `path`: what they
-    are is open until those of all documents are known. `floats` and `delimiter` are those of
-    `TextTable`.
+    """The cells that documents keep, from the columns `names` of the file at `path`.
+
+    The kinds of columns are open until the cells of all documents are known. `floats` and
+    `delimiter` are as in `TextTable`.
     """
 
     path: Path
@@ -44,7 +43,6 @@ class KeptCells:
     def make_table(
         self, rows: Sequence[Sequence[str]], *, trained: TableColumns | None = None
     ) -> TextTable:
-        """The cells of all documents as a table."""
         columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
         cells, floats = dict(zip(self.names, columns, strict=True)), set(self.floats)
         for name, column in cells.items():
@@ -70,8 +68,9 @@ def read_fields(
     *,
     use_splits: bool = True,
 ) -> Document | Rejected:
-    """The document that fields describe, or why they describe none; an optional field `split` holds
-    train, validation or test, unless that is not to be used.
+    """Return the document that fields describe, or why they describe none.
+
+    With `use_splits`, a field `split` may hold train, validation or test.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_marks
@@ -111,12 +110,12 @@ def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
 
 
 def label_or_none(name: str, settings: DataSettings) -> str:
-    """The class of a document: `name`, or the one of all documents where they have none."""
+    """Return the class of a document: `name`, or the one class of all if they have none."""
     return UNLABELED if settings.label_kind == "none" else name
 
 
 def _as_cell(value: Any) -> str:
-    """A value as the text of a cell, or name of a class; whole numbers without a fraction."""
+    """Return a value as the text of a cell or the name of a class; 2.0 becomes 2."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,6 +1,4 @@
-"""Texts as rows of a table: CSV, TSV or Parquet with a column of texts and one of classes. Rows are
-read one by one, so the table need not fit into memory.
-"""
+"""Texts as rows of a table that need not fit into memory: CSV, TSV or Parquet."""
 
 from __future__ import annotations
 
@@ -31,16 +29,14 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
 _ROWS = 256
-KEY = "text_column"  # of params.yaml, by which the column with the texts is named
-TEXT = "text"  # as the texts themselves are called where a model is served
-UNDECODED = "surrogateescape"  # what becomes of bytes that are not of the encoding
-DOUBTFUL = 10_000  # lines that may be rows, until more classes are known
+KEY = "text_column"  # key of params.yaml that names the column of texts
+TEXT = "text"  # name of the texts when a model is served
+UNDECODED = "surrogateescape"  # for bytes that are not in the encoding
+DOUBTFUL = 10_000  # lines that may be rows, kept until more classes are known
 
 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
-    """Read the table at `data.path`; an optional column `split` holds train, validation or test,
-    which with `use_splits` decides.
-    """
+    """Read the table at `data.path`; `use_splits` applies a column `split`, if there is one."""
     path = Path(settings.path)
     check_encoding(settings.encoding)
     if files := open_files(path, settings):
@@ -59,16 +55,14 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """What the cells of documents of a file are, if some are kept; `floats` as of `KeptCells`."""
+    """Return the cells that documents keep, or None; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
 
 
 def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str) -> None:
-    """Refuse a table, or a first line, without the columns that are `needed`, by the keys of
-    params.yaml that name them.
-    """
+    """Refuse missing columns; `needed` has them by the keys of params.yaml that name them."""
     for key, columns in needed.items():
         for name in columns:
             if name not in names:
@@ -107,15 +101,12 @@ def _csv_rows(
 
 
 def _is_number(text: str) -> bool:
-    """Whether a cell is a number, with whichever decimal mark."""
     cell = pa.array([text], pa.large_string())
     return any(is_number(cell, mark)[0] for mark in ".,")
 
 
 def _refuse_joined_rows(lines: Sequence[RowLine], path: Path, labels: Collection[str]) -> None:
-    """Texts may have several lines; a line that reads as a row of its own, with a label that is
-    known, was joined to others by a stray quote.
-    """
+    """Refuse lines of a text that read as rows with a known label: a stray quote joined them."""
     for one in lines:
         if one.label in labels:
             raise UnreadableSource(
@@ -159,7 +150,6 @@ def _read_rows(
 
 
 def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:
-    """The cells of a column as tables have them."""
     try:
         return as_text(pa.chunked_array([column])).to_pylist()
     except (NoText, pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
@@ -169,9 +159,7 @@ def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:
 
 
 def _read_cells(column: pa.Array) -> list[Any]:
-    """The values of a column; in texts, of which other writers check no UTF-8, bytes that are none
-    are surrogates.
-    """
+    """Return the values of a column; in texts, bytes that are not UTF-8 become surrogates."""
     try:
         return column.to_pylist()
     except UnicodeDecodeError:

@@ -1,8 +1,7 @@
-"""A folder that TensorFlow Datasets has prepared, read in place and without TensorFlow Datasets:
-`dataset_info.json` names splits and shards, `features.json` what the records hold.
+"""Reads a dataset that TensorFlow Datasets has prepared, in place and without that library.
 
-Of the features, images, classes, tensors and scalars can be read. A file format other than
-TFRecord, and a feature of another kind as input or label, are refused in words.
+`dataset_info.json` names splits and shards, `features.json` the features of records: images,
+classes, tensors, scalars and texts. Others, and formats other than TFRecord, are refused.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from throughline.shared.errors import DataNotFound, UnreadableSource
 
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
-PIXELS = ("uint8", "uint16")  # of images; other values are hidden in the channels of a PNG
+PIXELS = ("uint8", "uint16")  # of images; a PNG hides other values in its channels
 
 
 def scan(settings: DataSettings) -> Files | Arrays:
-    """Read the dataset prepared in the folder `data.path`."""
     root = Path(settings.path)
     try:
         info = _read_metadata(root, "dataset_info.json")
@@ -49,7 +47,6 @@ def scan(settings: DataSettings) -> Files | Arrays:
 
 
 def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) -> ExampleLayout:
-    """What is in the shards of the dataset."""
     features = _read_features(root)
     supervised = _supervised_keys(info)
     described = {name: describe(feature) for name, feature in features.items()}
@@ -66,7 +63,7 @@ def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) ->
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
-    """The shards of all splits that dataset_info.json names."""
+    """Return the shards of the train, validation and test splits in dataset_info.json."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UnreadableSource(
             f"{root}: dataset_info.json says that the shards are {info['fileFormat']}; only"
@@ -88,7 +85,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             name = template
             for key, value in values.items():
                 name = name.replace(f"{{{key}}}", value)
-            # A split of another name, such as `unsupervised`, is no one's to train on unasked.
+            # Nobody asked to train on a split of another name, such as `unsupervised`.
             kind = SPLITS_BY_WORD.get(split["name"])
             if kind and length:
                 shards.append(
@@ -105,7 +102,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
 
 
 def describe_left_out(info: Mapping[str, Any]) -> list[str]:
-    """What to warn of: the splits whose names are none that are trained or tested on."""
+    """Return warnings about splits whose names are not of train, validation or test."""
     counts = {
         split["name"]: sum(int(length) for length in split.get("shardLengths", ()))
         for split in info.get("splits", ())
@@ -119,7 +116,6 @@ def describe_left_out(info: Mapping[str, Any]) -> list[str]:
 
 
 def describe(feature: Mapping[str, Any]) -> str:
-    """A feature in a few words: its kind, and its shape and type."""
     kind = _read_kind(feature)
     if kind == "ClassLabel":
         return f"ClassLabel of {feature.get('classLabel', {}).get('numClasses', '?')} classes"
@@ -145,9 +141,7 @@ def _read_metadata(root: Path, name: str) -> dict[str, Any]:
 
 
 def _read_features(root: Path) -> dict[str, dict[str, Any]]:
-    """The features by the names that they have in the records; those of an inner dict as
-    `outer/inner`.
-    """
+    """Return features by their names in the records; inner features are `outer/inner`."""
     features: dict[str, dict[str, Any]] = {}
 
     def collect(feature: Mapping[str, Any], prefix: str) -> None:
@@ -167,7 +161,6 @@ def _read_features(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
-    """Input and label as the dataset itself names them; empty where it does not."""
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
     names = [item.get("dictKey", "") for item in items]
     return (names[0], names[1]) if len(names) == 2 else ("", "")  # noqa: PLR2004
@@ -234,5 +227,4 @@ def _read_kind(feature: Mapping[str, Any]) -> str:
 
 
 def _read_shape(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a tensor or an image; −1 is any size."""
     return tuple(int(size) for size in tensor.get("shape", {}).get("dimensions", ()))

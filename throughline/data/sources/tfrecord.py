@@ -1,9 +1,8 @@
-"""TFRecord shards of tf.train.Example that others wrote, in a folder: what the records hold is
-inferred from the first of each shard, shown, and read in place.
+"""Reads TFRecord shards of tf.train.Example that others wrote, in place.
 
-Splits come from the names of files and folders (`train-00000-of-00064`, `validation/part-3`), or,
-where these say nothing, from the content. Classes are integers, named by a `labels.txt` next to
-the shards if there is one, or text.
+The first records of each shard show what the records hold. Splits come from the names of files and
+folders (`train-00000-of-00064`, `validation/part-3`), or else from the content. Classes are texts,
+or integers, which a `labels.txt` next to the shards may name.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
 RECORDS_LOOKED_AT = 16  # of each shard
-# The names that the field gives to the model's input and to the label, the more usual ones first.
+# Usual names of the model's input and of the label, the more usual ones first.
 INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
 LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
 UNWATCHED = (
@@ -61,9 +60,13 @@ _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSummary:
-    """What the first records hold under one name: the kind, the distinct numbers of values or, of a
-    single bytes value, of bytes, and what these begin with, if it is an image. `arrays` counts
-    those that say which array they are; `floats`: all may be float32.
+    """What the first records hold under one name.
+
+    Attributes:
+      lengths: numbers of values in a record or, for a single bytes value, of its bytes.
+      image: the image format that the bytes begin with, if any.
+      arrays: number of values that describe themselves as arrays, by form.
+      floats: whether all values may be float32.
     """
 
     kind: FeatureKind
@@ -84,7 +87,6 @@ class FeatureSummary:
 
 
 def scan(settings: DataSettings) -> Files | Arrays:
-    """Read the shards below `data.path`."""
     root = Path(settings.path)
     shards, left_out = find_shards(root, settings.leave_out)
     summaries = {shard: summarize(shard) for shard in shards}
@@ -127,8 +129,9 @@ def scan(settings: DataSettings) -> Files | Arrays:
 def find_shards(
     root: Path, leave_out: Sequence[str]
 ) -> tuple[list[ExternalShard], dict[ExternalShard, str]]:
-    """The TFRecord files below a folder, or the one file, with the splits that names say; and those
-    that `data.leave_out` names, by what of it does.
+    """Return the TFRecord files below a folder (or the one file), and the left-out files.
+
+    Shards have the splits that names say. Left-out shards come with the entry of `data.leave_out`.
     """
     if not root.exists():
         raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
@@ -161,9 +164,7 @@ def _count_records(left_out: Mapping[ExternalShard, str]) -> dict[str, int]:
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
-    """How many files below a folder are neither shards nor the names of classes, by suffix, and
-    how many links lead to other folders, whose shards are not read.
-    """
+    """Count files that are neither shards nor names of classes, by suffix, and links to folders."""
     read = {root / named_by, *(shard.path for shard in shards)}
     below = sorted(root.rglob("*") if root.is_dir() else ())
     others = [path for path in below if path not in read and not _is_hidden(path, root)]
@@ -171,9 +172,7 @@ def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> 
 
 
 def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
-    """What the first records of a shard hold, by the names of their features; empty for an empty
-    shard.
-    """
+    """Return what the first records of a shard hold, by feature; empty for an empty shard."""
     data, edges = open_shard(shard)
     parts, problem = [], ""
     for start, stop in itertools.pairwise(edges[: RECORDS_LOOKED_AT + 1].tolist()):
@@ -222,7 +221,7 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
 def merge_summaries(
     parts: Sequence[Mapping[str, FeatureSummary]], shard: str = ""
 ) -> dict[str, FeatureSummary]:
-    """One summary per name of those of several records or shards; the kind is that of the first."""
+    """Return one summary per name for several records or shards; the first one's kind counts."""
     merged: dict[str, FeatureSummary] = {}
     for part in parts:
         for name, found in part.items():
@@ -242,7 +241,6 @@ def merge_summaries(
 def _check_schema(
     shard: ExternalShard, found: Mapping[str, FeatureSummary], needed: Mapping[str, FeatureSummary]
 ) -> None:
-    """Refuse a shard whose records are of another schema; an empty one has none."""
     for name, summary in needed.items() if found else ():
         if name not in found or found[name].kind != summary.kind:
             what = (
@@ -259,9 +257,7 @@ def _check_schema(
 def choose_feature(
     key: str, configured: str, features: Mapping[str, object], *, usual: Sequence[Sequence[str]]
 ) -> str:
-    """The feature that the settings name or, where they name none, the one with a usual name;
-    `features` are described by their text.
-    """
+    """Return the feature that the settings name, or the one with a usual name."""
     listed = "; ".join(f"{name} ({summary})" for name, summary in sorted(features.items()))
     if configured:
         if configured in features:
@@ -287,7 +283,7 @@ def choose_feature(
 
 
 def _check_label(name: str, summary: FeatureSummary) -> None:
-    """Refuse a feature of which every record holds several values, such as one-hot vectors."""
+    """Refuse a feature that has several values in every record, such as one-hot vectors."""
     several = summary.kind != "bytes" or not summary.single
     sizes = {form.size for form in summary.arrays} or (summary.lengths if several else {1})
     if min(sizes) > 1:
@@ -299,7 +295,6 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
 
 
 def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> InputFeature:
-    """How the model's input is stored, from what the first records hold and `data.records`."""
     shape = tuple(records.shape)
     if summary.arrays:
         form, shape = choose_array(name, summary.arrays, shape)
@@ -327,8 +322,9 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
 
 
 def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
-    """Names of the classes by number, one a line of `labels.txt` or of `LABEL.labels.txt`, and the
-    file's path; nothing where there is no such file.
+    """Return the names of classes and the name of their file, empty if there is none.
+
+    The file is `LABEL.labels.txt` or `labels.txt`, with a class per line.
     """
     path = _find_names(folder, label)
     if path is None:

@@ -1,7 +1,6 @@
 """One multivariate time series: CSV, Parquet, or .npy (time steps, columns), in the order of time.
 
-Gaps cannot be rejected row by row, since windows would jump over them: a missing value is an error
-that names its row.
+A missing value is an error that names its row: windows would jump over rejected rows.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-_LEAST_FALLING = 3  # rows that show an order
+_LEAST_FALLING = 3  # fewest rows that show an order
 
 
 def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Series:
-    """Read the series at `data.path`; `trained` as of `read_table`."""
+    """Read the series at `data.path`; `trained` is as in `read_table`."""
     path = Path(settings.path)
     table, gaps = None, []
     if path.is_dir():
@@ -119,7 +118,6 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
 
 
 def _name_left_out(readings: Sequence[ColumnReading], settings: DataSettings) -> list[str]:
-    """The columns that are neither input nor target, though nobody said so."""
     names = [
         each.name
         for each in readings
@@ -171,7 +169,6 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
-    """Values, names of columns, and what to warn of."""
     settings = table.settings
     if not (settings.time_columns or settings.numeric):
         refuse_wide(table)
@@ -201,13 +198,12 @@ def _from_table(table: TextTable) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _check_times(table: TextTable) -> list[str]:
-    """Check the order of time, where columns say it."""
     names = table.settings.time_columns
     return _check_time(*_join_times(table)) if names and table.columns.keys() >= {*names} else []
 
 
 def _refuse_unnamed_times(table: TextTable) -> None:
-    """Refuse times that fall in columns that nobody has named."""
+    """Refuse a series whose times fall, if they are in a column that nobody named."""
     settings = table.settings
     if not settings.time_columns:
         for name in table.columns.keys() - {*_list_numeric(table), *settings.ignore}:
@@ -215,7 +211,7 @@ def _refuse_unnamed_times(table: TextTable) -> None:
 
 
 def _join_times(table: TextTable) -> tuple[TextTable, str]:
-    """The table with the column of times, and its name; of several columns joined."""
+    """Return the table with one column of times, joined from several if needed, and its name."""
     first, *more = table.settings.time_columns
     if not more:
         return table, first
@@ -224,8 +220,9 @@ def _join_times(table: TextTable) -> tuple[TextTable, str]:
 
 
 def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:
-    """A column (rows,) with its empty cells filled as `data.missing` says, and a warning of how
-    many; those before the first number or after the last one stay NaN.
+    """Return a column (rows,) with empty cells filled as `data.missing` says, and a warning.
+
+    Cells before the first number or after the last one stay NaN.
     """
     values, way = table.numbers(name), table.settings.missing_in(name)
     empty = np.asarray(pc.equal(table.columns[name], ""), bool)
@@ -266,12 +263,10 @@ def _choose_columns(table: TextTable) -> list[str]:
 
 
 def _check_time(table: TextTable, name: str) -> list[str]:
-    """Refuse moments, numbers or dates, that do not increase from row to row; returns what to warn
-    of where rows seem to be missing.
-    """
+    """Refuse times that do not increase; return warnings if rows seem to be missing."""
     cells = table.cells(name)
     if guess_kind(table, name) == "number":
-        try:  # float64 does not tell nanoseconds of these years apart
+        try:  # float64 cannot tell nanoseconds of these years apart
             moments = np.asarray(table.columns[name].cast(pa.int64()))
         except pa.ArrowInvalid:
             moments = table.numbers(name)
@@ -305,7 +300,7 @@ def _check_time(table: TextTable, name: str) -> list[str]:
 
 
 def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
-    """Refuse a series whose moments fall from row to row: it would be learned backwards."""
+    """Refuse a series whose times fall from row to row: it would be learned backwards."""
     if table.rows >= _LEAST_FALLING and all(
         find_late(each.iloc[::-1]) is None for each in readings
     ):
