@@ -1,4 +1,4 @@
-"""Shards of an earlier set, taken again where they were made of the same examples."""
+"""Reuses shards of an earlier set that were made of the same examples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from throughline.shared.object_store import ObjectStore
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierShard:
-    """A shard of an earlier set, whose index and offsets are in `folder`."""
-
     folder: Path
     shard: Shard
 
@@ -29,9 +27,7 @@ class EarlierShard:
 def find_earlier_shards(
     folder: Path | None, schema: Schema, compression: Compression
 ) -> Mapping[str, EarlierShard]:
-    """The shards of a set of examples of this schema and compression, which the same program has
-    written, by what they were made of; none where there is no such set.
-    """
+    """Return an earlier set's shards of this schema and compression, by what they were made of."""
     if folder is None:
         return {}
     with suppress(UserError, OSError):
@@ -45,9 +41,7 @@ def find_earlier_shards(
 
 
 def take_shard(earlier: EarlierShard | None, path: Path) -> str:
-    """Copy an earlier shard to where it belongs in a new set, if it is whole; returns its digest,
-    or nothing.
-    """
+    """Copy an earlier shard into a new set, if it is whole; return its digest, or ""."""
     if earlier is None:
         return ""
     source, digest = earlier.folder / earlier.shard.name, earlier.shard.digest
@@ -55,9 +49,7 @@ def take_shard(earlier: EarlierShard | None, path: Path) -> str:
 
 
 def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
-    """The earlier shard as one of a new set, if the store has it; its offsets are copied to where
-    those of a shard at `path` belong.
-    """
+    """Return an earlier shard for a new set, if the store has it; copy its offsets."""
     if earlier is None or not is_put(store, earlier.shard):
         return None
     source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest

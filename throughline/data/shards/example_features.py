@@ -1,9 +1,7 @@
-"""The features of a serialized tf.train.Example that anybody may have written, as places in its
-bytes. No TensorFlow.
+"""Finds the features of a serialized tf.train.Example by any writer, as places in its bytes.
 
-Nothing is copied but the numbers that are asked for: an image within a record of a mapped file is
-two offsets. Source of the format: tensorflow/core/example/feature.proto and the protocol-buffer
-wire encoding. `records.py` writes the examples of our own shards.
+Only numbers that are asked for are copied. No TensorFlow. Source of the format:
+tensorflow/core/example/feature.proto and the protocol-buffer wire encoding.
 """
 
 from __future__ import annotations
@@ -23,13 +21,11 @@ _FEATURE_LISTS = 2  # the field of a SequenceExample that an Example does not ha
 
 
 class NotAnExample(ValueError):
-    """Bytes that are no serialized tf.train.Example; says what is wrong with them."""
+    """Bytes are not a serialized tf.train.Example; says what is wrong with them."""
 
 
 class NotOneExample(NotAnExample):
-    """A tf.train.SequenceExample; names its feature lists. Its context alone would read as a
-    tf.train.Example.
-    """
+    """Bytes are a tf.train.SequenceExample, whose context alone would read as an Example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class Feature:
 
 
 def parse_features(record: bytes) -> dict[str, Feature]:
-    """The features of a serialized example by name; one without a value of any kind is left out.
+    """Return the features of a serialized example by name, except those without a value.
 
     Raises:
       NotAnExample: the bytes are something else.
@@ -64,7 +60,7 @@ def parse_features(record: bytes) -> dict[str, Feature]:
 
 
 def bytes_places(record: bytes, feature: Feature) -> list[tuple[int, int]]:
-    """Where in the record the values of a bytes feature lie: start and stop of each."""
+    """Return start and stop of each value of a bytes feature in the record."""
     return [
         (start, stop)
         for _, start, stop in read_delimited(record, feature.start, feature.stop, field=1)
@@ -72,7 +68,7 @@ def bytes_places(record: bytes, feature: Feature) -> list[tuple[int, int]]:
 
 
 def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
-    """The values (n,) of a feature of numbers, float32 or int64, packed or not."""
+    """Return the values (n,) of a feature of numbers, float32 or int64, packed or not."""
     dtype = np.float32 if feature.kind == "float" else np.int64
     parts = [
         np.frombuffer(record, "<f4", count=(stop - start) // 4, offset=start)
@@ -85,7 +81,7 @@ def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
 
 
 def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> None:
-    """Refuse a SequenceExample by its feature lists; it may have none next to a context."""
+    """Refuse a SequenceExample by its feature lists; next to a context it may have none."""
     lists = []
     for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
         name, steps = "", 0
@@ -104,7 +100,6 @@ def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> Non
 
 
 def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | None]:
-    """Name and feature of an entry of the map of features."""
     name, feature = "", None
     for number, field_start, field_stop in read_delimited(record, start, stop):
         if number == 1:
@@ -120,14 +115,14 @@ def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | N
 def read_delimited(
     record: bytes, start: int, stop: int, *, field: int | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Number, start and stop of the fields that hold bytes, of one number if given."""
+    """Yield number, start and stop of the fields that hold bytes, of one number if given."""
     for number, wire, field_start, field_stop in read_fields(record, start, stop):
         if wire == _DELIMITED and field in (None, number):
             yield number, field_start, field_stop
 
 
 def read_fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, start and stop of each field of a message in record[at:end]."""
+    """Yield number, wire type, start and stop of each field of a message in record[at:end]."""
     while at < end:
         tag, at = read_varint(record, at, end)
         wire = tag & 7
@@ -147,7 +142,6 @@ def read_fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
-    """A base-128 number and where it ends."""
     value = shift = 0
     while at < end and shift < _LONGEST_VARINT:
         byte = record[at]
@@ -160,7 +154,7 @@ def read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def decode_varints(data: bytes) -> np.ndarray:
-    """Consecutive base-128 numbers (n,) int64, all at once."""
+    """Return consecutive base-128 numbers (n,) int64, all at once."""
     groups = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(groups < 0x80)  # noqa: PLR2004 - the last group of each
     if len(groups) and (not len(ends) or ends[-1] != len(groups) - 1):

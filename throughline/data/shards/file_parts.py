@@ -1,6 +1,4 @@
-"""Reading the files of examples, or the parts of files that are examples, after ingest: files of
-this machine, or objects of a bucket. Whether they are the same is for their digests to say.
-"""
+"""Reads the files of examples after ingest, local or in a bucket; callers check digests."""
 
 from __future__ import annotations
 
@@ -18,15 +16,13 @@ from throughline.shared.errors import DataNotFound, ObjectStoreFailed
 from throughline.shared.object_store import ObjectStore, open_store
 from throughline.shared.progress import in_threads_ahead
 
-SLOW_READ_S = 1e-3  # of a disk or network that several reads at once wait less for
+SLOW_READ_S = 1e-3  # slower disks and networks are read several files at a time
 _READ_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """The file of an example, by its path or URL, or `bytes` of one from byte `offset` on, where
-    that is not −1.
-    """
+    """The file of an example, by path or URL; `bytes` of it from `offset` on, if not -1."""
 
     example_id: str
     uri: str
@@ -37,7 +33,7 @@ class FilePart:
 def read_parts(
     parts: Sequence[FilePart], *, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[bytes]:
-    """The contents of files, in their order; small objects that are next are being read already.
+    """Yield the contents of files, in order; small objects are read ahead.
 
     Raises:
       DataNotFound: one is gone, or has another size than at ingest; names it.
@@ -50,8 +46,8 @@ def read_parts(
     lock: AbstractContextManager[Any] = _READ_LOCK
     for part in parts:
         # Serialized: two threads that read small files contend for the GIL, which takes longer than
-        # that, unless the disk does. Not held while the caller writes: one that fails leaves this
-        # generator suspended.
+        # reading, unless the disk is slow. The lock is not held while the caller writes: a caller
+        # that fails leaves this generator suspended.
         with lock:
             started_at = clock()
             value = _read_file(part)
@@ -61,9 +57,7 @@ def read_parts(
 
 
 def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore]) -> Iterator[bytes]:
-    """As `read_parts`, where some are in these buckets, and others, which ingest has converted, on
-    this machine.
-    """
+    """Yield what `read_parts` does, from these buckets or, if ingest converted it, from disk."""
 
     def read(part: FilePart) -> bytes:
         return _read_object(part, buckets) if is_address(part.uri) else _read_file(part)
@@ -95,7 +89,7 @@ def _read_object(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
 
 
 def _read_file(part: FilePart) -> bytes:
-    """The contents of a small file of known size, in as few calls as it takes, or a part of one."""
+    """Return a small file of known size, or a part of one, in as few calls as it takes."""
     # One byte more shows that a file grew.
     size, extra = part.bytes, int(part.offset < 0)
     start = max(0, part.offset)

@@ -1,10 +1,8 @@
-"""The files of a set of shards: in data/shards/, of repaired ones in the snapshot's folder, or
-objects in a store that are fetched when they are first read.
+"""Files of a set of shards: in data/shards/, or objects in a store, fetched when first read.
 
-    shards/DIGEST                           a TFRecord file, named by the digest of its bytes
-
-So an object never changes: two writers of one put the same, and one that is there need not be put
-again. `index.json` and the offsets of records stay in data/shards/, and name every byte.
+An object `shards/DIGEST` is named by the digest of its bytes, so it never changes: two writers put
+the same, and one that is there need not be put again. `index.json`, with all digests, and the
+offsets of records stay in data/shards/.
 """
 
 from __future__ import annotations
@@ -36,33 +34,30 @@ from throughline.shared.files import PARTIAL, digest_file, flush
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
-REPAIRED = "repaired"  # folder within the snapshot's
+REPAIRED = "repaired"  # folder within the snapshot's folder
 OBJECTS = "shards"  # prefix of the objects, and folder within `storage.cache`
 _NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{32}}")
 
 
 def is_of_shard(name: str) -> bool:
-    """Whether an object's name is one that is given here."""
+    """Return whether an object may be a shard, by its name."""
     return bool(_NAME.fullmatch(name))
 
 
 def object_name(digest: str) -> str:
-    """What the object of a shard with this digest is called."""
     return f"{OBJECTS}/{digest}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """Where the shards of a set are: in `folder`, and those that are not there in `storage`.
-    Repaired ones are in the folder of their snapshot.
-    """
+    """Where shards are: in `folder` or `storage`; repaired ones in their snapshot's folder."""
 
     folder: Path
     snapshot_folder: Path | None = None
     storage: Storage | None = None
 
     def path(self, shard: Shard) -> Path:
-        """Where a shard is to be read from; fetched before, if it is in a store.
+        """Return the path of a shard; fetch it first if it is in a store.
 
         Raises:
           ObjectStoreFailed: it is missing or damaged there; names the object and the shard.
@@ -71,7 +66,6 @@ class ShardFiles:
         return self.paths((shard,))[0]
 
     def paths(self, shards: Sequence[Shard]) -> list[Path]:
-        """The same of several."""
         paths = [self._fetched(one) if self.is_stored(one) else self._local(one) for one in shards]
         lacking = [shard for shard in shards if not self.is_here(shard)]
         if self.storage and lacking:
@@ -83,12 +77,11 @@ class ShardFiles:
         return paths
 
     def check(self, shards: ShardIndex, *, sizes: bool = True) -> None:
-        """Check that each shard that should be a file here is one and, with `sizes`, as long as its
-        index says.
+        """Check that local shards are there and, with `sizes`, as long as the index says.
 
         Raises:
           MissingInput: none is there.
-          CorruptShard: one is not.
+          CorruptShard: one is missing or has another size.
         """
         if not self.storage and not any(self._local(one).exists() for one in shards.shards):
             raise MissingInput(explain_index_alone(self.folder, "shards"))
@@ -104,13 +97,10 @@ class ShardFiles:
                 )
 
     def is_stored(self, shard: Shard) -> bool:
-        """Whether a shard is read from the store."""
         return bool(self.storage) and not shard.repaired and not self._local(shard).exists()
 
     def is_whole(self, shard: Shard) -> bool:
-        """Whether a shard is there and has the bytes that its index says; one in a store has, since
-        its name says so.
-        """
+        """Return whether a shard's bytes match the index; a stored shard's do, by its name."""
         if self.is_stored(shard):
             return True
         with suppress(OSError):
@@ -118,19 +108,17 @@ class ShardFiles:
         return False
 
     def is_here(self, shard: Shard) -> bool:
-        """Whether a shard is a file of this machine, and would not be fetched."""
+        """Return whether a shard is a file of this machine, and would not be fetched."""
         return not self.is_stored(shard) or has_size(self._fetched(shard), shard.bytes)
 
     def drop_if_damaged(self, shard: Shard) -> None:
-        """Remove what has been fetched of a stored shard and is damaged: it is fetched again."""
+        """Remove a fetched file that is damaged, so that it is fetched again."""
         path = self._fetched(shard)
         if path.exists() and digest_file(path) != shard.digest:
             path.unlink()
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """What is wrong with the bytes of a shard: damaged records by offset and number, or a
-        content that is not the index's.
-        """
+        """Return what is wrong with a shard: damaged records, or contents unlike the index."""
         path = self.path(shard)
         if digest_file(path) == shard.digest:
             return []
@@ -141,7 +129,6 @@ class ShardFiles:
         ]
 
     def fix_hint(self, shard: Shard) -> str:
-        """What to do about a damaged shard."""
         if self.is_stored(shard):
             return f"delete {self._fetched(shard)}, and it is fetched again"
         folder = self._local(shard).parent
@@ -157,13 +144,13 @@ class ShardFiles:
 
 
 def path_in_cache(storage: Storage, shard: Shard) -> Path:
-    """Where a shard is once it has been fetched."""
     return storage.cache / OBJECTS / shard.digest / shard.name
 
 
 def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
-    """Put a shard that was written at `path` into the store. The file becomes what readers of this
-    machine would fetch, if the cache is on the same disk.
+    """Put a shard that was written at `path` into the store.
+
+    The file moves into the cache, if that has room, so that this machine need not fetch it.
 
     Raises:
       ObjectStoreFailed: the store does not take it; names it.
@@ -178,7 +165,7 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with suppress(DiskRefused, OSError), hold_fetch(cached, shard.name):  # readers fetch it
+        with suppress(DiskRefused, OSError), hold_fetch(cached, shard.name):
             _move_to_other_disk(path, cached)
         path.unlink()
 
@@ -197,7 +184,6 @@ def _move_to_other_disk(path: Path, cached: Path) -> None:
 
 
 def is_put(store: ObjectStore, shard: Shard) -> bool:
-    """Whether the store has this shard."""
     found = store.find(object_name(shard.digest))
     return found is not None and found.bytes == shard.bytes
 

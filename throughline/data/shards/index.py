@@ -1,6 +1,4 @@
-"""The set of shards: what is in each file, how to find the files of a split, and whether the set is
-whole.
-"""
+"""The set of shards: what each file holds, which files a split has, and whether all are there."""
 
 from __future__ import annotations
 
@@ -20,13 +18,15 @@ INDEX = "index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3
-    digest.
+    """One TFRecord file.
 
-    A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
-    what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of
-    an uncompressed one (`record_offsets.py`), and empty for a compressed or repaired one, which has
-    none. `made_of` is the digest of its examples, their contents, keys, labels and sizes in order.
+    Attributes:
+      examples: number of examples; for a series, of time steps, of which a record holds many.
+      digest: BLAKE3 digest of the file.
+      repaired: whether it is what could be read of a damaged shard (`repair.py`).
+      offsets_digest: digest of the offsets of an uncompressed shard (`record_offsets.py`); empty if
+        compressed or repaired, since there are no offsets then.
+      made_of: digest of the contents, keys, labels and sizes of its examples, in order.
     """
 
     name: str
@@ -43,16 +43,15 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a dataset with the schema of their records."""
-
     schema: Schema
     classes: tuple[str, ...]
     data_digest: str
     shards: tuple[Shard, ...]
 
     def with_repaired(self, repaired: Sequence[Shard]) -> ShardIndex:
-        """The same set, with these shards in the place of those of the same name; where records
-        were lost, it is other data.
+        """Return the set with repaired shards in place of the damaged ones.
+
+        The data digest changes if records were lost.
         """
         named = {shard.name: shard for shard in repaired}
         lost = [
@@ -74,15 +73,13 @@ class ShardIndex:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits, in the order of the shards."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
     def for_split(self, split: str) -> tuple[Shard, ...]:
-        """The shards of a split in order."""
         return tuple(shard for shard in self.shards if shard.split == split)
 
     def examples(self, split: str) -> int:
-        """Number of examples in a split; of a series, of time steps."""
+        """Return the number of examples in a split; for a series, of time steps."""
         return sum(shard.examples for shard in self.for_split(split))
 
 
@@ -96,7 +93,7 @@ def read_shard_index(folder: Path) -> ShardIndex:
 
     Raises:
       MissingInput: there is no complete set of shards.
-      CorruptShard: a shard is foreign.
+      CorruptShard: there is a shard that is not listed.
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")

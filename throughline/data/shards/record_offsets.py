@@ -1,9 +1,7 @@
-"""Where each record of the uncompressed shards begins, so that any of them can be read at any
-time: an index next to the shards, and reading by it.
+"""Offsets of the records in uncompressed shards, by which any record can be read at any time.
 
-One file per shard, `SHARD.offsets.npy`: the edges of its frames (records + 1,) int64 bytes. Its
-digest is in the shards' index.json; that a record is the one the index says, its own length and
-checksum show whenever it is read.
+`SHARD.offsets.npy` has the edges of a shard's frames (records + 1,) int64 bytes. Its digest is in
+the shards' index.json. A record's own length and checksum show that it is the right one.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from throughline.shared.files import atomic_file, digest_file
 
 
 def offsets_path(shard: Path) -> Path:
-    """Where the index of a shard lies."""
     return shard.with_suffix(".offsets.npy")
 
 
 def write_offsets(shard: Path) -> str:
-    """Write the index of a shard that is there, and return its digest."""
+    """Write the offsets of an existing shard, and return their digest."""
     edges, problem = find_edges(map_file(shard))
     if problem:
         raise CorruptShard(f"{shard}: {problem}; run `dvc repro --force shard`")
@@ -39,12 +36,13 @@ def write_offsets(shard: Path) -> str:
 
 
 def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
-    """The edges of the records of a shard, (records + 1,) int64 bytes. Those of a repaired one,
-    which has no index, are looked for.
+    """Return the edges of a shard's records, (records + 1,) int64 bytes.
+
+    A repaired shard has no file of offsets; its edges are searched for.
 
     Raises:
-      MissingInput: there is no index.
-      CorruptShard: the index is not this shard's.
+      MissingInput: there are no offsets.
+      CorruptShard: the offsets are not this shard's.
     """
     if shard.repaired:
         path = files.path(shard)
@@ -71,10 +69,10 @@ def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordTable:
-    """The records of several shards, one after another, by their numbers.
+    """The records of several shards, numbered one after another.
 
-    firsts (shards,) int64: the number of each shard's first record; edges (records + shards,)
-    int64: the edges of all frames, in which a shard has one more than it has records.
+    `firsts` (shards,) int64 has the number of each shard's first record. `edges` (records +
+    shards,) int64 has the edges of all frames; a shard has one more edge than records.
     """
 
     paths: tuple[Path, ...]
@@ -86,10 +84,10 @@ class RecordTable:
         return len(self.edges) - len(self.files)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The records with these numbers (n,) int64, as an array of bytes (n,).
+        """Return the records with these numbers (n,) int64, as an array of bytes (n,).
 
         Raises:
-          ValueError: a record is not what it was when the index was written.
+          ValueError: a record is not what it was when the offsets were written.
         """
         shards = np.searchsorted(self.firsts, rows, side="right") - 1
         places = rows + shards
@@ -110,10 +108,10 @@ class RecordTable:
 
 
 def open_records(files: ShardFiles, shards: Sequence[Shard]) -> RecordTable:
-    """Map shards, in order, and read their indexes; the shards themselves are not read.
+    """Map shards, in order, and read their offsets; the shards themselves are not read.
 
     Raises:
-      MissingInput, CorruptShard: a shard has no index, or another's.
+      MissingInput, CorruptShard: a shard has no offsets, or another's.
     """
     edges = [read_offsets(files, shard) for shard in shards]
     paths = tuple(files.paths(shards))

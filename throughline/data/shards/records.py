@@ -1,11 +1,10 @@
-"""One example on disk, as a serialized tf.train.Example. No TensorFlow.
+"""Encodes examples as serialized tf.train.Example. No TensorFlow.
 
-The wire format is written by hand because every record has the same three features: `key` (int64),
-`label` (int64 class, or float numbers) and `image`, `features` or `text` (bytes); and perhaps
-`columns` (floats). Examples of one fixed size are encoded as whole arrays, without a Python call
-per record. Any TFRecord reader understands the result; the tests read it back with two independent
-ones. Source of the format: tensorflow/core/example/example.proto and the protocol-buffer wire
-encoding.
+Records have the features `key` (int64), `label` (int64 class, or floats) and `image`, `features` or
+`text` (bytes), and perhaps `columns` (floats). So the wire format is written by hand, and examples
+of one size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
+understands the result. Source of the format: tensorflow/core/example/example.proto and the
+protocol-buffer wire encoding.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ _FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
 
 
 def example_key(example_id: str) -> int:
-    """Return the 63-bit key of an example: it identifies the example in shards, snapshots, digests
-    and augmentation.
-    """
+    """Return the 63-bit key of an example in shards, snapshots, digests and augmentation."""
     return (
         int.from_bytes(hashlib.blake2b(example_id.encode(), digest_size=8).digest(), "little") >> 1
     )
 
 
 def encode_example(*, key: int, label: Label, value: bytes, feature: str = "image") -> bytes:
-    """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else
-    float, one or several) and `feature`.
+    """Serialize one tf.train.Example with the features key, label and `feature`.
+
+    An int label is stored as int64, one or several floats as float.
     """
     head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
     return b"".join((head, value, tail))
@@ -41,8 +39,9 @@ def encode_example(*, key: int, label: Label, value: bytes, feature: str = "imag
 def encode_head_and_tail(
     size: int, *, key: int, label: Label, feature: str = "image", columns: bytes = b""
 ) -> tuple[bytes, bytes]:
-    """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large
-    value need not be copied. `columns`: the bytes of more numbers, float32, that the record holds.
+    """Return the bytes before and after a value of `size` bytes, which need not be copied then.
+
+    `columns` are the bytes of further numbers, float32.
     """
     if isinstance(label, int):
         varint = _varint(label, _LABEL_BYTES)
@@ -54,7 +53,7 @@ def encode_head_and_tail(
     tail += _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
     head = b""
     # From the inside: the list, the feature, the map entry with its name, the features; each begins
-    # with the size of what is in it.
+    # with the size of its content.
     for lead in (_FIRST, _FIRST, _feature_prefix(feature), _FIRST):
         head = lead + _varint(len(head) + size) + head
     return _FIRST + _varint(len(head) + size + len(tail)) + head, tail
@@ -63,11 +62,10 @@ def encode_head_and_tail(
 def encode_examples(
     records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str
 ) -> None:
-    """Serialize examples of one fixed size at once into `records` (examples, bytes per record)
-    uint8, the same bytes as `encode_example`.
+    """Serialize examples of one fixed size into `records` (examples, bytes per record) uint8.
 
-    keys (examples,) int64, labels (examples,) int64 or float32 or (examples, targets) float32,
-    values (examples, *shape) of any dtype.
+    The bytes are the same as from `encode_example`. keys (examples,) int64, labels (examples,)
+    int64 or float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
@@ -89,15 +87,14 @@ def encode_examples(
 
 @cache
 def _feature_prefix(name: str) -> bytes:
-    """What stands before the size of a feature in its map entry."""
     return _delimited(1, name.encode()) + _SECOND
 
 
 @cache
 def _entry_prefix(name: str, kind: int, width: int) -> bytes:
-    """What stands before a number of `width` bytes in its map<string, Feature> entry.
+    """Return what precedes a number of `width` bytes in its map<string, Feature> entry.
 
-    The name is the entry's field 1; the feature, a list of numbers of field `kind`, is its field 2.
+    The name is the entry's field 1; the feature, a list of numbers of field `kind`, is field 2.
     """
     feature = _delimited(kind, _delimited(1, bytes(width)))
     return _delimited(1, _feature_prefix(name) + _varint(len(feature)) + feature)[:-width]
@@ -108,9 +105,7 @@ def _delimited(field: int, payload: bytes) -> bytes:
 
 
 def _varint(value: int, width: int = 1) -> bytes:
-    """Base-128 encoding of a non-negative integer, low group first, padded with empty groups to at
-    least `width` bytes.
-    """
+    """Encode a non-negative integer in base 128, low group first, in at least `width` bytes."""
     groups = bytearray()
     while value > 0x7F or len(groups) + 1 < width:  # noqa: PLR2004 - one group
         groups.append(value & 0x7F | 0x80)
@@ -120,7 +115,7 @@ def _varint(value: int, width: int = 1) -> bytes:
 
 
 def _varints(values: np.ndarray, width: int) -> np.ndarray:
-    """`_varint` of many values at once: (values, width) uint8."""
+    """Encode many values at once as `_varint` does: (values, width) uint8."""
     shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
     groups = (values[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
     groups[:, :-1] |= 0x80

@@ -1,7 +1,6 @@
-"""Rewrites damaged shards without the records that cannot be read, so that every configuration sees
-the same examples.
+"""Rewrites damaged shards without the records that cannot be read.
 
-The new files are in the snapshot's folder, in `repaired/`; its index lists them.
+So every configuration sees the same examples. The new files are in the snapshot's folder.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ from throughline.shared.files import digest_blake3
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is wrong with shards, by their names; and of records that can be read but not decoded,
-    by their digests.
-    """
+    """Problems of shards, by name, and of records that cannot be decoded, by digest."""
 
     problems: Mapping[str, Sequence[str]]
     unusable: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list[str]]:
-    """What is wrong with each shard that is damaged, by its name; reads every byte of files. What
-    has been fetched from a store and is damaged since is removed: it is fetched again.
+    """Return what is wrong with each damaged shard, by its name; reads every byte of files.
+
+    A damaged file that was fetched from a store is removed; it will be fetched again.
     """
     damaged: dict[str, list[str]] = {}
     for shard in shards.shards:
@@ -46,9 +44,9 @@ def repair_shards(
     """Write the usable records of damaged shards into `out`.
 
     Raises:
-      CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
-        of a series, whose steps must not have gaps; or a file is whole, but another one than its
-        index describes.
+      CorruptShard: more than `max_lost_fraction` of all examples are lost; or a block of a series,
+        whose steps must not have gaps; or a file is whole, but not the one that its index
+        describes.
     """
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0
@@ -86,7 +84,6 @@ def _write_repaired(
 
 
 def _count_usable(files: ShardFiles, shard: Shard, damage: Damage) -> int:
-    """Number of records that can be read and decoded."""
     damaged: list[str] = []
     problems = damage.problems.get(shard.name, ())
     count = sum(1 for _ in _usable_records(files, shard, damage, damaged))

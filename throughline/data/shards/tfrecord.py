@@ -30,9 +30,7 @@ _LARGEST = 1 << 31
 
 
 def shard_name(split: str, index: int, count: int, compression: Compression) -> str:
-    """File name of one shard, in the form that TFDS and most readers expect, e.g.
-    `train-00003-of-00016.tfrecord`.
-    """
+    """Return the name of a shard as most readers expect it: `train-00003-of-00016.tfrecord`."""
     return f"{split}-{index:05d}-of-{count:05d}.tfrecord" + (".gz" if compression == "gzip" else "")
 
 
@@ -43,9 +41,7 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
 
 
 def frame_buffer(count: int, size: int) -> np.ndarray:
-    """Reusable buffer for framed records of one size: (count,) with the fields head, record (size,)
-    uint8 and check.
-    """
+    """Return a buffer (count,) of frames with the fields head, record (size,) uint8 and check."""
     frames = np.empty(
         count,
         np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]),
@@ -55,9 +51,7 @@ def frame_buffer(count: int, size: int) -> np.ndarray:
 
 
 def seal_frames(frames: np.ndarray) -> memoryview:
-    """Fill in the checksums of the records in a `frame_buffer` in place; returns its bytes as a
-    view.
-    """
+    """Fill in the checksums of the records in a `frame_buffer`; return its bytes as a view."""
     whole = np.dtype(
         [
             ("head", np.void, _HEAD.size),
@@ -77,8 +71,9 @@ def seal_frames(frames: np.ndarray) -> memoryview:
 def write_frames(
     path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression
 ) -> str:
-    """Write framed records as one TFRecord file, atomically, and return its digest. The same
-    records give the same bytes.
+    """Write framed records atomically as one TFRecord file; return its digest.
+
+    The same records give the same bytes.
     """
     with (
         atomic_file(path) as temporary,
@@ -86,7 +81,7 @@ def write_frames(
         io.BufferedWriter(file, 1 << 20) as raw,
     ):
         if compression == "gzip":
-            # No name and no time in the header: the file is a pure function of its records.
+            # No name and no time in the header: the file depends on its records alone.
             with gzip.GzipFile(
                 filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0
             ) as packed:
@@ -101,12 +96,12 @@ def read_records(
 ) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
-    With a list for `damaged`, records that cannot be read are left out and named there; after a
-    broken length or the end of a stream nothing more can be found in the file.
+    With a list for `damaged`, records that cannot be read are left out and described there. Nothing
+    more can be found after a broken length or the end of a stream.
 
     Raises:
-      CorruptShard: names the file, the offset and the number of the first damaged record, unless
-        `damaged` takes it.
+      CorruptShard: a record is damaged and `damaged` is None; names the file, and the offset and
+        number of the record.
     """
     opened: BinaryIO
     with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]
@@ -137,9 +132,7 @@ def read_records(
 
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
-    """The data of the record that begins with `head`, and what is wrong with it; no data where the
-    file cannot be read on.
-    """
+    """Return a record and its damage, by its `head`; no data if the file cannot be read on."""
     problem = _head_problem(head)
     if problem:
         return None, problem
@@ -151,7 +144,6 @@ def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
 
 
 def _head_problem(head: bytes) -> str:
-    """What is wrong with the length of a record and its checksum."""
     if len(head) < _HEAD.size:
         return "the file ends within a record's header"
     length, length_crc = _HEAD.unpack(head)
@@ -161,7 +153,6 @@ def _head_problem(head: bytes) -> str:
 
 
 def _data_problem(data: bytes, tail: bytes) -> str:
-    """What is wrong with a record whose checksum is `tail`."""
     matches = _masked(data) == _CRC.unpack(tail)[0]
     return "" if matches else "the checksum of the data does not match"
 
@@ -172,17 +163,17 @@ def _masked(*parts: bytes) -> int:
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """The bytes of a file, mapped and not read; those of an empty one are none."""
+    """Map the bytes of a file without reading it; an empty file has none."""
     with path.open("rb") as file:
         empty = os.fstat(file.fileno()).st_size == 0
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
-    """Where the frames of an uncompressed TFRecord file begin, then where the last one ends:
-    (records + 1,) int64 bytes; and what is wrong after that, empty if nothing.
+    """Return the edges of the frames of an uncompressed TFRecord file, and its damage.
 
-    Only lengths and their checksums are read, so that of a large file only few pages are.
+    Edges (records + 1,) int64 bytes are where frames begin, and where the last one ends. The damage
+    is what is wrong after that, or "". Only lengths and their checksums are read: few pages.
     """
     edges, at, end = [0], 0, len(data)
     while at < end:
@@ -198,7 +189,7 @@ def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
 
 
 def read_frame(data: mmap.mmap | bytes, start: int, stop: int) -> tuple[bytes, str]:
-    """The record in the frame data[start:stop], and what is wrong with it, empty if nothing."""
+    """Return the record in the frame data[start:stop], and its damage, empty if there is none."""
     record = data[start + _HEAD.size : stop - _CRC.size]
     head, tail = data[start : start + _HEAD.size], data[stop - _CRC.size : stop]
     if len(head) + len(tail) < _HEAD.size + _CRC.size or _HEAD.unpack(head)[0] != len(record):
@@ -207,5 +198,4 @@ def read_frame(data: mmap.mmap | bytes, start: int, stop: int) -> tuple[bytes, s
 
 
 def record_offset(frame_start: int) -> int:
-    """Where the record begins in its file, of a frame that begins at `frame_start`."""
     return frame_start + _HEAD.size

@@ -1,8 +1,7 @@
-"""Writing all examples into TFRecord shards in a deterministic, content-keyed global shuffle.
+"""Writes all examples into TFRecord shards, in a global shuffle keyed by content.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a
-kill and are not written again, and neither are those that an earlier run has made of the same
-examples.
+kill and are not written again. Neither are shards that an earlier run made of the same examples.
 """
 
 from __future__ import annotations
@@ -62,15 +61,16 @@ from throughline.shared.object_store import open_store
 from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
 
-BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
-# Of the manifest's columns; the last two where examples are files.
+BLOCK_BYTES = 1 << 20  # of records of one size that are encoded together
+# Columns of the manifest; the last two are used if examples are files.
 MANIFEST_COLUMNS = ("digest", "key", "row", "label", "bytes", "id", "uri")
 
 
 class OrderedExamples:
-    """The examples of a manifest in the order in which shards hold them. `values` is the mapped
-    array of all of them, of texts the bytes, empty where they are files. Pickled, it is the name of
-    its manifest, which another process opens once.
+    """The examples of a manifest in the order of shards.
+
+    `values` maps the array of all examples, or the bytes of texts; it is empty if examples are
+    files. A pickle names the manifest, which another process opens once.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -82,11 +82,10 @@ class OrderedExamples:
 
     @cached_property
     def _file_digest(self) -> str:
-        """Of the examples with the places where they are, which the manifest's own leaves out."""
+        """Digest of the examples with their locations, which the manifest's digest leaves out."""
         return digest_file(self.manifest.folder / EXAMPLES)
 
     def of(self, split: str) -> pd.DataFrame:
-        """The rows of one split."""
         if split not in self._of:
             rows, schema = self.manifest.for_split(split), self.manifest.schema
             # A series keeps the order of time.
@@ -97,7 +96,7 @@ class OrderedExamples:
         return self._of[split]
 
     def columns_of(self, rows: pd.DataFrame) -> np.ndarray | None:
-        """The table input of some rows (rows, columns) float32; None where there is none."""
+        """Return the table input of some rows, (rows, columns) float32, if there is one."""
         columns = self.manifest.columns
         return None if columns is None else columns[rows.index.to_numpy()]
 
@@ -112,9 +111,9 @@ def _open_examples(folder: Path, digest: str) -> OrderedExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """Which examples one shard holds, by their places in the order of their split: the first, and
-    the one after the last. `made_of` is the digest of all of them; `earlier` is the shard of an
-    earlier set that was made of the same, if there is one.
+    """Which examples one shard holds: [first, end) in the order of its split.
+
+    `made_of` is their digest. `earlier` is a shard of the same examples in an earlier set, if any.
     """
 
     path: Path
@@ -131,17 +130,14 @@ class ShardJob:
 
     @property
     def schema(self) -> Schema:
-        """What an example is."""
         return self.examples.manifest.schema
 
     @property
     def values(self) -> np.ndarray:
-        """The values of all examples."""
         return self.examples.values
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The rows of the manifest that it holds, in their order."""
         return self.examples.of(self.split).iloc[self.first : self.end]
 
 
@@ -154,31 +150,31 @@ def shard(
     is_known: Callable[[pd.DataFrame], bool] = lambda rows: True,
     storage: Storage | None = None,
 ) -> ShardIndex:
-    """Write the shards of all splits into `out`, replacing it only when all are complete; with
-    `storage` they are put there, and `out` holds their index and offsets. Those of the same
-    examples are taken from the set in the folder `earlier`, if any, which the same program has
-    written with the same settings; of examples that are files, if `is_known` says that the files of
-    these rows are still those that ingest has seen.
+    """Write the shards of all splits into `out`, replacing it only when all are complete.
+
+    With `storage`, shards are put there, and `out` holds their index and offsets. Shards of the
+    same examples are reused from the set in the folder `earlier`, which the same program has
+    written with the same settings. If examples are files, shards are reused only if `is_known` says
+    that the files of their rows have not changed since ingest.
 
     Raises:
       DataNotFound: an image file has disappeared or changed since ingest.
-      DamagedFile: the texts that ingest has written have changed.
-      ObjectStoreFailed: the bucket that it is in cannot be read, or the storage does not take a
-        shard.
+      DamagedFile: the texts that ingest wrote have changed.
+      ObjectStoreFailed: the source's bucket cannot be read, or the storage does not take a shard.
     """
     same_work = digest_json(
         {
             "data": manifest.digest,
             "settings": settings.model_dump(exclude={"writers"}),
             "program": digest_program("shard"),
-            # What a note says is put is there, and nowhere else.
+            # A note says that a shard is in this storage, not in another one.
             "storage": storage.url if storage else "",
         }
     )
     with resumable_folder(out, key=same_work) as folder:
         jobs = list(_plan_jobs(manifest, folder, settings, earlier, is_known))
         # Threads, not processes: reading, hashing and writing release the GIL, and records of one
-        # size are made as arrays.
+        # size are encoded as arrays.
         work = partial(write_stored_shard, storage) if storage else write_shard
         written = in_parallel(work, jobs, workers=settings.writers)
         shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
@@ -198,8 +194,9 @@ def shard(
 
 
 def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
-    """Write one shard and put it into the store, unless an interrupted or an earlier run has done
-    it, and the store has not lost it since; the note that says so is written last.
+    """Write one shard and put it into the store, unless an earlier or interrupted run has done so.
+
+    The note that the shard is done is written last.
     """
     note, store = job.path.with_name(f".done-{job.path.name}.json"), open_store(storage.url)
     if note.exists():
@@ -217,7 +214,7 @@ def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
 
 
 def write_shard(job: ShardJob) -> Shard:
-    """Write one shard, unless an interrupted or an earlier run has already finished it."""
+    """Write one shard, unless an interrupted or an earlier run has finished it."""
     if job.path.exists():
         digest = digest_file(job.path)
     else:
@@ -278,7 +275,6 @@ def _digest_examples(rows: pd.DataFrame, columns: np.ndarray | None) -> str:
 
 
 def _cut(rows: pd.DataFrame, schema: Schema, settings: ShardSettings) -> list[tuple[int, int]]:
-    """Which rows of a split, in the order of shards, each of its shards holds."""
     sizes, target_bytes = rows["bytes"].tolist(), settings.target_size_mib * 2**20
     if schema.is_series:
         return block_ranges(sizes, target_bytes=target_bytes, min_shards=settings.min_shards)
@@ -294,7 +290,6 @@ def _map_values(manifest: Manifest) -> np.ndarray:
 
 
 def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
-    """The framed records of one shard, in order, in parts."""
     storage = job.schema.input.encoding.storage
     if storage == "rows":
         return _framed_rows(job)
@@ -303,7 +298,7 @@ def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
 
 
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
-    """Examples of one size: whole arrays of records, without a Python call for each part."""
+    """Encode examples of one size as arrays of records, without a Python call for each."""
     dtype = job.schema.target.dtype if job.schema.target else "int64"
     labels = np.asarray(job.rows["label"].tolist(), dtype)
     keys = job.rows["key"].to_numpy()
@@ -331,7 +326,6 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
 
 
 def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    """Blocks of consecutive time steps."""
     for key, row, steps in job.rows[["key", "row", "label"]].itertuples(index=False):
         yield frame(
             encode_example(
