@@ -1,4 +1,4 @@
-"""Mean and deviation of data that arrives in pieces, whatever the pieces. No TensorFlow."""
+"""Mean and standard deviation of data that arrives in pieces of any size. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Moments:
 
 
 def compute_moments(values: np.ndarray) -> Moments:
-    """Moments of values (…, channels) over all axes but the last; exact for uint8."""
+    """Return moments of values (…, channels) over all axes but the last; exact for uint8."""
     flat = values.reshape(-1, values.shape[-1])
     if values.dtype == np.uint8:
         levels = np.arange(_LEVELS, dtype=np.float64)
@@ -40,7 +40,7 @@ def compute_moments(values: np.ndarray) -> Moments:
 
 
 def merge_moments(parts: Iterable[Moments]) -> Statistics:
-    """Statistics of all parts together. Source: Chan, Golub and LeVeque, 1979."""
+    """Return the statistics of all parts together. Source: Chan, Golub and LeVeque, 1979."""
     count, mean, sum_sq_dev = 0, np.zeros(1), np.zeros(1)
     for part in parts:
         difference = np.asarray(part.mean) - mean

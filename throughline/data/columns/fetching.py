@@ -1,11 +1,10 @@
-"""Columns of a snapshot that are in an object store, fetched into a local folder before they are
-mapped.
+"""Fetches a snapshot's columns from an object store into a local folder, to be mapped.
 
-A column is fetched into `COLUMN.bin.partial`, and renamed when every chunk of it has matched its
-digest: a file named `COLUMN.bin` has no hole, which would read as zeros; one that has another
-length since is fetched again. Where a process reads some rows only, as with a shuffle of lanes,
-their chunks alone are fetched, into a folder that is named by these rows. What an interrupted fetch
-has left is compared with the digests, and what matches is not fetched again.
+A column is fetched into `COLUMN.bin.partial`, and renamed when each of its chunks has matched its
+digest: a file named `COLUMN.bin` has no hole, which would read as zeros. A file whose length has
+changed is fetched again. For some rows, as with a shuffle of lanes, only their chunks are fetched,
+into a folder named by these rows. An interrupted fetch is continued: chunks that match their digest
+are not fetched again.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ _REGION = re.compile(r"rows-(\d+)-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedColumns:
-    """The columns of one snapshot in an object store, of which all rows are fetched, or those from
-    the first of `rows` up to the second. May be used by several threads and processes at once, also
-    of several hosts that share the folder.
+    """The columns of one snapshot in an object store.
+
+    `rows` are the first row to fetch and the one after the last; all rows if None. Several threads
+    and processes may use this at once, even on several hosts that share the folder.
     """
 
     storage: Storage
@@ -51,9 +51,7 @@ class FetchedColumns:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the columns are once they have been fetched; another index or other rows, another
-        folder.
-        """
+        """The folder of fetched columns; another index, or other rows, have another folder."""
         if self.rows:
             return self._whole.folder / f"rows-{self.rows[0]}-{self.rows[1]}"
         digest = digest_file(self.snapshot_folder / INDEX)
@@ -65,14 +63,15 @@ class FetchedColumns:
 
     @cached_property
     def store(self) -> ObjectStore:
-        """The store, which has been found to hold this snapshot."""
+        """The store, after a check that it holds this snapshot."""
         store = open_store(self.storage.url)
         check_stored_index(store, self.index.key, self.snapshot_folder)
         return store
 
     def fetch(self, split: str, column: Column) -> None:
-        """See to it that a column of a split is in the folder, with the rows that are read. Where a
-        value begins is fetched of all rows.
+        """Fetch the rows of a column that are read, unless they are in the folder already.
+
+        For a ragged column, the extents of all rows are fetched.
 
         Raises:
           ObjectStoreFailed: names the object and the rows.
@@ -94,10 +93,10 @@ class FetchedColumns:
                 self._fetch_into(path, split, column, size)
 
     def verify_regions(self) -> None:
-        """Compare with their digests what has been fetched for readers of some rows alone.
+        """Check what was fetched for readers of some rows.
 
         Raises:
-          CorruptColumn: names the file and the damaged rows.
+          CorruptColumn: a digest does not match; names the file and the damaged rows.
         """
         for folder in sorted(self._whole.folder.glob("rows-*-*")):
             if not (found := _REGION.fullmatch(folder.name)):
@@ -138,7 +137,7 @@ class FetchedColumns:
             end = objects[-1].begin + objects[-1].bytes if objects else 0
             check_space(descriptor, unfinished, end - begin)
             os.ftruncate(descriptor, size)
-            if end > begin:  # of empty texts it is not
+            if end > begin:  # not so if all texts are empty
                 os.posix_fallocate(descriptor, begin, end - begin)
             fetched = in_threads(
                 lambda one: self._fetch_object(one, descriptor, resumes=resumes),
@@ -154,7 +153,6 @@ class FetchedColumns:
         flush(path.parent)
 
     def _list_objects(self, split: str, column: Column) -> list[ColumnObject]:
-        """Those with rows that are read."""
         found = list_objects(self.index, self.shards, split, column, self._whole.folder)
         if self.rows is None:
             return list(found)
@@ -170,7 +168,7 @@ class FetchedColumns:
 
 
 def _link(path: Path, whole: Path) -> bool:
-    """Give a file a second name; returns whether its file system has links of either kind."""
+    """Give a file a second name; return whether its file system has links of either kind."""
     for link in (path.hardlink_to, path.symlink_to):
         with suppress(OSError):
             link(whole.resolve())
@@ -179,7 +177,7 @@ def _link(path: Path, whole: Path) -> bool:
 
 
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
-    """The bytes of an object, compared with its digests and fetched again where they differ.
+    """Return the bytes of an object; fetch it again if they do not match its digests.
 
     Raises:
       ObjectStoreFailed: it is missing, or damaged each time; names the object and the rows.

@@ -1,15 +1,14 @@
-"""Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk.
-No TensorFlow.
+"""Mapped columns: each feature of all examples of a split as a raw, fixed-stride array on disk.
 
     data/snapshot/index.json        key, columns (dtype, shape), splits (count, chunks with digests)
     data/snapshot/train/image.bin   examples × height × width × channels, uint8, C order
     data/snapshot/train/label.bin   examples, int64        …and key.bin
 
-Values that differ in size are in a ragged column (`ragged.py`). Of the model's input a snapshot may
-store the first rows alone; labels and keys are always there.
+Values of different sizes are in a ragged column (`ragged.py`). A snapshot may store only the first
+rows of the model's input; labels and keys are always complete.
 
-A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating
-system's page cache.
+A batch is a gather of rows: nothing is parsed, and no file is copied into memory. The cache is the
+operating system's page cache. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -42,17 +41,15 @@ from throughline.shared.files import digest_blake3, digest_file, write_json
 from throughline.shared.limits import available_memory
 
 INDEX = "index.json"
-MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
-LEAST_PRIORITY = 19  # of the thread: it gives way to those that prepare the first batch
+MEMORY_SHARE = 0.5  # share of available memory that a column to read ahead may take
+LEAST_PRIORITY = 19  # nice value of the thread: it gives way to those that prepare the first batch
 READ_BYTES = 1 << 22
-MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
+MAP_NORESERVE = 0x4000  # on Linux; Python's mmap has no name for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One feature: its NumPy dtype and the shape of one example's value; None stands for sizes that
-    differ (`ragged.py`).
-    """
+    """One feature: its NumPy dtype and the shape of a value, with None for sizes that differ."""
 
     name: str
     dtype: str
@@ -60,7 +57,7 @@ class Column:
 
     @property
     def ragged(self) -> bool:
-        """Whether values differ in size, so that a column `NAME.extent` says where each lies."""
+        """Whether values differ in size; the column `NAME.extent` then says where each one lies."""
         return None in self.shape
 
     @property
@@ -70,15 +67,13 @@ class Column:
 
     @property
     def stride(self) -> int:
-        """Bytes per example, of a column that is not ragged."""
+        """Bytes per example, for a column that is not ragged."""
         return math.prod((np.dtype(self.dtype).itemsize, *(size or 0 for size in self.shape)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Consecutive rows [start, start + count) written together, with a digest per column that
-    stores them.
-    """
+    """Rows [start, start + count) that were written together, with a digest per stored column."""
 
     start: int
     count: int
@@ -87,28 +82,23 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitColumns:
-    """The rows of one split."""
+    """The rows of one split; `ragged` has the sizes of ragged columns [bytes]."""
 
     count: int
     chunks: tuple[Chunk, ...]
     ragged: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, column: Column) -> int:
-        """How many rows, the first, one of its columns stores."""
+        """Return how many rows a column stores; these are the first ones."""
         return sum(chunk.count for chunk in self.chunks if column.name in chunk.digests)
 
     def bytes(self, column: Column) -> int:
-        """Size of one of its columns; `ragged` holds those of the columns whose values differ in
-        size.
-        """
         return self.ragged[column.name] if column.ragged else column.stride * self.rows(column)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Mean and standard deviation of the model's input per channel or column (its last axis), over
-    the training split.
-    """
+    """Mean and standard deviation of the training input, per channel or column (its last axis)."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -116,12 +106,13 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotIndex:
-    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op
-    versions.
+    """Everything about a snapshot but the bytes of its columns.
 
-    `vocabulary`: how many numbers the tokens of text can have, padding among them; 0 for other
-    data. `files`: digests of what else belongs to it, by name. `repaired`: what is read in the
-    place of damaged shards, by whatever reads shards.
+    Attributes:
+      key: identifies shards, preprocessing and op versions.
+      repaired: what is read in place of damaged shards.
+      vocabulary: how many different tokens text can have, padding included; 0 for other data.
+      files: digests of other files in the snapshot's folder, by name.
     """
 
     key: str
@@ -133,24 +124,20 @@ class SnapshotIndex:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def bytes(self, split: str) -> int:
-        """Size of all columns of a split."""
         return sum(self.splits[split].bytes(column) for column in self.columns)
 
 
 def count_stored(count: int, fraction: float) -> int:
-    """How many of `count` rows, the first, this fraction of them is."""
+    """Return how many of `count` rows a snapshot stores, if it stores this fraction."""
     return round(fraction * count)
 
 
 def column_path(folder: Path, split: str, column: str) -> Path:
-    """File that holds one column of one split."""
     return folder / split / f"{column}.bin"
 
 
 def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) -> None:
-    """Create the column files of a split at their final size, or keep those that already have it;
-    ragged columns come when all is known.
-    """
+    """Create files of final size for columns that are not ragged; keep files of that size."""
     (folder / split).mkdir(parents=True, exist_ok=True)
     for column in columns:
         if column.ragged:
@@ -169,10 +156,10 @@ def write_rows(
     start: int,
     values: Mapping[str, np.ndarray],
 ) -> Chunk:
-    """Write consecutive rows of every column; returns the chunk with its digests. `flush` makes
-    them last.
+    """Write consecutive rows of every column; return the chunk with its digests.
 
-    `values[name]` has shape (rows, *column.shape) and the column's dtype.
+    `values[name]` has shape (rows, *column.shape) and the column's dtype. The rows are safe on disk
+    only after `flush`.
     """
     digests, rows = {}, 0
     for column in columns:
@@ -184,11 +171,12 @@ def write_rows(
 
 
 def encode_rows(column: Column, values: np.ndarray) -> memoryview:
-    """The bytes of consecutive rows of a column that is not ragged; `values` has shape (rows,
-    *column.shape) and the column's dtype.
+    """Return the bytes of consecutive rows of a column that is not ragged.
+
+    `values` has shape (rows, *column.shape) and the column's dtype.
 
     Raises:
-      ImpossiblePlan: an op has made something else of them.
+      ImpossiblePlan: an op has changed shape or dtype.
     """
     if (values.dtype, values.shape[1:]) != (np.dtype(column.dtype), column.shape):
         raise ImpossiblePlan(
@@ -202,14 +190,13 @@ def encode_rows(column: Column, values: np.ndarray) -> memoryview:
 def write_encoded_rows(
     folder: Path, split: str, column: Column, *, start: int, data: bytes | memoryview
 ) -> None:
-    """Write the bytes of consecutive rows of a column that is not ragged."""
     with column_path(folder, split, column.name).open("r+b") as file:
         file.seek(start * column.stride)
         file.write(data)
 
 
 def flush(folder: Path, split: str, columns: Sequence[Column]) -> None:
-    """Make sure that what was written to a split has reached the disk."""
+    """Make sure that what was written to a split is on the disk."""
     for column in columns:
         with column_path(folder, split, column.name).open("rb") as file:
             os.fsync(file.fileno())
@@ -221,13 +208,14 @@ def write_index(folder: Path, index: SnapshotIndex) -> None:
 
 
 def holds_columns(folder: Path) -> bool:
-    """Whether the columns of a snapshot are in its folder, and not in an object store."""
+    """Return whether the columns of a snapshot are in its folder, not in an object store."""
     return any(folder.glob("*/*.bin"))
 
 
 def read_index(folder: Path, *, key: str | None = None, with_columns: bool = True) -> SnapshotIndex:
-    """Read the index and check that the snapshot is the one asked for and has all its bytes. Those
-    of the columns are not looked for unless `with_columns`.
+    """Read the index, and check that the snapshot is complete and the one asked for.
+
+    Files of columns are checked only if `with_columns` is set.
 
     Raises:
       MissingInput: there is no complete snapshot.
@@ -266,11 +254,7 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
 
 
 def verify(folder: Path, index: SnapshotIndex) -> None:
-    """Compare every chunk with its digest.
-
-    Raises:
-      CorruptColumn: names the file and the damaged rows.
-    """
+    """Compare every chunk with its digest; raise CorruptColumn for damaged rows."""
     for split, rows in index.splits.items():
         for column in index.columns:
             for chunk in rows.chunks:
@@ -279,7 +263,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
 
 
 def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> bytes:
-    """The bytes of a chunk of a column, of `count` rows.
+    """Return the bytes of a chunk of a column that has `count` rows.
 
     Raises:
       CorruptColumn: they do not match their digest; names the file and the rows.
@@ -301,7 +285,7 @@ def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: in
 def find_span(
     folder: Path, split: str, column: Column, chunk: Chunk, count: int
 ) -> tuple[int, int]:
-    """Bytes [begin, end) of a chunk within a column's file, of `count` rows."""
+    """Return the bytes [begin, end) of a chunk within the file of a column of `count` rows."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
     offsets = map_column(folder, split, column.extent, count)[
@@ -310,7 +294,7 @@ def find_span(
     itemsize = np.dtype(column.dtype).itemsize
     begin, end = int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
     path = column_path(folder, split, column.name)
-    size = path.stat().st_size if path.exists() else end  # its objects may be in a store
+    size = path.stat().st_size if path.exists() else end  # the column may be in a store
     if not 0 <= begin <= end <= size:
         raise CorruptColumn(
             f"{column_path(folder, split, column.extent.name)}: says that rows are at bytes"
@@ -320,11 +304,10 @@ def find_span(
 
 
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:
-    """Map one column as an array (count, *shape), or one that is ragged as (elements,), without
-    reading it.
+    """Map a column as an array (count, *shape), or (elements,) if it is ragged, without reading it.
 
-    Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written
-    back. No memory is reserved for the copies, so a column may be larger than what there is.
+    The mapping is copy-on-write, because consumers such as DLPack refuse read-only memory; nothing
+    is ever written back. No memory is reserved for copies, so a column may exceed the memory.
     """
     path, dtype = column_path(folder, split, column.name), np.dtype(column.dtype)
     shape = (-1,) if column.ragged else (count, *(size or 0 for size in column.shape))
@@ -343,11 +326,10 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
 
 @cache
 def read_ahead(path: Path, size: int) -> None:
-    """Bring the first `size` bytes of a column into the page cache, once per process and in the
-    background, if they take no more than half of the memory there is.
+    """Read the first `size` bytes of a column into the page cache, in the background.
 
-    Rows met in random order are read from a cold disk in small pieces; from beginning to end the
-    disk gives all it has.
+    Does so once per process, and only if they take at most half of the available memory. A cold
+    disk reads rows in random order in small pieces; from beginning to end it reads at full speed.
     """
     if path.exists() and size <= MEMORY_SHARE * available_memory():
         threading.Thread(
@@ -359,7 +341,7 @@ def _read_through(path: Path, size: int) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     block = bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
-        # Where only some rows have been fetched, the others are holes.
+        # If only some rows have been fetched, the others are holes.
         with suppress(OSError):
             first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
             size = min(size, os.lseek(file.fileno(), first, os.SEEK_HOLE))

@@ -1,16 +1,15 @@
-"""Values of variable shape in one column: back to back in a file, and their extent, where each
-begins and its shape, in a second column. No TensorFlow.
+"""Values of variable shape in one column: back to back in a file. No TensorFlow.
+
+A second column holds their extents, which say where each value begins, and its shape:
 
     data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes,
                                             so that a slice of the file needs no copy
     data/snapshot/train/image.extent.bin    examples × (1 + rank), int64: where the value
                                             begins [elements], and its shape
 
-Images have three dimensions, a document's tokens have one. Tokens have no gaps between documents,
-so that all of a split can be read as one long document.
-
-The position of a value in the file depends on all values before it. So every shard's values are
-first written into a part of their own, and the parts are concatenated in order.
+A document's tokens have one dimension, and no gaps between documents, so that all of a split can be
+read as one long document. The position of a value depends on all values before it. So each shard's
+values are first written into a part of their own, and the parts are concatenated in order.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ COPY_BYTES = 1 << 24
 
 
 def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
-    """Offsets of values of `shapes` (values, rank) that are stored back to back: (values, 1 + rank)
-    int64, begin [elements] and shape.
+    """Return the extents of values that are stored back to back, (values, 1 + rank) int64.
+
+    Extents are begin [elements] and shape; `shapes` is (values, rank).
     """
     aligned = _alignment(shapes.shape[1]) // itemsize or 1
     sizes = -(-shapes.prod(axis=1) // aligned) * aligned
@@ -35,9 +35,7 @@ def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 def end_offset(offsets: np.ndarray, itemsize: int) -> int:
-    """Byte offset at which the next value would begin, after the last of `offsets` (values, 1 +
-    rank).
-    """
+    """Return the byte at which the next value would begin, after `offsets` (values, 1 + rank)."""
     if len(offsets) == 0:
         return 0
     size = int(offsets[-1, 0] + offsets[-1, 1:].prod()) * itemsize
@@ -46,19 +44,19 @@ def end_offset(offsets: np.ndarray, itemsize: int) -> int:
 
 
 def pack(values: Sequence[np.ndarray]) -> bytes:
-    """The bytes of values of one dtype, each filled up to a multiple of its alignment."""
+    """Return the bytes of values of one dtype, each padded to its alignment."""
     return b"".join(
         value.tobytes() + bytes(-value.nbytes % _alignment(value.ndim)) for value in values
     )
 
 
 def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
-    """All pixels of images (height, width, channels) of variable size: (pixels, channels)."""
+    """Return all pixels (pixels, channels) of images (height, width, channels) of variable size."""
     return np.concatenate([value.reshape(-1, value.shape[-1]) for value in values])
 
 
 def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
-    """Put the parts into `path`, back to back; existing content is overwritten, the parts stay."""
+    """Write the parts into `path`, back to back; overwrite what is there, and keep the parts."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as file:
@@ -68,5 +66,5 @@ def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
 
 
 def _alignment(rank: int) -> int:
-    """Bytes to a multiple of which values of `rank` dimensions are filled up."""
+    """Return the alignment of values of `rank` dimensions [bytes]."""
     return 1 if rank == 1 else ALIGNMENT

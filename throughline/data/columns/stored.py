@@ -1,14 +1,13 @@
-"""A snapshot's columns in an object store: which objects there are, and putting them there.
+"""Columns of a snapshot in an object store: which objects there are, and putting them there.
 
     KEY/train/image/000000040960-DIGEST     consecutive chunks of one column of one shard, from the
                                             row in the name on
     KEY/index/DIGEST.json                   index.json, last of all: the snapshot is complete
 
-KEY is the snapshot's. An object holds one chunk (about 32 MiB), or as many as make it 1 MiB: a
-shard's labels and keys are usually one. Its name holds the digests of what is in it, so that it
-never changes: two writers of one object write the same, also where they store other shares of the
-rows under the same KEY, and one that is there need not be written again. The names follow from the
-index and the shards, which is why neither lists them.
+KEY is the snapshot's. An object holds one chunk (about 32 MiB), or as many as make it 1 MiB. Its
+name holds the digest of its contents, so it never changes: two writers write the same bytes, even
+for other shares of the rows under the same KEY, and an object that is there need not be written
+again. Names follow from the index and the shards, so neither lists them.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ _NAME = re.compile(r"[0-9a-f]{32}/(index/[0-9a-f]{32}\.json|[^/]+/.+/\d{12}-[0-9
 
 
 def is_of_snapshot(name: str) -> bool:
-    """Whether an object's name is one that is given here: others have their objects in buckets,
-    too.
-    """
+    """Return whether an object may be one of a snapshot, by its name; others share the bucket."""
     return bool(_NAME.fullmatch(name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where a snapshot is written: a folder and, where its columns go there, an object store.
-    `earlier`: where shards and snapshot of an earlier run of the same program are, if anywhere.
-    `needs`: what own ops need besides their code, with which alone an interrupted one is continued.
+    """Where a snapshot is written: a folder and, if its columns go there, an object store.
+
+    `earlier` is where shards and snapshot of an earlier run of the same program are, if there are
+    any. `needs` is what own ops need besides their code; an interrupted snapshot is continued only
+    with the same needs.
     """
 
     folder: Path
@@ -62,9 +61,7 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnObject:
-    """An object with consecutive chunks of a column: the bytes from `begin` on of the column's
-    file, `sizes` per chunk.
-    """
+    """An object with consecutive chunks of a column: bytes of the column's file from `begin` on."""
 
     name: str
     split: str
@@ -75,20 +72,18 @@ class ColumnObject:
 
     @property
     def bytes(self) -> int:
-        """Size of the object."""
         return sum(self.sizes)
 
     def name_at(self, key: str, start: int) -> str:
-        """What it is called in the snapshot of a key where its rows begin at row `start`."""
+        """Return the object's name in the snapshot `key`, where its rows begin at row `start`."""
         return _object_name(key, self.split, self.column, start, self.name.rpartition("-")[2])
 
     @property
     def rows(self) -> range:
-        """The rows of its split that it holds."""
         return range(self.chunks[0].start, self.chunks[-1].start + self.chunks[-1].count)
 
     def find_wrong_chunk(self, data: memoryview) -> Chunk | None:
-        """The first chunk within its bytes that does not match its digest."""
+        """Return the first chunk in the object's bytes that does not match its digest."""
         position = 0
         for chunk, size in zip(self.chunks, self.sizes, strict=True):
             part = data[position : position + size]
@@ -113,7 +108,6 @@ def _object_name(key: str, split: str, column: str, start: int, digests: str) ->
 
 
 def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
-    """Column, split and rows of consecutive chunks, for messages."""
     last = chunks[-1].start + chunks[-1].count - 1
     return f"column {column} of the {split} split, rows {chunks[0].start} to {last}"
 
@@ -121,8 +115,10 @@ def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
 def list_objects(
     index: SnapshotIndex, shards: ShardIndex, split: str, column: Column, folder: Path
 ) -> Iterator[ColumnObject]:
-    """The objects of a column of a split, in their order. Of a ragged one the column of its offsets
-    must be in `folder`. `shards`: those that were read, with the repaired ones.
+    """Yield the objects of a column of a split, in order.
+
+    `shards` are the shards that were read, including repaired ones. The extents of a ragged column
+    must be in `folder`.
     """
     rows, end = index.splits[split], 0
     stored = rows.rows(column)
@@ -141,8 +137,6 @@ def list_objects(
 
 
 class _Pending:
-    """Chunks that wait for the object that they become part of."""
-
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.sizes: list[int] = []
@@ -182,9 +176,7 @@ class ColumnUpload:
     def write_rows(
         self, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
     ) -> Chunk:
-        """Put consecutive rows of every column; returns the chunk with its digests, as `write_rows`
-        of files does.
-        """
+        """Put consecutive rows of every column; return the chunk with its digests."""
         encoded = {column.name: encode_rows(column, values[column.name]) for column in columns}
         chunk = Chunk(
             start=start,
@@ -196,7 +188,6 @@ class ColumnUpload:
         return chunk
 
     def add(self, chunk: Chunk, column: str, data: bytes | memoryview) -> None:
-        """Put the bytes of one column of a chunk, which has their digest."""
         pending, parts = self._pending.setdefault(column, (_Pending(), []))
         pending.add(chunk, len(data))
         parts.append(data)
@@ -204,7 +195,7 @@ class ColumnUpload:
             self._put(column)
 
     def finish(self) -> None:
-        """Put what still waits; all objects are in the store then."""
+        """Put what still waits; then all objects are in the store."""
         for column, (pending, _) in self._pending.items():
             if pending.chunks:
                 self._put(column)
@@ -231,7 +222,7 @@ def check_stored_index(store: ObjectStore, key: str, folder: Path) -> None:
     """Check that the store has the whole snapshot that a folder's index describes.
 
     Raises:
-      StaleSnapshot: it lacks its index, or has another one in its place.
+      StaleSnapshot: the store has no index of it, or another one in its place.
     """
     data = (folder / INDEX).read_bytes()
     name = _index_name(key, data)
