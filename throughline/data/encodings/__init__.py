@@ -1,4 +1,4 @@
-"""One file per family of encodings: what of a value is examined, how it is stored, what decodes it.
+"""Encodings, one file per family: how values are examined, stored and decoded.
 
 A new encoding is a class under `@register` in a file that is imported here.
 """

@@ -1,5 +1,6 @@
-"""NumPy files: what arrays an .npz archive, or a folder of .npy files, holds, and one of them. What
-is not compressed is mapped, not read into memory; pickled content is never loaded.
+"""NumPy files: lists the arrays of an .npz archive or a folder of .npy files, and reads one.
+
+Arrays that are not compressed are mapped, not read into memory; pickled content is never loaded.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import numpy as np
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 from throughline.shared.wording import name_some
 
-_SINGLE = b"\x93NUMPY"  # as an .npy file begins
-# What damaged archives raise; RuntimeError where a member seems to be encrypted.
+_SINGLE = b"\x93NUMPY"  # first bytes of an .npy file
+# What damaged archives raise; RuntimeError if a member seems to be encrypted.
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_NAME_SIZES = 26  # where the local header of a member has the sizes of its name and its extra field
+_NAME_SIZES = 26  # offset of the sizes of name and extra field in a member's local header
 _LOCAL_HEADER = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayHeader:
-    """Shape and dtype of an array in a file; of what is no array, or damaged, `dtype` says that."""
+    """Shape and dtype of an array in a file; `dtype` says if it is no array, or damaged."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,9 +41,7 @@ class ArrayHeader:
 
 
 class JoinedArrays:
-    """Arrays of one shape and dtype but for their lengths, one after another as a single one, of
-    which blocks are taken: values (examples, *shape).
-    """
+    """Arrays that differ only in length, as one array (examples, *shape) to take slices from."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype
@@ -64,9 +63,7 @@ class JoinedArrays:
 
 
 def list_arrays(path: Path) -> dict[str, ArrayHeader]:
-    """The arrays of an .npz file, or of the .npy files in a folder and the .npz files there that
-    hold one each, by name; nothing if the path is none of them.
-    """
+    """Return the arrays of an .npz file, or of .npy and single .npz files in a folder, by name."""
     if not path.is_dir():
         return _list_members(path)
     found = {file.stem: _read_header(file.open("rb")) for file in sorted(path.glob("*.npy"))}
@@ -98,7 +95,6 @@ def _read_header(file: IO[bytes]) -> ArrayHeader:
 
 
 def list_headers(found: Mapping[str, ArrayHeader], names: Collection[str]) -> str:
-    """Some of the arrays by name, dtype and shape, and how many more there are."""
     return name_some([f"{name} {found[name]}" for name in names])
 
 
@@ -108,7 +104,6 @@ def _is_single(path: Path) -> bool:
 
 
 def refuse_single(path: Path) -> None:
-    """Refuse an .npy file, which holds one array."""
     if path.is_file() and _is_single(path):
         raise UnreadableSource(
             f"{path} holds a single array; `data.path` is an .npz file with the arrays"
@@ -117,12 +112,11 @@ def refuse_single(path: Path) -> None:
 
 
 def read_array(path: Path, name: str) -> np.ndarray:
-    """The array of this name in an .npz file or in a folder, or the one of an .npy file, whatever
-    the file is called.
+    """Return the array of this name in an .npz file or a folder, or the one of an .npy file.
 
     Raises:
       DataNotFound: there is no such file.
-      UnreadableSource: it is none of NumPy's, damaged, or holds no such array; says which it holds.
+      UnreadableSource: it is not NumPy's, damaged, or has no such array; says which it holds.
     """
     known: list[str] = []
     try:
@@ -152,7 +146,7 @@ def read_array(path: Path, name: str) -> np.ndarray:
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> np.ndarray:
-    """An array of an archive: mapped where it is stored as it is, else unpacked in memory."""
+    """Return an array of an archive: mapped if it is not compressed, else unpacked in memory."""
     info = archive.getinfo(member)
     with archive.open(member) as file:
         known = np.lib.format.read_magic(file) in _HEADERS
@@ -174,8 +168,5 @@ def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> np.ndarra
 
 
 class _Nowhere:
-    """A file of which nothing is kept."""
-
     def write(self, data: bytes) -> int:
-        """Count the bytes."""
         return len(data)

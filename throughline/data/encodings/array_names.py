@@ -1,5 +1,6 @@
-"""Which arrays of a file are inputs and labels, and of which split, by their names: `x_train`,
-`test_labels`, `images`. Certain readings alone; anything else is for the settings to say.
+"""Finds inputs and labels of each split by the names of arrays: `x_train`, `test_labels`, `images`.
+
+Only readings that are certain count; anything else is for the settings to say.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _IMAGE_RANKS = (3, 4)  # of (examples, height, width[, channels])
 
 
 class ArrayPair(NamedTuple):
-    """Names of the arrays of one split; it is None where no name says one."""
+    """Names of the arrays of one split, which is None if no name says it."""
 
     split: str | None
     features: str
@@ -39,8 +40,10 @@ def choose_arrays(
     read_name: Callable[[str], SplitName],
     split_words: Collection[str],
 ) -> list[ArrayPair]:
-    """The inputs and labels of each split; empty if not certain. Of two arrays without such names
-    the shapes decide. `read_name` finds the split in a name, by one of `split_words`.
+    """Return the inputs and labels of each split; empty if not certain.
+
+    For two arrays without such names, shapes decide. `read_name` finds the split in a name, by one
+    of `split_words`.
     """
     words = {name: _list_words(name, read_name(name), split_words) for name in found}
     shared = set.intersection(*words.values()) if len(found) > 1 else set()
@@ -69,7 +72,6 @@ def choose_arrays(
 
 
 def _choose_by_shape(found: Mapping[str, ArrayHeader]) -> list[ArrayPair]:
-    """One array of images and one of labels, as `numpy.savez` without names stores them."""
     images = [
         name
         for name, header in found.items()
@@ -84,7 +86,7 @@ def _choose_by_shape(found: Mapping[str, ArrayHeader]) -> list[ArrayPair]:
 
 
 def _list_words(name: str, said: SplitName, split_words: Collection[str]) -> set[str]:
-    """The words of a name without that of its split, which may be glued to another: `Xtrain`."""
+    """Return the words of a name but its split, which may be joined to another one: `Xtrain`."""
     known = "|".join(sorted(split_words, key=len, reverse=True))
     for word in said.words:
         name = name.replace(word, re.sub(known, " ", word, count=1, flags=re.IGNORECASE), 1)

@@ -1,6 +1,4 @@
-"""Values in arrays, all of one size: pixels, numbers, the time steps of a series, and the columns
-of a table that lists examples.
-"""
+"""Values in arrays, all of one size: pixels, numbers, time steps, and columns of a list."""
 
 from __future__ import annotations
 
@@ -25,17 +23,12 @@ _TURNED = "channels-first image turned to (height, width, channels)"
 
 
 class _ArrayEncoding(Encoding):
-    """Values in C order."""
-
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
-        """Reinterpret the bytes."""
         return DecodeRaw(size=feature.shape, dtype=feature.dtype)
 
 
 @register
 class PixelEncoding(_ArrayEncoding):
-    """Images of one size that are not in files."""
-
     name = "pixels"
     modality = "images"
     noun = "images"
@@ -44,8 +37,6 @@ class PixelEncoding(_ArrayEncoding):
 
 @register
 class NumberEncoding(_ArrayEncoding):
-    """Rows of a table, and vectors."""
-
     name = "numbers"
     modality = "numbers"
     noun = "numbers"
@@ -62,27 +53,25 @@ class SeriesEncoding(_ArrayEncoding):
     storage = "blocks"
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
-        """Reinterpret the bytes as so many time steps as there are."""
+        """Return the op that reads the bytes as any number of time steps."""
         return DecodeRaw(size=(None, *feature.shape), dtype=feature.dtype)
 
 
 @register
 class ColumnEncoding(Encoding):
-    """Columns of the table that lists the examples: numbers in the record itself."""
-
     name = "columns"
     modality = "numbers"
     noun = "columns"
     storage = "table"
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Nothing: they are numbers already."""
+        """Do nothing: the values are numbers already."""
 
 
 def array_feature(
     encoding: str, shape: Shape, dtype: str, columns: TableColumns | None = None
 ) -> Feature:
-    """The input of a dataset of arrays; `shape` is that of an example, or of a time step."""
+    """Return the input of a dataset of arrays; `shape` is the shape of an example or time step."""
     return Feature(
         name="image" if encoding == "pixels" else "features",
         role="input",
@@ -94,7 +83,6 @@ def array_feature(
 
 
 def table_input(columns: TableColumns) -> Feature:
-    """The second input of a dataset whose examples a table lists."""
     return Feature(
         name=COLUMNS,
         role="input",
@@ -106,16 +94,17 @@ def table_input(columns: TableColumns) -> Feature:
 
 
 def pixels_feature(shape: Shape) -> Feature:
-    """The input of a dataset of images (height, width, channels) uint8 in an array."""
+    """Return the input of a dataset of images in an array, (height, width, channels) uint8."""
     return array_feature("pixels", shape, "uint8")
 
 
 def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
-    """Images (examples, height, width, channels) of an array that may have its channels first, or
-    none, and a note where they were turned. A mapped array stays mapped.
+    """Return images (examples, height, width, channels), and a note if they were turned.
+
+    `values` may have its channels first, or none. A mapped array stays mapped.
 
     Raises:
-      UnreadableSource: they are none; `where` names the array.
+      UnreadableSource: `values` are not images; `where` names the array.
     """
     images = values[..., None] if values.ndim == _RANK - 1 else values
     note = ""

@@ -1,6 +1,4 @@
-"""What encodings share: those whose values are files, each examined once, and reading a file that
-anybody may have put there.
-"""
+"""Base of encodings whose values are files, and safe reading of files of any origin."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reason(str):
-    """Why something cannot be used as an example, as text: its `cause`, by which it is counted, and
-    after that the `detail`, which is of this example alone.
-    """
+    """Why an example cannot be used: a `cause` to count by, and a `detail` of the example."""
 
     cause: str
     detail: str
@@ -40,7 +36,7 @@ class Reason(str):
 
 
 class RejectedValue(Exception):
-    """Why something cannot be used as an example, `cause` and `detail` as of its `reason`."""
+    """A value cannot be used as an example; `reason` says why."""
 
     def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(cause, detail)
@@ -50,7 +46,7 @@ class RejectedValue(Exception):
         return self.reason
 
 
-# Errors that say something of a file, and will say it again.
+# Errors that the file itself causes; they will occur again.
 OF_THE_FILE = (
     errno.ENOENT,
     errno.EACCES,
@@ -64,35 +60,37 @@ OF_THE_FILE = (
 
 
 class UnreadableFile(RejectedValue):
-    """The same of a file that this process was not given the bytes of: another may read it."""
+    """This process could not get the bytes of a file; another process may."""
 
 
 class InputFile(Protocol):
-    """A file, or what stands for one, that is to be examined."""
+    """A file to examine, or an object or part that stands for one."""
 
     @property
     def path(self) -> Path:
-        """Where it is, or its name."""
+        """Path of the file, or name of the object."""
         ...
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a file of many."""
+        """Whether this is a part of a file that holds many examples."""
         ...
 
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """Its bytes; `check` gets the open file, if any, and its size, and refuses what is not to
-        be read.
+        """Return the bytes.
+
+        `check` gets the open file, if any, and the size, and raises if it must not be read.
 
         Raises:
-          RejectedValue: the reason.
+          RejectedValue: why it cannot be used.
         """
         ...
 
 
 class Root:
-    """A folder out of which no file may lead but, with `follow_links`, by a link; its path, and the
-    one without links. Each folder below it is looked at once.
+    """A folder whose files may not lead out of it, except by links if `follow_links` is set.
+
+    `real` is its path without links. Each folder below it is resolved only once.
     """
 
     stamped_by: ClassVar[str] = "sizes, times and inodes"
@@ -102,11 +100,9 @@ class Root:
         self._holds: dict[str, bool] = {}
 
     def address(self, path: Path) -> str:
-        """Where a file is, by the manifest."""
         return str(path)
 
     def open_all(self, files: Iterable[ExampleFile]) -> Iterator[InputFile]:
-        """Files to be examined, in their order."""
         for file in files:
             yield StoredFile(
                 path=file.path,
@@ -118,12 +114,12 @@ class Root:
             )
 
     def holds_folder_of(self, path: Path) -> bool:
-        """Whether the folder of a file is this one or below it, links followed."""
+        """Return whether a file's folder is this one or below it, after links are resolved."""
         folder = str(path).rpartition(os.sep)[0] or (os.sep if path.is_absolute() else "")
         if folder not in self._holds:
             try:
                 real = Path(os.path.realpath(folder))
-            except ValueError:  # no path of this system: it has a NUL
+            except ValueError:  # has a NUL, as no path may
                 return False
             self._holds[folder] = real.is_relative_to(self.real)
         return self._holds[folder]
@@ -131,9 +127,10 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file below `root`, not yet examined, or `size` bytes of one from byte `offset` on. Of one
-    `in_root` it is known that its folder leads nowhere else; with `follow_links` it may be a link
-    to a file elsewhere that is of this user, of the one of `root`, or of root.
+    """A file below `root`, or `size` bytes of it from byte `offset` on; not yet examined.
+
+    `in_root` means that its folder is known to be in the root. With `follow_links` it may be a link
+    to a file elsewhere that belongs to this user, to the owner of `root`, or to the superuser.
     """
 
     path: Path
@@ -145,15 +142,17 @@ class StoredFile:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a file of many."""
         return self.offset >= 0
 
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """The bytes of a regular file that leads nowhere else, or of the part of one. `check` gets
-        the open file, None for a part, and its size, and refuses what is not to be read.
+        """Return the bytes of a regular file in the root, or of the part.
+
+        `check` gets the open file (None for a part) and the size, and raises if it must not be
+        read.
 
         Raises:
-          RejectedValue: the reason.
+          RejectedValue: why the file cannot be used.
+          UnreadableSource: the disk or the machine failed, not the file.
         """
         try:
             if self.is_part:
@@ -167,7 +166,7 @@ class StoredFile:
                 check(file, status.st_size)
                 file.seek(0)
                 return file.read(status.st_size)
-        except RuntimeError as error:  # of Python 3.11 and 3.12
+        except RuntimeError as error:  # in Python 3.11 and 3.12
             raise RejectedValue("cannot be read", ": a loop of links") from error
         except OSError as error:
             if error.errno not in OF_THE_FILE:
@@ -184,24 +183,27 @@ class StoredFile:
             raise RejectedValue("is no path", f": {error}") from error
 
     def _open(self) -> int:
-        """A descriptor of the file. Whether it leads outside costs more than reading a small one,
-        and is asked only where it may: of links, and in folders that are not known.
+        """Return a descriptor of the file.
+
+        Checking whether a path leads outside costs more than reading a small file. So only links,
+        and files in folders that are not known, are checked.
         """
-        # Neither a pipe nor what has just become one is opened waiting for its writer.
+        # Opening a pipe, or a file just replaced by one, must not wait for its writer.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         if self.in_root:
             try:
                 return os.open(self.path, flags | os.O_NOFOLLOW)
             except OSError as error:
-                if error.errno != errno.ELOOP:  # no link
+                if error.errno != errno.ELOOP:  # not a link
                     raise
         if not self.path.resolve().is_relative_to(self.root.resolve()):
             self._check_link()
         return os.open(self.path, flags)
 
     def _check_link(self) -> None:
-        """Refuse to read outside of the root what no link in it leads to, and what nobody who put
-        the link there needs to own.
+        """Refuse files outside the root that no link in it leads to, and files of other users.
+
+        A person who adds a link need not be allowed to read its target.
         """
         named = Path(os.path.abspath(self.path)).is_relative_to(os.path.abspath(self.root))  # noqa: PTH100 - links are not to be followed
         if not (self.follow_links and named):
@@ -215,9 +217,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class FileInfo:
-    """A usable file: which one is to be read, a converted copy or itself, the digest of its bytes,
-    and the shape of what it decodes to. `note` is worth knowing.
-    """
+    """A usable file, or its converted copy; `shape` is the shape of the decoded value."""
 
     path: Path
     bytes: int
@@ -230,8 +230,9 @@ Inspect = Callable[[InputFile, Path], FileInfo]
 
 
 class FileEncoding(Encoding):
-    """An encoding whose values are files, as people have them: known by their suffixes, each
-    examined by ingest, stored byte for byte and decoded later.
+    """An encoding whose values are files.
+
+    Files are known by their suffixes, examined by ingest, stored byte for byte and decoded later.
     """
 
     storage: ClassVar[Storage] = "files"
@@ -240,14 +241,15 @@ class FileEncoding(Encoding):
 
     @abstractmethod
     def looks_like(self, name: str, first: bytes) -> bool:
-        """Whether a file of another suffix is such a value, by its name and first bytes."""
+        """Return whether a file of any suffix is such a value, by its name and first bytes."""
 
     @abstractmethod
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
-        """What examines a file, from any thread, as long as the block. It raises RejectedValue, and
-        writes what must be converted into the folder that it is given.
+        """Open an inspector: a function that examines a file, from any thread, within the block.
+
+        It raises RejectedValue, and writes converted copies into the folder that it is given.
         """
 
     @abstractmethod
     def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
-        """The feature that files make which decode to these shapes."""
+        """Return the feature of files that decode to these shapes."""

@@ -1,9 +1,7 @@
-"""TensorFlow's image decoder in a process of its own, asked about files that other checks leave
-doubtful.
+"""Asks TensorFlow's image decoder, in a process of its own, about doubtful files.
 
-One process, started at the first question, answers all of them, so that TensorFlow starts once at
-most. A file that crashes or stalls it is unusable, and the next question starts another. No
-TensorFlow in the process that asks.
+One process answers all questions, so TensorFlow starts at most once, and never in the process that
+asks. A file that crashes or stalls it is unusable; the next question starts another.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Decoder:
         self._end()
 
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
-        """Why TensorFlow cannot use these bytes as an image of this size, or None."""
+        """Return why TensorFlow cannot use these bytes as an image of this size, or None."""
         with self._turn:
             process = self._started()
             answer = self._answer(process, data)
@@ -96,9 +94,7 @@ def _read_line(process: subprocess.Popen[bytes]) -> bytes | None:
 
 
 def _within(limit_s: float, process: subprocess.Popen[bytes], exchange) -> bytes | None:  # noqa: ANN001
-    """What an exchange with a process returns, None where the process ends during it; after
-    `limit_s` it is ended.
-    """
+    """Return what an exchange with a process returns, or None if it ends or takes too long."""
     overdue = threading.Timer(limit_s, process.kill)
     overdue.start()
     try:
@@ -110,9 +106,7 @@ def _within(limit_s: float, process: subprocess.Popen[bytes], exchange) -> bytes
 
 
 def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decode one image after the other, each given as its length and its bytes; answer with a line
-    of JSON each.
-    """
+    """Decode images, each given as its length and its bytes; answer each with a line of JSON."""
     import_tensorflow_alone()
     import tensorflow as tf
 
@@ -132,7 +126,7 @@ def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # What libraries print goes elsewhere.
+    # Keep what libraries print out of the answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as own:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         answer_questions(sys.stdin.buffer, own)

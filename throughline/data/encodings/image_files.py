@@ -1,10 +1,8 @@
-"""Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give
-the right pixels?
+"""Examines image files: can they be decoded, and do TensorFlow's decoders give the right pixels?
 
-Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK,
-EXIF orientation) are converted once to a plain 8-bit PNG, so that every later stage sees only JPEG
-and PNG that decode to what a person sees. About files that are not built as their standard says,
-TensorFlow's own decoder decides.
+Files that TensorFlow would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits,
+CMYK, EXIF orientation) are converted once to a plain 8-bit PNG, so that later stages see only JPEG
+and PNG. TensorFlow itself decides about files that do not follow their standard.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
 BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
 STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-DARK = 32  # of 256 levels, below which all values of a deep image would be
+DARK = 32  # of 256 levels; a deep image with all values below it is dark
 DARK_NOTE = (
     "16 bits, but no value above an eighth of their range: dark; save such images as 8 bits, scaled"
     " to theirs"
 )
 DEEP = 16  # bits
-_DEPTH, _COLORS = 24, 25  # where the header of a PNG has its bits, and what colors it has
+_DEPTH, _COLORS = 24, 25  # offsets of the bit depth and the color type in a PNG file
 _GRAY = (0, 4)  # without and with transparency
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
@@ -48,8 +46,9 @@ Image.MAX_IMAGE_PIXELS = None
 
 @contextmanager
 def open_inspector(settings: DataSettings) -> Iterator[Inspect]:
-    """What decodes images completely and makes sure that TensorFlow will see the same picture, from
-    any thread: Pillow decodes without the GIL, TensorFlow outside of this process.
+    """Open an inspector that decodes images and checks that TensorFlow sees the same picture.
+
+    Any thread may use it: Pillow decodes without the GIL, TensorFlow outside of this process.
     """
     inspector = ImageInspector(settings.max_pixels)
     with inspector.decoder:
@@ -57,9 +56,7 @@ def open_inspector(settings: DataSettings) -> Iterator[Inspect]:
 
 
 class ImageInspector:
-    """Inspects image files, and asks a decoder about those that are doubtful: each process its own,
-    wherever this is sent to.
-    """
+    """Inspects image files; each process that this is sent to has a decoder of its own."""
 
     def __init__(self, max_pixels: int) -> None:
         self.max_pixels, self.decoder = max_pixels, Decoder()
@@ -76,10 +73,10 @@ class ImageInspector:
 def inspect_image(
     file: InputFile, *, max_pixels: int, converted: Path, decoder: Decoder
 ) -> FileInfo:
-    """Decode an image file completely and make sure that TensorFlow will see the same picture.
+    """Decode an image file completely, and check that TensorFlow will see the same picture.
 
-    A conversion is written into the folder `converted`, named by the digest of the original. Memory
-    is bounded by `max_pixels`, since larger images are refused from their header, and files larger
+    A converted copy is written into the folder `converted`, named by the digest of the original.
+    Memory is bounded by `max_pixels`: larger images are refused by their header, and files larger
     than their pixels before they are read.
 
     Raises:
@@ -94,10 +91,9 @@ def inspect_image(
 def _inspect(
     data: bytes, path: Path, *, max_pixels: int, converted: Path, decoder: Decoder
 ) -> FileInfo:
-    """Decode the bytes of an image, of which `path` is the file."""
     with _opened(io.BytesIO(data)) as image:
         _check_pixels(image, max_pixels)
-        # What phones call so is a JPEG with more pictures after it, which no decoder looks at.
+        # MPO, as phones say, is a JPEG with more pictures after it, which no decoder looks at.
         kind = "JPEG" if image.format == "MPO" else image.format or "?"
         image.load()
         kept = _decodes_as_is(image)
@@ -131,14 +127,13 @@ def _inspect(
 
 
 def _check_file(file: BinaryIO | None, size: int, max_pixels: int) -> None:
-    """Refuse what is larger than an image of its size can be."""
     if size == 0:
         raise RejectedValue("empty file")
     _check_bytes(size, max_pixels)
     if file and size > BESIDES_PIXELS:
         with _opened(file) as image:
             _check_pixels(image, max_pixels)
-            if image.format not in ("GIF", "WEBP"):  # of which a file may hold many pictures
+            if image.format not in ("GIF", "WEBP"):  # may hold many pictures
                 _check_bytes(size, image.height * image.width)
 
 
@@ -156,7 +151,7 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """An image to be examined; whatever Pillow says is wrong with it makes it unusable."""
+    """Open an image; whatever Pillow says is wrong with it makes it unusable."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
@@ -171,7 +166,7 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 
 
 def _decodes_as_is(image: Image.Image) -> bool:
-    """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
+    """Return whether TensorFlow decodes the file, as it stands, to the upright 8-bit picture."""
     deep = image.format == "PNG" and image.info.get("transparency") is not None
     return (
         image.format in ("JPEG", "MPO", "PNG")
@@ -182,7 +177,6 @@ def _decodes_as_is(image: Image.Image) -> bool:
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """How the image is turned, by EXIF; None where that is not there, or cannot be read."""
     try:
         return image.getexif().get(_ORIENTATION)
     except Exception:  # noqa: BLE001 - parsers of hostile bytes raise anything
@@ -190,12 +184,12 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
-    """Turn any mode into upright 8-bit gray or RGB; transparency is composited over white."""
+    """Convert any mode to upright 8-bit gray or RGB; transparency is composited over white."""
     turned = _orientation(image) not in _UPRIGHT
     upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
-    # Gray of 16 bits with transparency is in color by its mode.
+    # By its mode, gray of 16 bits with transparency is in color.
     gray = upright.mode in _GRAY_MODES or (image.format == "PNG" and data[_COLORS] in _GRAY)
     # Programs that know no transparency leave zeros in the fourth bytes of a BMP.
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
@@ -210,9 +204,7 @@ def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
 
 
 def _scale_clear_color(image: Image.Image, *, bits: int) -> None:
-    """Bring the color that stands for transparency in a PNG, which Pillow leaves in the file's
-    `bits`, to the 8 bits that it has made of the pixels.
-    """
+    """Scale the transparent color of a PNG from `bits` to 8 bits, as Pillow scales the pixels."""
     clear = image.info.get("transparency")
     if image.mode == "L" and isinstance(clear, int) and bits in (2, 4):
         image.info["transparency"] = clear * 255 // (2**bits - 1)
@@ -221,8 +213,9 @@ def _scale_clear_color(image: Image.Image, *, bits: int) -> None:
 
 
 def _narrowed(image: Image.Image) -> Image.Image:
-    """Gray of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
-    32 bits would take four times the memory. The one that is transparent is white.
+    """Convert gray of 16 bits to 8 bits, with white for the transparent value.
+
+    Works in strips, because the 32-bit numbers of all rows would take four times the memory.
     """
     narrow, clear = Image.new("L", image.size), image.info.get("transparency", 1 << DEEP)
     for top in range(0, image.height, STRIP):

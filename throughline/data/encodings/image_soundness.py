@@ -1,9 +1,7 @@
-"""Whether a JPEG or PNG file is built exactly as its standard says: a check that costs a fraction
-of decoding it.
+"""Checks that a JPEG or PNG file is built exactly as its standard says, faster than decoding it.
 
-Decoders differ in what they forgive. A file that is sound here, and that Pillow has decoded,
-TensorFlow decodes as well (`benchmarks/decoding.py` compares them on thousands of mutated files);
-about any other file TensorFlow itself is asked.
+Decoders forgive different faults. TensorFlow decodes each file that is sound here and that Pillow
+has decoded (`benchmarks/decoding.py` compares them on thousands of mutated files).
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ LARGEST = 1 << 25  # pixels, above which decoders begin to have limits of their 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
 _FILTERS = 5
-# What encoders write as a matter of course. Anything else may be right as well, but is rare enough
-# to ask.
+# Chunks that encoders usually write. Others may be right as well, but are rare enough to ask.
 _PLAIN_CHUNKS = frozenset(
     {
         b"IHDR",
@@ -46,14 +43,12 @@ _NEXT_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 
 
 def is_sound(data: bytes) -> bool:
-    """Whether these bytes are one whole JPEG or PNG image, and nothing else."""
+    """Return whether these bytes are one whole JPEG or PNG image, and nothing else."""
     return _is_sound_png(data) if data.startswith(_PNG) else _is_sound_jpeg(data)
 
 
 def _is_sound_png(data: bytes) -> bool:
-    """Every chunk is known, whole and as its checksum says, the last one ends the file, and there
-    is image data for exactly all rows.
-    """
+    """Return whether all chunks are known and whole, and the image data is for exactly all rows."""
     view, offset = memoryview(data), len(_PNG)
     kinds: list[bytes] = []
     pieces: list[memoryview] = []
@@ -77,9 +72,7 @@ def _is_sound_png(data: bytes) -> bool:
 
 
 def _has_all_rows(header: bytes, deflated: bytes) -> bool:
-    """Whether the image data inflates to the rows that the header promises: 8 bits, gray or RGB,
-    each row after its filter's number.
-    """
+    """Return whether the image data inflates to the header's rows: 8 bits, gray or RGB."""
     if len(header) < 13:  # noqa: PLR2004
         return False
     width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)
@@ -104,9 +97,7 @@ def _has_all_rows(header: bytes, deflated: bytes) -> bool:
 
 
 def _is_sound_jpeg(data: bytes) -> bool:
-    """Segment follows segment with nothing between them, from the first marker to the one that ends
-    the file.
-    """
+    """Return whether segments follow each other without gaps, from the first to the last marker."""
     if data[:2] != bytes((0xFF, _SOI)):
         return False
     offset, frames = 2, 0

@@ -1,4 +1,4 @@
-"""Images in JPEG or PNG files; `image_files.py` examines them."""
+"""Images in files; `image_files.py` examines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM")
 
 @register
 class ImageEncoding(FileEncoding):
-    """JPEG and PNG files, gray or in color; what is neither is converted."""
+    """JPEG and PNG files, gray or in color; other files are converted."""
 
     name = "image"
     modality = "images"
@@ -24,11 +24,9 @@ class ImageEncoding(FileEncoding):
     suffixes = frozenset({".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".gif", ".bmp", ".webp"})
 
     def looks_like(self, name: str, first: bytes) -> bool:
-        """Whether a file begins as a JPEG, PNG, GIF, BMP or WebP does."""
         return first.startswith(_BEGINNINGS) or (first[:4], first[8:12]) == (b"RIFF", b"WEBP")
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
-        """Decode the file, in the way that a configuration asks for."""
         if config is None:
             return DecodeImage(channels=feature.channels)
         return DecodeImage(
@@ -36,14 +34,14 @@ class ImageEncoding(FileEncoding):
         )
 
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
-        """What decodes images completely and makes sure that TensorFlow will see the same picture.
+        """Open the inspector of `image_files`.
 
-        Not an import: what decides which images are usable, and Pillow, are part of ingest alone.
+        That module is not imported above, so that only ingest depends on it and on Pillow.
         """
         return import_module("throughline.data.encodings.image_files").open_inspector(settings)
 
     def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
-        """Images of one size, or of sizes that differ; in color, if one of them is."""
+        """Return the feature of images of one size or several; in color if one of them is."""
         channels = max((shape[-1] for shape in shapes), default=1)
         sizes = {shape[:2] for shape in shapes}
         height, width = sizes.pop() if len(sizes) == 1 else (None, None)
@@ -51,7 +49,6 @@ class ImageEncoding(FileEncoding):
 
 
 def image_feature(shape: Shape = (None, None, 3)) -> Feature:
-    """The input of a dataset of image files (height, width, channels)."""
     return Feature(
         name="image", role="input", encoding=find_encoding("image"), shape=shape, dtype="uint8"
     )

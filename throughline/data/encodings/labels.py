@@ -1,4 +1,4 @@
-"""What is to be predicted: a class by its number, or a number."""
+"""Labels: the class or the numbers to predict."""
 
 from __future__ import annotations
 
@@ -14,40 +14,32 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnreadableSource
 
 LabelKind = Literal["class", "number"]
-UNLABELED = "-1"  # the label of an example without one, as it is often written
-FEW_CLASSES = 20  # so many may be distinct in however few examples
-EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
+UNLABELED = "-1"  # a common mark of examples without a label
+FEW_CLASSES = 20  # up to so many different whole numbers are classes
+EXAMPLES_PER_NUMBERED_CLASS = 10  # with fewer, many whole numbers may be values to predict
 
 
 class _LabelEncoding(Encoding):
-    """A number in the record itself."""
-
     modality = "label"
     noun = "labels"
     storage = "table"
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Nothing: it is a number already."""
+        """Do nothing: the value is a number already."""
 
 
 @register
 class ClassEncoding(_LabelEncoding):
-    """The number of a class."""
-
     name = "class"
 
 
 @register
 class TargetEncoding(_LabelEncoding):
-    """A number to predict."""
-
     name = "number"
 
 
 def label_feature(kind: LabelKind, targets: int = 1) -> Feature:
-    """The target of a dataset of examples with one label each, of several numbers if they have as
-    many `targets`.
-    """
+    """Return the target of examples with one label each: a class, or `targets` numbers."""
     return Feature(
         name="label",
         role="target",
@@ -58,12 +50,12 @@ def label_feature(kind: LabelKind, targets: int = 1) -> Feature:
 
 
 def labeled(value: Feature, label: LabelKind = "class", *more: Feature, targets: int = 1) -> Schema:
-    """The schema of examples of one input, perhaps with `more`, and one label."""
+    """Return the schema of examples with an input, further inputs `more`, and a label."""
     return Schema(features=(value, *more, label_feature(label, targets)))
 
 
 def list_numbers(values: np.ndarray) -> list[float] | list[tuple[float, ...]]:
-    """Numbers to predict (examples, targets) as labels of a manifest: a number each, or several."""
+    """Return numbers to predict (examples, targets) as labels of a manifest."""
     if values.shape[1] == 1:
         return values[:, 0].tolist()
     return [tuple(row) for row in values.tolist()]
@@ -71,8 +63,10 @@ def list_numbers(values: np.ndarray) -> list[float] | list[tuple[float, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLabels:
-    """Labels by the names of their classes, or as numbers, by what they are; the classes in order;
-    why some are none, by their positions; what was decided that may not be meant.
+    """Labels of the kind `kind`: class names, or numbers.
+
+    `classes` are in order. `problems` says why labels are unusable, by position. `facts` are
+    decisions that the user may not have meant.
     """
 
     kind: LabelKind
@@ -85,11 +79,12 @@ class ReadLabels:
 def guess_label_kind(
     where: str, *, distinct: int, rows: int, fractions: bool, floats: bool
 ) -> LabelKind:
-    """What labels that are all numbers are. Fractions are numbers to predict, and so are whole
-    numbers stored as `floats` where there are too many for classes.
+    """Decide whether labels that are all numbers are classes or numbers to predict.
+
+    Fractions are to predict, and so are many whole numbers that are stored as `floats`.
 
     Raises:
-      UnreadableSource: many whole numbers may be either; `where` says whose.
+      UnreadableSource: many whole numbers could be either; `where` says whose.
     """
     if fractions or (floats and distinct > FEW_CLASSES):
         return "number"
@@ -102,11 +97,12 @@ def guess_label_kind(
 
 
 def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str) -> ReadLabels:
-    """Labels as their values and `data.label_kind`, `asked`, say. Whole numbers that are classes
-    are named as integers, however they were stored.
+    """Read labels as their values and `asked` (`data.label_kind`) say.
+
+    Whole numbers that are classes are named as integers, even if they are stored as floats.
 
     Raises:
-      UnreadableSource: the values say neither, or another kind than was asked for.
+      UnreadableSource: the values do not decide the kind, or are not of the kind asked for.
     """
     if any(isinstance(value, (str, bool)) for value in values):
         if asked == "number":
@@ -145,11 +141,12 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
 
 
 def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | float], str]:
-    """A label for each of so many examples of an array (examples,), (examples, 1), or (examples,
-    classes) in which a 1 in each row marks its class; and a note where that is so.
+    """Return the labels of `count` examples, and a note if they are one-hot.
+
+    `labels` is (examples,), (examples, 1), or one-hot (examples, classes).
 
     Raises:
-      UnreadableSource: it is none of them; `where` names the array.
+      UnreadableSource: it has another shape or dtype, or is not finite; `where` names the array.
     """
     note = ""
     if labels.ndim == 2 and labels.shape[1] == 1:  # noqa: PLR2004 - a column
@@ -172,7 +169,6 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
 
 
 def _is_one_hot(labels: np.ndarray) -> bool:
-    """Whether each row (classes,) has a single 1, and else 0."""
     if labels.dtype.kind not in "iubf" or labels.shape[1] == 0:
         return False
     ones = labels == 1
@@ -180,7 +176,7 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 
 
 def _readable(label: bytes | str | float) -> str | float:
-    """A label; text that is no UTF-8 is written as escapes."""
+    """Return a label, with escapes for text that is not UTF-8."""
     if isinstance(label, bytes):
         return label.decode("utf-8", "backslashreplace")
     if isinstance(label, str):

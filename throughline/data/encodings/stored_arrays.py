@@ -1,8 +1,7 @@
-"""Arrays within the bytes of another file, such as a feature of a TFRecord: serialized tensors and
-NumPy arrays, which say their own shape and dtype, and values alone, whose shape the settings say.
+"""Reads arrays within the bytes of another file, such as a feature of a TFRecord.
 
-Source of the first format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor and
-tf.make_tensor_proto write it.
+Tensors and NumPy arrays say their own shape and dtype; for bare values, settings do. Source of the
+tensor format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor writes it.
 """
 
 from __future__ import annotations
@@ -30,40 +29,37 @@ _SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIF
 _NUMPY = b"\x93NUMPY"
 _TENSOR = b"\x08"  # its first field is the type
 _BFLOAT16, _TEXT = 14, 7
-# Types of tensors by their numbers in types.proto.
+# Dtypes of tensors by their numbers in types.proto.
 _TYPES = {
     **{1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 8: "<c8", 9: "<i8", 10: "?"},
     **{_BFLOAT16: "<u2", 17: "<u2", 18: "<c16", 19: "<f2", 22: "<u4", 23: "<u8"},
 }
 _TYPE, _SHAPE, _VERSION, _CONTENT = 1, 2, 3, 4
-# What reads the fields that list values: packed floats, texts, packed base-128 numbers.
+# Readers of the fields that list values: packed floats, texts, packed base-128 numbers.
 _LISTS: dict[int, Callable[[bytes], list[Any]]] = {
     5: lambda packed: np.frombuffer(packed, "<f4").tolist(),
     6: lambda packed: np.frombuffer(packed, "<f8").tolist(),
     8: lambda text: [text],
     **dict.fromkeys((7, 10, 11, 16, 17), lambda packed: decode_varints(packed).tolist()),
 }
-# What bytes raise that only begin as an array does.
+# What is raised for bytes that only begin like an array.
 _UNREADABLE = (
     *(ValueError, LookupError, ArithmeticError, MemoryError, EOFError, SyntaxError),
     tokenize.TokenError,
 )
-_MOST_FILLED = 1 << 24  # values that a list may stand for
-# Of which magnitude numbers are that someone stores; other bytes seldom are such floats.
+_MOST_FILLED = 1 << 24  # most values that a shorter list may stand for
+# Magnitudes of numbers that someone stores; other bytes seldom are such floats.
 _SMALLEST, _LARGEST = 1e-20, 1e20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayForm:
-    """What an array is stored as, its shape and dtype."""
-
     stored_as: str
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def size(self) -> int:
-        """How many values it has."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
@@ -72,7 +68,7 @@ class ArrayForm:
 
 
 def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
-    """The array that these bytes say they are, in native byte order; None for any other bytes.
+    """Return the array that these bytes say they are, in native byte order, or None.
 
     Text, which only tensors hold, has the dtype object.
     """
@@ -95,7 +91,7 @@ def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
 
 
 def _read_tensor(data: bytes) -> np.ndarray | None:
-    """The values of a TensorProto; None for one of a type without numbers or text.
+    """Return the values of a TensorProto, or None if its type has neither numbers nor text.
 
     Raises:
       ValueError, LookupError: the bytes hold anything else.
@@ -138,12 +134,12 @@ def _read_shape(data: bytes, start: int, stop: int) -> tuple[int, ...]:
 
 
 def find_image(data: bytes) -> str:
-    """The format of an encoded image, by its first bytes; empty for anything else."""
+    """Return the format of an encoded image by its first bytes, or "" for anything else."""
     return next((name for sign, name in _SIGNATURES.items() if data.startswith(sign)), "")
 
 
 def name_content(data: bytes) -> str:
-    """What bytes are, by themselves: an image, an array or a tf.train.Example; empty if unknown."""
+    """Say what bytes are: an image, an array or a tf.train.Example; "" if unknown."""
     if image := find_image(data):
         return image
     if found := read_array(data):
@@ -155,7 +151,7 @@ def name_content(data: bytes) -> str:
 
 
 def look_like_floats(data: bytes) -> bool:
-    """Whether the bytes may be float32 numbers: all finite, none of a size that nobody stores."""
+    """Return whether bytes may be float32: all finite, and none of a size that nobody stores."""
     if len(data) % 4:
         return False
     values = np.abs(np.frombuffer(data, "<f4"))
@@ -166,11 +162,13 @@ def look_like_floats(data: bytes) -> bool:
 def choose_array(
     name: str, forms: Counter[ArrayForm], shape: tuple[int, ...]
 ) -> tuple[ArrayForm, tuple[int, ...]]:
-    """The form that most of the first arrays of a feature have, and the shape that examples get,
-    which `data.records` may say.
+    """Return the form of most of the first arrays of a feature, and the shape of examples.
+
+    `shape` is `data.records.shape`; if it is empty, examples have the form's shape.
 
     Raises:
-      UnreadableSource: none is that of most, it holds no numbers, or has another number of values.
+      UnreadableSource: no form has a majority, or it holds no numbers, or it has another number of
+        values than `shape`.
     """
     (form, count), *others = forms.most_common()
     if 2 * count <= forms.total():
@@ -188,11 +186,7 @@ def choose_array(
 
 
 def check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
-    """Refuse a shape, if any, that so many values do not have.
-
-    Raises:
-      UnreadableSource: with both numbers.
-    """
+    """Raise UnreadableSource if `shape` is not empty and does not have `size` values."""
     if shape and int(np.prod(shape)) != size:
         raise UnreadableSource(
             f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
@@ -203,8 +197,9 @@ def check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
 def choose_form(
     name: str, length: int, *, floats: bool, shape: Sequence[int], dtype: str
 ) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of values that are `length` bytes and nothing else, as `data.records` says;
-    `floats`: they may be float32.
+    """Return shape and dtype of bare values of `length` bytes, as `data.records` says.
+
+    `floats` means that they may be float32.
 
     Raises:
       UnreadableSource: the settings leave several possible, or fit none.

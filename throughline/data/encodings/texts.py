@@ -1,6 +1,4 @@
-"""Examining texts one by one: can a document be read in its encoding, does it hold anything, and is
-it no larger than allowed? What is usable is kept as UTF-8.
-"""
+"""Examines texts one by one: their encoding, content and size. Usable ones are kept as UTF-8."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ _FIRST_BYTE, _LAST_BYTE, _NOT_ASCII = 0xDC80, 0xDCFF, 0x80  # surrogates that st
 
 @register
 class TextEncoding(Encoding):
-    """Documents in UTF-8, which become tokens."""
-
     name = "text"
     modality = "text"
     noun = "text"
@@ -26,32 +22,26 @@ class TextEncoding(Encoding):
     padded = True
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Nothing: `tokenize` takes the bytes."""
+        """Do nothing: `tokenize` takes the bytes."""
 
 
 def text_feature() -> Feature:
-    """The input of a dataset of texts: what they become, tokens (length,)."""
+    """Return the input of a dataset of texts: the tokens that they become, (length,)."""
     return Feature(
         name="text", role="input", encoding=find_encoding("text"), shape=(None,), dtype="int32"
     )
 
 
 def check_size(size: int, max_bytes: int) -> None:
-    """Refuse a document of more than `max_bytes`.
-
-    Raises:
-      RejectedValue: it is larger.
-    """
+    """Raise RejectedValue if a document is larger than `max_bytes`."""
     if size > max_bytes:
         raise RejectedValue("larger than data.max_bytes", f": {size:,} bytes")
 
 
 def check_encoding(encoding: str, *, lines: bool = False) -> None:
-    """Refuse an encoding that Python does not know or, of files of `lines`, in which a line break
-    is more than one byte.
+    """Raise InvalidParams for an encoding that Python does not know.
 
-    Raises:
-      InvalidParams: says what to set.
+    Files of `lines` also need one in which a line break is one byte.
     """
     try:
         one_byte = "\n".encode(encoding) == b"\n"
@@ -66,11 +56,12 @@ def check_encoding(encoding: str, *, lines: bool = False) -> None:
 
 
 def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
-    """The document in UTF-8, without a byte order mark; a string holds bytes that are not of the
-    encoding as surrogates.
+    """Return a document in UTF-8, without a byte order mark.
+
+    A string holds bytes that are not in the encoding as surrogates.
 
     Raises:
-      RejectedValue: it is not in the encoding, binary, or empty.
+      RejectedValue: the document is not in the encoding, binary, or empty.
     """
     text = content if isinstance(content, str) else _decode(content, encoding)
     text = text.removeprefix("\ufeff")
@@ -96,5 +87,5 @@ def _decode(content: bytes, encoding: str) -> str:
         found = f": byte 0x{content[error.start]:02x} at {error.start:,}"
         hint = ", looks like utf-16" if content.startswith(_UTF16) else ""
         raise RejectedValue(f"not {encoding}", found + hint) from error
-    except UnicodeError as error:  # of a codec that has no place to name
+    except UnicodeError as error:  # from a codec that names no position
         raise RejectedValue(f"not {encoding}", f": {error}") from error
